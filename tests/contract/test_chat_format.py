@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from semantic.application.chat.answer_reader import AnswerMessage, AnswerReader
 from semantic.domain.answer import TextDelta
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
-from semantic.domain.errors import InvalidRequestError, ToolCallError
-from semantic.ports.chat import ChatFormat, Marks, WrittenCall
+from semantic.domain.errors import InvalidRequestError
+from semantic.ports.chat import ChatFormat, Marks
 from tests.support.chat_templates import FORMATS, TOOLS, WEATHER, chat_format
 from tests.support.fake_chat_format import FakeChatFormat
 
@@ -79,91 +76,6 @@ def test_the_same_chat_always_gives_the_same_tokens(speaks: ChatFormat, size: in
 def test_a_chat_of_nothing_is_refused(speaks: ChatFormat) -> None:
     with pytest.raises(InvalidRequestError, match="messages"):
         speaks.render(Chat(()))
-
-
-def test_a_call_in_json_is_read(speaks: ChatFormat) -> None:
-    (call,) = speaks.read_calls(f"\n{CALL}\n", TOOLS)
-    assert call.name == "get_weather"
-    assert json.loads(call.arguments) == {"city": "Oslo", "days": 2}
-
-
-def test_several_calls_are_read_in_order(speaks: ChatFormat) -> None:
-    calls = speaks.read_calls(f'[{CALL}, {{"name": "stop", "arguments": {{}}}}]', TOOLS)
-    assert [call.name for call in calls] == ["get_weather", "stop"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "no call at all",
-        "{",
-        "[]",
-        "{}",
-        "[[1]]",
-        "3",
-        '{"name": 3, "arguments": {}}',
-        "[" * 100_000,
-        '{"name": "get_weather", "arguments": {"a": ' + "[" * 100_000,
-    ],
-)
-def test_what_is_no_call_is_an_error_that_says_so(speaks: ChatFormat, text: str) -> None:
-    with pytest.raises(ToolCallError) as caught:
-        speaks.read_calls(text, TOOLS)
-    assert str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("written", "name", "arguments"),
-    [
-        ('{"name": "fly", "arguments": {}}', "fly", "{}"),
-        ('{"name": "get_weather", "arguments": [1]}', "get_weather", "[1]"),
-        ('{"name": "get_weather", "arguments": 1}', "get_weather", "1"),
-        ('{"name": "get_weather", "arguments": "Oslo"}', "get_weather", "Oslo"),
-    ],
-)
-def test_a_call_that_no_tool_takes_is_returned_as_it_was_written(
-    speaks: ChatFormat, written: str, name: str, arguments: str
-) -> None:
-    assert speaks.read_calls(written, TOOLS) == [WrittenCall(name, arguments)]
-
-
-@pytest.mark.parametrize("code", ["__import__('sys').exit()", "exit()", "(lambda: exit())()"])
-@pytest.mark.parametrize(
-    "form",
-    [
-        "{}",
-        "[get_weather(city={})]",
-        "[{}]",
-        "get_weather<arg_key>days</arg_key><arg_value>{}</arg_value>",
-        "<function=get_weather>\n<parameter=days>\n{}\n</parameter>\n</function>",
-        "functions.get_weather:0<|tool_call_argument_begin|>{}",
-    ],
-)
-def test_no_call_is_run_as_a_program(speaks: ChatFormat, form: str, code: str) -> None:
-    try:
-        speaks.read_calls(form.replace("{}", code), TOOLS)
-    except ToolCallError:
-        return
-
-
-@pytest.mark.parametrize(
-    "part", ["call:a{", "<atem:invoke ", "<|open|>call ", "<arg_key>a</arg_key>"]
-)
-def test_a_call_that_would_take_long_to_read_is_refused(speaks: ChatFormat, part: str) -> None:
-    with pytest.raises(ToolCallError):
-        speaks.read_calls(part * 20_000, TOOLS)
-
-
-@given(st.sampled_from(list(CHAT_FORMATS)), st.text(max_size=60))
-def test_any_text_is_a_call_or_an_error(name: str, text: str) -> None:
-    try:
-        calls = CHAT_FORMATS[name]().read_calls(text, TOOLS)
-    except ToolCallError:
-        return
-    assert calls
-    for call in calls:
-        assert call.name.strip()
 
 
 def test_a_free_answer_has_no_grammar(speaks: ChatFormat) -> None:

@@ -24,9 +24,10 @@ from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.chat.answer_reader import AnswerMessage, AnswerReader
 from semantic.application.chat.call_grammar import MOST_FORCED_CALLS
+from semantic.application.chat.json_calls import read_calls
 from semantic.domain.answer import AnswerPiece, ToolCallFailed, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
-from semantic.domain.errors import InvalidRequestError, ToolCallError
+from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 from tests.support.chat_templates import FORMATS, TOOLS, WEATHER, load_format
 
@@ -357,23 +358,6 @@ def test_a_call_that_is_cut_anywhere_has_what_is_certain_of_it(name: str) -> Non
     assert '"Oslo"' in before
 
 
-@pytest.mark.parametrize("name", NATIVE)
-def test_no_part_of_a_call_says_anything_else(name: str) -> None:
-    marks, written = format_of(name).call_marks, FORMATS[name].written
-    body = written[len(marks.start) : len(written) - len(marks.end)]
-    for size in range(len(body)):
-        try:
-            calls = format_of(name).read_calls(body[:size], (WEATHER,))
-        except ToolCallError:
-            continue
-        (call,) = calls
-        arguments = json.loads(call.arguments)
-        if call.name != "get_weather":  # a part of it: a reader drops it
-            assert "get_weather".startswith(call.name.rpartition(".")[2])
-            assert not arguments
-        assert arguments.items() <= {"city": "Oslo", "days": 2}.items()
-
-
 @pytest.mark.parametrize("name", ["qwen3_coder", "minimax_m2", "glm47", "muse_spark"])
 def test_an_argument_may_hold_the_mark_that_ends_a_call(name: str) -> None:
     written = FORMATS[name].written
@@ -384,35 +368,6 @@ def test_an_argument_may_hold_the_mark_that_ends_a_call(name: str) -> None:
     pieces = [piece for part in text for piece in reading.push(part)] + reading.finish("stop")[0]
     [call] = calls_of(pieces)
     assert json.loads(call.arguments)["city"] == f"a {format_of(name).call_marks.end} b"
-
-
-def test_what_json_cannot_say_is_refused() -> None:
-    tool = Tool("go", parameters={"type": "object", "properties": {"x": {"type": "number"}}})
-    for text in (
-        '{"name": "go", "arguments": {"x": NaN}}',
-        '{"name": "go", "arguments": {"x": 1e999}}',
-    ):
-        with pytest.raises(ToolCallError):
-            format_of("json_tools").read_calls(text, (tool,))
-
-
-def test_half_a_surrogate_pair_is_none_that_every_client_reads() -> None:
-    text = '{"name": "stop", "arguments": {"x": "\\ud800", "y": "\\ud83d\\udc09"}}'
-    (call,) = format_of("json_tools").read_calls(text, TOOLS)
-    assert call.arguments == '{"x": "\ufffd", "y": "\U0001f409"}'
-    assert from_json(call.arguments) == {"x": "\ufffd", "y": "\U0001f409"}
-
-
-@pytest.mark.parametrize("depth", [51, 300, 700])
-def test_a_call_that_no_body_could_bring_back_is_refused(depth: int) -> None:
-    def read(levels: int) -> None:
-        inside = "[" * (levels - 1) + "]" * (levels - 1)
-        text = f'{{"name": "stop", "arguments": {{"x": {inside}}}}}'
-        format_of("json_tools").read_calls(text, TOOLS)
-
-    read(50)
-    with pytest.raises(ToolCallError, match="nested deeper than 50"):
-        read(depth)
 
 
 # --- grammars ---------------------------------------------------------------------------------
@@ -609,7 +564,7 @@ def test_a_tool_of_any_name_can_be_forced(name: str) -> None:
     language = grammar("semantic-tiny", replace(FORCED, tools=tools))
     call = json.dumps({"name": name, "arguments": {}}, ensure_ascii=False)
     assert fits("semantic-tiny", language, marked("semantic-tiny", call)) == FULL
-    assert format_of("semantic-tiny").read_calls(call, tools)[0].name == name
+    assert read_calls(call, [name])[0].name == name
 
 
 # --- threads ----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,10 +11,10 @@ from semantic.application.chat.call_grammar import (
     arguments_schema,
     call_grammar,
 )
-from semantic.domain.chat import Chat, Message, Tool
-from semantic.domain.errors import InvalidRequestError, ToolCallError
+from semantic.domain.chat import Chat, Message
+from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
-from semantic.ports.chat import CallSpelling, Marks, RenderedChat, WrittenCall
+from semantic.ports.chat import CallSpelling, Headers, Marks, RenderedChat
 from tests.support.fake_tokenizer import ByteTokenizer
 
 CALL_MARKS = Marks("<tool_call>", "</tool_call>")
@@ -52,6 +51,18 @@ class FakeChatFormat:
         return self._call_marks
 
     @property
+    def headers(self) -> Headers | None:
+        return None
+
+    @property
+    def silent_marks(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def bare_calls(self) -> bool:
+        return False
+
+    @property
     def call_spelling(self) -> CallSpelling | None:
         return None  # calls are JSON
 
@@ -71,18 +82,6 @@ class FakeChatFormat:
         if opens and self._thought_marks is not None:
             generation_prompt += self._thought_marks.start
         return RenderedChat(tuple(self._tokenizer.encode(lines + generation_prompt)), opens)
-
-    def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-        del tools  # JSON needs no types
-        try:
-            value = json.loads(text)
-            calls = value if isinstance(value, list) else [value]
-            written = [WrittenCall(_name(call["name"]), _text(call["arguments"])) for call in calls]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ToolCallError(f"cannot read the call: {error}") from error
-        if not written:
-            raise ToolCallError("expected a call")
-        return written
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
         del tenant
@@ -107,13 +106,3 @@ def _lines(messages: Sequence[Message]) -> str:
 
 def _spelled(mark: str) -> SpelledMark:
     return SpelledMark(mark, (mark,) if mark else ())
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"expected the name of a tool, got {value!r}")
-    return value
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

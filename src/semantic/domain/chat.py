@@ -5,9 +5,12 @@ Texts are unchanged. Knows neither wires nor templates nor tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
+
+_NAMES: Final = re.compile(r"[A-Za-z_][\w.:/-]{0,127}", re.ASCII)
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -21,6 +24,21 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+
+def is_tool_name(name: str) -> bool:
+    """Whether `name` may be that of a tool that was not offered. Some formats take all that
+    precedes the arguments for the name."""
+    return _NAMES.fullmatch(name) is not None
+
+
+def replace_surrogates(text: str) -> str:
+    """`text` with U+FFFD for each lone surrogate: JSON can spell one, UTF-8 cannot encode it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def numbered_call(number: int) -> str:

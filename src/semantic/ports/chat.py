@@ -6,11 +6,10 @@ Every implementation, fakes included, is tested against these contracts.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from semantic.domain.chat import Chat, Tool
+from semantic.domain.chat import Chat
 from semantic.domain.grammar import Grammar
 
 
@@ -34,26 +33,19 @@ class RenderedChat:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenCall:
-    """A tool call parsed from an answer; `arguments` is the JSON text of an object."""
-
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
 class CallHead:
     """What precedes the arguments of a call: texts, one name, and alternatives of texts.
 
     White space may surround each step. `name` finds the name, in its group "name"; `quoted`: it is
-    a JSON string. `starts_name` matches what could become a name. The arguments begin with `begin`.
+    a JSON string. `starts_name` matches what could become a name. The arguments begin with one of
+    `begin`, or at once.
     """
 
     before: tuple[str, ...]
     name: re.Pattern[str]
     starts_name: re.Pattern[str]
     after: tuple[tuple[str, ...], ...] = ()
-    begin: str = ""
+    begin: tuple[str, ...] = ()
     quoted: bool = False
 
 
@@ -61,13 +53,15 @@ class CallHead:
 class CallTags:
     """How arguments are written in tags.
 
-    An argument lasts from `start` to the first `end`. Its value begins after the first
-    `key_end`; `key` matches what is between `start` and `key_end`, with the key in its group "key".
-    `call_end` ends the arguments; if it is empty, the end mark does. What is between arguments has
-    no meaning.
+    An argument lasts from `start` to the `end` that another argument or the call's end follows. Its
+    value begins after the first `key_end`; `key` matches what is between `start` and `key_end`,
+    with the key in its group "key", and in a group "kind" what the tag says of the value: it is
+    JSON unless that is "string" or "true". `call_end` ends the arguments; if it is empty, the end
+    mark does. What is between arguments has no meaning.
 
-    `trims`: what is no part of a value, all white space around it or one line break on either side.
-    A value that begins with one of `other` may be more than its text, whatever its type is.
+    `trims`: what is no part of a value: nothing, or one line break on either side. A value may be
+    within the marks of `wrap`. `untyped_is_text`: without a type it is its text, else JSON if it is
+    that.
     """
 
     start: str
@@ -75,8 +69,9 @@ class CallTags:
     key_end: str
     end: str
     call_end: str = ""
-    trims: Literal["space", "line", "nothing"] = "space"
-    other: tuple[str, ...] = ()
+    trims: Literal["line", "nothing"] = "nothing"
+    wrap: tuple[str, str] = ("", "")
+    untyped_is_text: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +80,7 @@ class CallList:
 
     An argument is a key that `key` matches, in its group "key", `separator` and a value; `close`
     follows the last one. A string is between two of the same of `quotes`; with `escapes` it has
-    Python's. Commas between brackets, `opening` and `closing` in the same order, are a value's. No
-    value depends on its key. A call by itself is between `before` and `after`.
+    Python's. Commas between brackets, `opening` and `closing` in the same order, are a value's.
     """
 
     key: re.Pattern[str]
@@ -96,17 +90,43 @@ class CallList:
     opening: str = ""
     closing: str = ""
     escapes: bool = False
-    before: str = ""
-    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How a model writes a call, if not as JSON. `in_list`: only within a list of calls."""
+    """How a model writes a call, if not as a JSON object with its name.
 
-    head: CallHead
-    arguments: CallTags | CallList
+    A call begins with `head`, or is such an object all the same. Without `arguments` in a form of
+    their own they are JSON; so they are behind `json_head`. What
+    ends a call is in `between`, any number of each, and what ends all of them beside the end mark
+    in `ends`. `in_list`: only within a list of calls.
+    """
+
+    head: CallHead | None = None
+    arguments: CallTags | CallList | None = None
+    between: tuple[str, ...] = ()
+    json_head: CallHead | None = None
+    ends: tuple[str, ...] = ()
     in_list: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """An answer in messages, each with a header that says what it is.
+
+    A header is between one of `starts` and `end`, and the answer begins within one; one of `ends`
+    ends a message. Its group "thought" matches in the header of reasoning, "name" is the tool in
+    that of a call, whose text goes on with the arguments.
+    """
+
+    starts: tuple[str, ...]
+    end: str
+    ends: tuple[str, ...]
+    thought: re.Pattern[str]
+    call: re.Pattern[str]
+    begins: tuple[str, ...]
+    answer: str
+    """`begins` are the texts of which one begins a header; `answer` is that of an answer's text."""
 
 
 class ChatFormat(Protocol):
@@ -128,11 +148,23 @@ class ChatFormat(Protocol):
         ...
 
     @property
-    def call_spelling(self) -> CallSpelling | None:
-        """How `read_calls` expects calls to be written, if not as JSON; None if that is not known.
+    def headers(self) -> Headers | None:
+        """The headers of an answer's messages, if this model writes those."""
+        ...
 
-        Each argument is read by itself: `read_calls` gives the same of a call with it alone.
-        """
+    @property
+    def silent_marks(self) -> tuple[str, ...]:
+        """Marks around the text of an answer, which say nothing."""
+        ...
+
+    @property
+    def bare_calls(self) -> bool:
+        """Whether an answer may begin with a call without its start mark."""
+        ...
+
+    @property
+    def call_spelling(self) -> CallSpelling | None:
+        """How this model writes calls, if not as JSON objects with their names."""
         ...
 
     def render(self, chat: Chat) -> RenderedChat:
@@ -149,14 +181,6 @@ class ChatFormat(Protocol):
 
         Independent of the content of the first `n_messages`. None if the template has no such
         token. Raises InvalidRequestError if the template refuses the messages.
-        """
-        ...
-
-    def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-        """Parse the calls in the text between `call_marks`.
-
-        `tools` give the types of arguments. A call of another tool, and arguments that are no JSON
-        object, are returned as the model wrote them. Raises ToolCallError if there is no call.
         """
         ...
 

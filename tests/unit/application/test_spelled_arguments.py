@@ -3,7 +3,6 @@ whole."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import sys
@@ -16,37 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semantic.application.chat.answer_reader import CallText
+from semantic.application.chat.argument_types import ArgumentTypes
 from semantic.application.chat.listed_arguments import ListedArguments
 from semantic.application.chat.streamed_calls import CallSyntax
 from semantic.application.chat.tagged_arguments import TaggedArguments
-from semantic.domain.errors import ToolCallError
-from semantic.ports.chat import CallHead, CallList, CallSpelling, CallTags, Marks, WrittenCall
+from semantic.domain.chat import Tool
+from semantic.ports.chat import CallHead, CallList, CallSpelling, CallTags, Marks
 
 TAGS = CallTags("<arg ", re.compile(r"(?P<key>\w+)"), ">", "</arg>", "</call>", trims="line")
 HEAD = CallHead(("<call ",), re.compile(r"(?P<name>\w+)"), re.compile(r"\w*"), ((">",),))
 MARKS = Marks("<calls>", "</calls>")
 
 
-def read(text: str, name: str | None = None) -> list[WrittenCall]:
-    """Calls whose numbers are in `n`, and whose texts are in any other argument."""
-    del name
-    found = re.match(r"\s*<call (\w+)>(.*)</call>\s*$", text, re.DOTALL)
-    if found is None:
-        raise ToolCallError("no call")
-    arguments: dict[str, object] = {}
-    for key, written in re.findall(r"<arg (\w+)>(.*?)</arg>", found[2], re.DOTALL):
-        value = written.removeprefix("\n").removesuffix("\n")
-        arguments[key] = None if value.lower() == "null" else value
-        if key == "n":
-            try:
-                arguments[key] = int(value)
-            except ValueError as error:
-                raise ToolCallError("no number") from error
-    return [WrittenCall(found[1], json.dumps(arguments, ensure_ascii=False))]
+TYPES = ArgumentTypes({"properties": {"n": {"type": "integer"}, "a": {"type": "string"}}})
 
 
 def arguments_of(pieces: Sequence[str]) -> str:
-    reading = TaggedArguments(TAGS, "<call go>", read)
+    reading = TaggedArguments(TAGS, TYPES)
     return "".join(map(reading.push, pieces))
 
 
@@ -54,28 +39,30 @@ WHOLE = '<arg a>\none "two"\n</arg>\n<arg n>3</arg><arg b></arg>\n</call>'
 
 
 def test_a_text_is_passed_on_as_it_is_written_and_a_number_when_it_is_complete() -> None:
-    reading = TaggedArguments(TAGS, "<call go>", read)
+    reading = TaggedArguments(TAGS, TYPES)
     gave = [reading.push(character) for character in WHOLE]
     assert "".join(gave) == '{"a": "one \\"two\\"", "n": 3, "b": ""}'
     at = WHOLE.index("one")
     assert gave[0] == "{"
     assert gave[at : at + 8] == ['"a": "o', "n", "e", " ", '\\"', "t", "w", "o"]
-    assert gave[WHOLE.index("</arg>") + 5] == '"'
-    assert gave[WHOLE.index("3</arg>") + 6] == ', "n": 3'
+    assert gave[WHOLE.index("n>3") + 1] == '"'  # another argument follows
+    assert gave[WHOLE.index("b></arg>") + 1] == ', "n": 3'
 
 
-@pytest.mark.parametrize("word", ["null", "NULL", "Nu", "n", "nullable", "null\n", "\nnull\n", ""])
-def test_what_may_be_a_word_is_held_back_until_it_is_none(word: str) -> None:
+@pytest.mark.parametrize("word", ["null", "NULL", "Nu", "nullable", "null\n", " null ", ""])
+def test_a_word_is_the_text_of_a_string(word: str) -> None:
     source = f"<arg a>{word}</arg></call>"
-    assert arguments_of(list(source)) == read(f"<call go>{source}")[0].arguments
+    assert json.loads(arguments_of(list(source))) == {"a": word.removesuffix("\n")}
 
 
 @pytest.mark.parametrize(
     ("source", "arguments"),
     [
         ("<arg n>three</arg></call>", '{"n": "three"}'),
-        ("<arg a>x</arg><arg a>y</arg></call>", '{"a": "x", "a": "y"}'),
-        ("noise <a> <arg a>x</arg> </arg> <arg</call>", '{"a": "x"}'),
+        ("<arg a>x</arg><arg a>y</arg></call>", '{"a": "x</arg><arg a>y"}'),
+        ("noise <a> <arg a>x</arg> </call>", '{"a": "x"}'),
+        ("<arg a>x</arg> </arg> \\n<arg n>1</arg></call>", '{"a": "x</arg> ", "n": 1}'),
+        ("<arg a><a>1</arg>\n</a></arg></call>", '{"a": "<a>1</arg>\\n</a>"}'),
         ("<arg a>a</call>b</arg></call>", '{"a": "a</call>b"}'),
         ("<arg a>a</call>\n</arg></call>", '{"a": "a</call>"}'),
         ("<arg a>x", '{"a": "x'),
@@ -115,25 +102,12 @@ LIST = CallList(
     opening="([{",
     closing=")]}",
     escapes=True,
-    before="[",
-    after="]",
 )
 LIST_HEAD = CallHead((), re.compile(r"(?P<name>\w+)"), re.compile(r"\w*"), (("(",),))
 
 
-def read_list(text: str, name: str | None = None) -> list[WrittenCall]:
-    """Calls as Python's."""
-    del name
-    try:
-        [call] = ast.parse(text, mode="eval").body.elts  # type: ignore[attr-defined]
-        values = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
-        return [WrittenCall(call.func.id, json.dumps(values, ensure_ascii=False))]
-    except (SyntaxError, ValueError, AttributeError, TypeError) as error:
-        raise ToolCallError("no call") from error
-
-
 def list_of(pieces: Sequence[str]) -> str:
-    reading = ListedArguments(LIST, "go(", read_list)
+    reading = ListedArguments(LIST)
     return "".join(map(reading.push, pieces))
 
 
@@ -203,14 +177,7 @@ IN_TAGS, IN_LIST = CallSpelling(HEAD, TAGS), CallSpelling(LIST_HEAD, LIST, in_li
 
 
 def work(body: str, spelling: CallSpelling = IN_TAGS) -> int:
-    n_parsed = 0
-
-    def parse(text: str, name: str | None = None) -> list[WrittenCall]:
-        nonlocal n_parsed
-        n_parsed += len(text) + len(name or "")
-        return read(text) if spelling is IN_TAGS else read_list(text)
-
-    call = CallText(CallSyntax(MARKS, frozenset({"go"}), spelling, parse))
+    call = CallText(CallSyntax(MARKS, {"go": Tool("go")}, spelling))
     pieces = [body[at : at + 4] for at in range(0, len(body), 4)]
     with counting() as counted:
         for piece in pieces:
@@ -218,7 +185,7 @@ def work(body: str, spelling: CallSpelling = IN_TAGS) -> int:
             call.next()
             call.certain()
         call.finish(cut=True)
-    return counted[0] + n_parsed
+    return counted[0]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from semantic.application.chat.answer_text import MarkFinder, TokenText, Trimmer, first_mark
+from semantic.application.chat.json_calls import WrittenCall, read_calls
 from semantic.application.chat.streamed_calls import (
     LIST_START,
     CallPart,
     CallSyntax,
     StreamedCalls,
+    behind_space,
+    find_head,
     find_step,
 )
 from semantic.domain.answer import (
@@ -31,7 +34,7 @@ from semantic.domain.answer import (
 from semantic.domain.chat import Chat, Message, ToolCall
 from semantic.domain.errors import ToolCallError
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent, TokenLogprob
-from semantic.ports.chat import ChatFormat, WrittenCall
+from semantic.ports.chat import ChatFormat, Marks
 
 _MOST_ENDS: Final = 64
 """End marks up to which a text is parsed: it is parsed as a whole each time."""
@@ -173,7 +176,7 @@ class _WholeCalls:
 
     def _parse(self, text: str) -> ReadCall:
         try:
-            return ReadCall(text, tuple(self._syntax.read(text)))
+            return ReadCall(text, tuple(read_calls(text, self._syntax.tools)))
         except ToolCallError as error:
             is_call = text.startswith(LIST_START)
             if self._follows and not is_call:
@@ -182,7 +185,12 @@ class _WholeCalls:
             return ReadCall(shown, problem=str(error), follows=self._follows)
 
 
-_Part = Literal["text", "thought", "call"]
+_Part = Literal["start", "header", "text", "thought", "call"]
+"""Where in an answer: its beginning, which may be a call without its mark, or the header of a
+message, which says what that is; or one of the parts that are passed on."""
+
+_BETWEEN_TEXTS: Final = TokenText("\n\n")
+_LONGEST_HEADER: Final = 512
 
 _MOST_OPEN: Final = 8
 """Calls that are never closed, after whose end marks an answer's end is read anew."""
@@ -203,7 +211,7 @@ class AnswerReader:
     emitted; without a whole name it is neither emitted nor shown.
 
     An answer in a form that the chat asks for has reasoning and calls at its beginning alone: marks
-    in what follows are text.
+    in what follows are text. An answer in messages with headers is read by those.
 
     Log-probabilities accompany the text of their tokens. Those of tokens that begin in reasoning,
     a call, a mark or dropped white space are not emitted.
@@ -221,19 +229,32 @@ class AnswerReader:
         """`opens_thought`: the prompt ends inside reasoning; `closes_thought`: with the mark of its
         end. `new_id` generates ids of calls."""
         self._many = chat.parallel_tool_calls
+        self._headers = chat_format.headers
+        self._may_call = chat.may_call
         self._marks = chat_format.call_marks
-        self._tools = frozenset(tool.name for tool in chat.tools)
         self._new_id = new_id
         self._opens = _marks(chat_format, chat)
         self._trims = bool(self._opens)
         self._is_formatted = chat.answer_format is not None
         self._found = MarkFinder(tuple(self._opens))
-        self._call = CallText(_syntax(chat_format, chat))
+        self._syntax = _syntax(chat_format, chat)
+        self._call = CallText(self._syntax)
         self._part: _Part = "thought" if opens_thought else "text"
-        if self._is_formatted and not opens_thought:
+        self._header = TokenText()
+        self._follows_text = False
+        self._beginnings: dict[_Part, Callable[[], bool]] = {
+            "start": self._begin_bare,
+            "header": self._read_header,
+        }
+        if self._headers is not None:
+            self._begin_header("")
+        elif chat_format.bare_calls and chat.may_call and not opens_thought:
+            self._part = "start"
+        elif self._is_formatted and not opens_thought:
             self._expect("call" if closes_thought else "thought", "call")
         self._text_trimmer = Trimmer(after_mark=opens_thought or closes_thought)
         self._thought_trimmer = Trimmer(after_mark=True)
+        self._opening = self._marks.start  # of the open call
         self._calls = 0
         self._is_unfinished = False
         self._done = False
@@ -285,16 +306,78 @@ class AnswerReader:
                     return
                 yield from self._end_call(read)
                 continue
+            begin = self._beginnings.get(self._part)
+            if begin is not None:
+                if not begin():
+                    return
+                continue
             if self._is_formatted and self._part == "text" and self._found.is_at_text:
                 self._found.look_for(())
             text, mark = self._found.take()
             yield from self._shown(self._trimmer.push(text) if self._trims else text)
             if mark is None:
                 return
+            self._enter(mark)
+
+    def _enter(self, mark: str) -> None:
+        """Go to the part that `mark` begins."""
+        self._trimmer.mark()
+        self._part = self._opens[mark] or self._part
+        if self._part == "header":
+            self._begin_header(mark)
+        elif self._is_formatted:
+            self._expect(*(("call",) if self._part != "thought" else ("text", "call")))
+
+    # What begins an answer, or a message of it
+
+    def _begin_bare(self) -> bool:
+        """Whether it is certain what the answer begins with: a call of a tool, or text."""
+        held = self._found.take_all()
+        at = behind_space(held.text, 0)
+        in_list = held.text.startswith(LIST_START, at)
+        found = find_head(self._syntax.heads(in_list=in_list), held.text, at + in_list)
+        self._found.push(held)
+        if found.read == "some" or (in_list and at + 1 == len(held.text)):
+            return False
+        self._part = "call" if found.read == "all" and found.name in self._syntax.tools else "text"
+        return True
+
+    def _begin_header(self, mark: str) -> None:
+        """A header begins with `mark`, or behind what ended a message."""
+        headers = self._headers
+        if headers is not None:
+            self._part = "header"
+            self._header = TokenText(mark if mark in headers.starts else "")
+            self._found.look_for((headers.end,))
+
+    def _read_header(self) -> bool:
+        """Read more of a header; False if it takes more text."""
+        headers = self._headers
+        if headers is None:
+            return False
+        text, mark = self._found.take()
+        self._header += text
+        header = self._header.text.lstrip()
+        is_header = any(one.startswith(header) or header.startswith(one) for one in headers.begins)
+        if not is_header or len(header) > _LONGEST_HEADER:
+            text = self._header + TokenText(mark or "") + self._found.take_all()
+            self._found.look_for(tuple(self._opens))
+            self._found.push(text)
+            self._part = "text"
+            return True
+        if mark is None:
+            return False
+        self._found.look_for(tuple(self._opens))
+        called = headers.call.search(header) if self._may_call else None
+        if called is not None:
+            self._part, self._opening = "call", header + mark
+            name = called["name"]  # none before a call in JSON that has it
+            self._call.push(f"{name}{mark}" if name else "")
+        else:
+            self._part = "thought" if headers.thought.search(header) else "text"
+            self._follows_text = self._part == "text" and self._text_trimmer.has_emitted
             self._trimmer.mark()
-            self._part = self._opens[mark] or self._part
-            if self._is_formatted:
-                self._expect(*(("call",) if self._part != "thought" else ("text", "call")))
+        return True
 
     def _expect(self, *parts: _Part) -> None:
         """Look for marks that begin these parts, from here on."""
@@ -313,8 +396,10 @@ class AnswerReader:
             self._is_unfinished = read.unfinished
             yield from self._end_call(read)
             yield from self._advance()
-        if self._part == "call" or self._done:
+        if self._part in ("call", "header") or self._done:
             return
+        if self._part == "start":
+            self._part = "text"
         held = self._found.take_all()
         if not cut:
             yield from self._shown(self._trimmer.push(held))
@@ -325,25 +410,30 @@ class AnswerReader:
         """Emit the parsed calls, or what was written instead of one."""
         self._part = "text"
         self._text_trimmer.mark()
+        opening, self._opening = self._opening, self._marks.start
         problem = read.problem
         is_whole = read.closed or read.unfinished or not self._marks.end
         if not is_whole and not self._are_offered(read):
             problem = "it ends within a name that is no tool's"
         if problem is not None:
             yield ToolCallFailed(problem)
-            start = "" if read.follows else self._marks.start
+            start = "" if read.follows else opening
             end = self._marks.end if read.closed and not read.follows else ""
             written = f"{start}{read.text}{end}"
             yield from self._shown(self._text_trimmer.push(TokenText(written)))
-            self._found.push(TokenText(read.rest))
+            self._end_message(read.rest)
             self._done = read.follows and not self._many
             return
-        self._found.push(TokenText(read.rest))
+        self._end_message(read.rest)
         yield from self._written([CallPart(call.name, call.arguments) for call in read.calls])
         self._done = not self._many
 
+    def _end_message(self, rest: str) -> None:
+        self._found.push(TokenText(rest))
+        self._begin_header("")
+
     def _are_offered(self, read: ReadCall) -> bool:
-        return all(call.name in self._tools for call in read.calls)
+        return all(call.name in self._syntax.tools for call in read.calls)
 
     def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
         """Emit what is certain of calls; of the first one only, where there may be no others."""
@@ -360,6 +450,8 @@ class AnswerReader:
 
     def _shown(self, text: TokenText) -> Iterator[AnswerPiece]:
         if self._part == "text":
+            if self._follows_text and text.text:
+                text, self._follows_text = _BETWEEN_TEXTS + text, False
             if text:
                 yield TextDelta(text.text, text.values)
         elif text.text:
@@ -372,7 +464,10 @@ class AnswerReader:
 
 def _marks(chat_format: ChatFormat, chat: Chat) -> dict[str, _Part | None]:
     """The marks to find in an answer to `chat`, and the part that each begins, if any."""
-    opens: dict[str, _Part | None] = {}
+    opens: dict[str, _Part | None] = dict.fromkeys(chat_format.silent_marks)
+    headers = chat_format.headers
+    if headers is not None:
+        return dict.fromkeys((*headers.starts, *headers.ends), "header")
     if chat_format.thought_marks is not None:
         opens[chat_format.thought_marks.start] = "thought"
         opens[chat_format.thought_marks.end] = "text"
@@ -385,13 +480,10 @@ def _marks(chat_format: ChatFormat, chat: Chat) -> dict[str, _Part | None]:
 def _syntax(chat_format: ChatFormat, chat: Chat) -> CallSyntax:
     """How calls are written in an answer to `chat`."""
     by_name = {tool.name: tool for tool in reversed(chat.tools)}
-
-    def read(text: str, name: str | None = None) -> list[WrittenCall]:
-        if name is None:
-            return chat_format.read_calls(text, chat.tools)
-        return chat_format.read_calls(text, (by_name[name],) if name in by_name else ())
-
-    return CallSyntax(chat_format.call_marks, frozenset(by_name), chat_format.call_spelling, read)
+    headers, marks = chat_format.headers, chat_format.call_marks
+    if headers is not None:
+        marks = Marks(headers.starts[0], marks.end)
+    return CallSyntax(marks, by_name, chat_format.call_spelling)
 
 
 class AnswerMessage:

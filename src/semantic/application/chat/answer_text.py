@@ -119,6 +119,11 @@ class Trimmer:
         self._bare = TokenText()  # tokens without text, after a mark
         self._emitted = False
 
+    @property
+    def has_emitted(self) -> bool:
+        """Whether there was any text."""
+        return self._emitted
+
     def push(self, text: TokenText) -> TokenText:
         """The text that is final."""
         if self._after_mark:

@@ -1,22 +1,22 @@
 """ListedArguments: arguments that a model lists with separators, as JSON while they are written.
 
-Decides how much of a string is certain. Knows separators, brackets and quotes; a value that is no
-string is read by a given function when it is complete.
+Decides how much of a string is certain; a value that is no string is read when it is complete.
+Knows separators, brackets and quotes.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Final, Literal
 
 from semantic.application.chat.answer_text import first_mark
+from semantic.application.chat.argument_types import any_json
 from semantic.application.chat.spelled_arguments import SpelledArguments
-from semantic.domain.errors import ToolCallError
-from semantic.ports.chat import CallList, WrittenCall
+from semantic.ports.chat import CallList
 
 _LONGEST_KEY: Final = 256
+_BARE_KEY: Final = re.compile(r"([{,]\s*)([^\s{}\[\],:\"']+)\s*:")
 _SPACE: Final = re.compile(r"\s+")
 _HEX: Final = "[0-9a-fA-F]"
 _ESCAPE: Final = re.compile(rf"\\(?:[^0-7xuUN\n]|x{_HEX}{{2}}|u(?![dD][89a-fA-F]){_HEX}{{4}})")
@@ -36,15 +36,9 @@ class ListedArguments(SpelledArguments):
     Only a string is known to be one before it is complete.
     """
 
-    def __init__(
-        self, spelling: CallList, head: str, read: Callable[[str], list[WrittenCall]]
-    ) -> None:
-        """`head` is what was written before the arguments, so that `read` can be given a call of
-        one argument. It raises ToolCallError."""
+    def __init__(self, spelling: CallList) -> None:
         super().__init__()
         self._spelling = spelling
-        self._head = head
-        self._read = read
         # Of the open argument:
         self._key: str | None = None
         self._part: _Part = "start"
@@ -181,24 +175,37 @@ class ListedArguments(SpelledArguments):
         if self._part == "after":
             return '"' if self._sent else self._member("")
         value = "".join(self._written)
-        member = self._read_member(value) or self._member(value.strip())
+        found = _value(self._spelling, value)
+        written = json.dumps(value.strip(), ensure_ascii=False) if found is None else found
+        member = self._joined(f"{json.dumps(self._key, ensure_ascii=False)}: {written}")
         sent = "".join(self._sent)
         return member.removeprefix(sent) if member.startswith(sent) else None
 
     def _member(self, value: object) -> str:
         return self._joined(json.dumps({self._key: value}, ensure_ascii=False)[1:-1])
 
-    def _read_member(self, value: str) -> str | None:
-        spelling = self._spelling
-        call = f"{self._head}a{spelling.separator}{value}{spelling.close}"
-        try:
-            calls = self._read(f"{spelling.before}{call}{spelling.after}")
-        except ToolCallError:
-            return None
-        found = json.loads(calls[0].arguments) if len(calls) == 1 else None
-        if not isinstance(found, dict) or found.keys() != {"a"}:
-            return None
-        return self._member(found["a"])
+
+def _value(spelling: CallList, text: str) -> str | None:
+    """The JSON of a value that is no string by itself; None if it is none."""
+    if spelling.escapes:
+        return any_json(text)
+    try:
+        return any_json(_in_json(spelling, text))
+    except ValueError:
+        return None
+
+
+def _in_json(spelling: CallList, text: str) -> str:
+    """`text` with its keys and strings in JSON's quotes. Raises ValueError for an open string."""
+    written, quote = [], spelling.quotes[0]
+    for number, part in enumerate(text.split(quote)):
+        if number % 2:
+            written.append(json.dumps(part, ensure_ascii=False))
+        else:
+            written.append(_BARE_KEY.sub(r'\1"\2":', part))
+    if len(written) % 2 == 0:
+        raise ValueError("a string is open")
+    return "".join(written)
 
 
 def _unescaped(escape: str) -> str:

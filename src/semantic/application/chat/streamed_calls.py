@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from semantic.application.chat.answer_text import first_mark
+from semantic.application.chat.argument_types import ArgumentTypes
 from semantic.application.chat.listed_arguments import ListedArguments
 from semantic.application.chat.object_text import ObjectText
 from semantic.application.chat.spelled_arguments import SpelledArguments
 from semantic.application.chat.tagged_arguments import TaggedArguments
-from semantic.ports.chat import CallHead, CallSpelling, CallTags, Marks, WrittenCall
+from semantic.domain.chat import Tool, is_tool_name
+from semantic.ports.chat import CallHead, CallList, CallSpelling, Marks
 
 Read = Literal["all", "some", "none"]
 """Whether a text begins with all of what is expected, could still do so, or cannot."""
@@ -29,7 +30,6 @@ LONGEST_SPACE: Final = 256
 begin: with more, or a longer name, a call is parsed as a whole."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
-_NAMES: Final = re.compile(r"[A-Za-z_][\w.:/-]{0,127}", re.ASCII)
 
 OBJECT_HEAD: Final = CallHead(
     # {"name": "look", "arguments": {
@@ -37,42 +37,9 @@ OBJECT_HEAD: Final = CallHead(
     re.compile(r'(?P<name>"(?:[^"\\\x00-\x1f]|\\.)*")'),
     re.compile(r'(?:"[^\x00-\x1f]*)?'),
     ((",",), ('"arguments"', '"parameters"'), (":",)),
-    "{",
+    ("{",),
     quoted=True,
 )
-JSON_HEADS: Final = (
-    OBJECT_HEAD,
-    # look[ARGS]{
-    CallHead(
-        (),
-        re.compile(r"(?P<name>[\w-]+)(?![\w-])", re.ASCII),
-        re.compile(r"[\w-]*", re.ASCII),
-        (("[ARGS]",),),
-        "{",
-    ),
-    # <|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{
-    CallHead(
-        ("<|tool_call_begin|>",),
-        re.compile(r"(?:functions\.)?(?P<name>[\w.-]+):[0-9]+(?![0-9])", re.ASCII),
-        re.compile(r"[\w.-]*(?::[0-9]*)?", re.ASCII),
-        (("<|tool_call_argument_begin|>",),),
-        "{",
-    ),
-    # <|open|>call tool="look" index="1"<|sep|><|open|>json type="object"<|sep|>{
-    CallHead(
-        ("<|open|>call",),
-        re.compile(r'tool="(?P<name>[\w.-]+)"(?: index="[0-9]*")?(?=<)', re.ASCII),
-        re.compile(r"[^<]*"),
-        (("<|sep|>",), ('<|open|>json type="object"<|sep|>',)),
-        "{",
-    ),
-)
-
-
-def is_name(name: str) -> bool:
-    """Whether `name` may be that of a tool that was not offered. Some formats take all that
-    precedes the arguments for the name."""
-    return _NAMES.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +95,22 @@ def _find(head: CallHead, text: str, at: int) -> FoundHead:
     if not name:
         return FoundHead("none")
     at = found.end()
-    for steps in (*head.after, *([(head.begin,)] if head.begin else [])):
+    read, at = _behind_name(head, text, at)
+    return FoundHead(read, head, name, at)
+
+
+def _behind_name(head: CallHead, text: str, at: int) -> tuple[Read, int]:
+    """What follows the name in `head`, and where the arguments begin."""
+    for steps in head.after:
         read, at = find_step(steps, text, at)
         if read != "all":
-            return FoundHead(read, head, name)
-    return FoundHead("all", head, name, at - len(head.begin))
+            return read, 0
+    if not head.begin:
+        return "all", at
+    read, end = find_step(head.begin, text, at)
+    if read != "all":
+        return read, 0
+    return read, end - next(len(one) for one in head.begin if text.endswith(one, at, end))
 
 
 def _name_in(text: str, *, quoted: bool) -> str | None:
@@ -154,41 +132,51 @@ class CallPart:
     arguments: str
 
 
-class ReadCalls(Protocol):
-    """Parses the calls in a text; with a `name` only that tool gives the types of arguments."""
-
-    def __call__(self, text: str, name: str | None = None) -> list[WrittenCall]:
-        """Raises ToolCallError if there is none."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     """How the calls of one chat are written: between `marks`, in JSON or in the model's `spelling`.
 
-    `tools` are the names of those that are offered.
+    `tools` are those that are offered, by name.
     """
 
     marks: Marks
-    tools: frozenset[str]
+    tools: Mapping[str, Tool]
     spelling: CallSpelling | None
-    read: ReadCalls
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What ends the calls; nothing but the answer's end if it is empty."""
+        own = () if self.spelling is None else self.spelling.ends
+        return (self.marks.end, *own) if self.marks.end else own
 
     def heads(self, *, in_list: bool) -> tuple[CallHead, ...]:
         """What may begin a call; `in_list`: in a list of calls."""
-        known = (OBJECT_HEAD,) if in_list else JSON_HEADS
         spelling = self.spelling
-        return known if spelling is None or spelling.in_list != in_list else (*known, spelling.head)
+        if spelling is None or spelling.in_list != in_list:
+            return (OBJECT_HEAD,)
+        own = (spelling.json_head, spelling.head)
+        return (OBJECT_HEAD, *(head for head in own if head is not None))
+
+    def arguments(self, name: str) -> SpelledArguments | None:
+        """What reads the arguments of a call of `name`, unless they are JSON."""
+        form = None if self.spelling is None else self.spelling.arguments
+        if isinstance(form, CallList):
+            return ListedArguments(form)
+        if form is None:
+            return None
+        parameters = self.tools[name].parameters if name in self.tools else {}
+        types = ArgumentTypes(parameters, untyped_is_text=form.untyped_is_text)
+        return TaggedArguments(form, types)
 
     def is_called(self, name: str) -> bool:
         """Whether `name` may be a tool's."""
-        return name in self.tools or is_name(name)
+        return name in self.tools or is_tool_name(name)
 
 
 LIST_START: Final = "["
 _Arguments = ObjectText | SpelledArguments
-_BETWEEN: Final = ("}", "]", "<|tool_call_end|>", "<|close|>json<|sep|>", "<|close|>call<|sep|>")
-"""What ends a call, of which any number may follow its arguments."""
+_BETWEEN: Final = ("}", "]")
+"""What ends a call in JSON; any number may follow its arguments."""
 
 
 class StreamedCalls:
@@ -207,7 +195,7 @@ class StreamedCalls:
         self.is_strange = False
         self.is_unfinished = False
         self._syntax = syntax
-        self._end_marks = (syntax.marks.end,) if syntax.marks.end else ()
+        self._end_marks = syntax.ends
         self._text = ""  # not read yet, from `_at` on
         self._at = 0
         self._is_list = False
@@ -279,23 +267,15 @@ class StreamedCalls:
         return False
 
     def _begin(self, found: FoundHead, name: str) -> None:
-        head, self._at = self._text[self._at : found.end], found.end
+        self._at = found.end
         self.is_known = True
         self._head = found.head
-        self._arguments = self._reader_of(found.head, head, name)
+        spelling = self._syntax.spelling
+        is_spelled = spelling is not None and found.head is spelling.head
+        own = self._syntax.arguments(name) if is_spelled else None
+        self._arguments = own or ObjectText()
         self._n_pushed = self._n_ended = 0
         self._written.append(CallPart(name, ""))
-
-    def _reader_of(self, head: CallHead, written: str, name: str) -> _Arguments:
-        """What reads the arguments after `head`, which was `written` with that name."""
-        spelling = self._syntax.spelling
-        if spelling is None or head is not spelling.head:
-            return ObjectText()
-        form = spelling.arguments
-        read = partial(self._syntax.read, name=name)
-        if isinstance(form, CallTags):
-            return TaggedArguments(form, written, read)
-        return ListedArguments(form, written.lstrip().removeprefix(LIST_START), read)
 
     def _skip_end(self) -> bool | None:
         """Skip what ends a call; None if another call may begin here."""
@@ -303,22 +283,24 @@ class StreamedCalls:
         rest = self._text[self._at :]
         if not rest:
             return False
-        mark = self._syntax.marks.end
-        if mark and rest.startswith(mark):
+        if rest.startswith(self._end_marks):
             self._end(rest)
             return False
-        separators = (*_BETWEEN, *((",",) if self._is_list else ()), *self._repeated())
+        spelling = self._syntax.spelling
+        own = () if spelling is None else spelling.between
+        separators = (*_BETWEEN, *own, *((",",) if self._is_list else ()), *self._repeated())
         for one in separators:
             if rest.startswith(one):
                 self._at += len(one)
                 return True
-        if any(one.startswith(rest) for one in (*separators, mark)):
+        if any(one.startswith(rest) for one in (*separators, *self._end_marks)):
             return False
         return None
 
     def _repeated(self) -> tuple[str, ...]:
         """The start mark, where only the answer's end ends the calls."""
-        return () if self._end_marks else (self._syntax.marks.start,)
+        start = self._syntax.marks.start
+        return (start,) if start and not self._end_marks else ()
 
     def _found(self) -> FoundHead:
         """The head at this position."""
@@ -365,7 +347,8 @@ class StreamedCalls:
     def _is_within(self) -> bool:
         """Whether the end mark at this position is within the arguments; False if another call
         follows, which ends them, or it takes more text."""
-        behind = self._at + len(self._syntax.marks.end)
+        mark = next(one for one in self._end_marks if self._text.startswith(one, self._at))
+        behind = self._at + len(mark)
         follows, _ = find_step((self._syntax.marks.start,), self._text, behind)
         if follows == "all":
             self._end_arguments(self._n_source)
@@ -438,7 +421,8 @@ class StreamedCalls:
     def _end(self, rest: str) -> None:
         """The calls end before `rest`."""
         self.is_ended = True
-        self._text, self._at = rest.removeprefix(self._syntax.marks.end), 0
+        mark = next((mark for mark in self._end_marks if rest.startswith(mark)), "")
+        self._text, self._at = rest.removeprefix(mark), 0
 
     def _close(self) -> None:
         self._arguments, self._held = None, ""

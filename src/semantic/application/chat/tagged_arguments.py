@@ -1,31 +1,28 @@
 """TaggedArguments: the arguments of a call that is written in tags, as JSON while they are written.
 
-Decides how much of a value is certain. Knows tags as strings; the value of an argument is read by a
-given function.
+A value is what the model wrote: between the tags nothing is layout but what the tags say, and what
+looks like the end of a value is one only if another argument or the end of the call follows, so a
+text may contain any tag. Knows tags as strings, and the types of arguments.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Final, Literal
 
 from semantic.application.chat.answer_text import first_mark
+from semantic.application.chat.argument_types import ArgumentTypes
 from semantic.application.chat.spelled_arguments import SpelledArguments
-from semantic.domain.errors import ToolCallError
-from semantic.ports.chat import CallTags, WrittenCall
-
-_PROBES: Final = ("1", "[]", "{}")
-"""Values that stay themselves only where an argument is its text, whatever that is."""
-_WORDS: Final = ("null", "none", "nil", "true", "false", "nan", "infinity")
-"""Values that may be more than their text even then, in any case."""
+from semantic.ports.chat import CallTags
 
 _LONGEST_KEY: Final = 256
-"""With a longer one an argument is read when it is complete."""
-_N_BEFORE_VALUE: Final = 2
-"""Parts of an argument before its value: what begins it, and its key."""
+"""Characters of a key, and of white space between arguments."""
+_BLANK: Final = re.compile(r"(?:\s|\\n)*")
+"""White space between arguments; some models write a line break as two characters."""
 
-_State = Literal["between", "key", "value", "tail"]
+_State = Literal["between", "key", "value", "end"]
 
 
 class TaggedArguments(SpelledArguments):
@@ -35,42 +32,44 @@ class TaggedArguments(SpelledArguments):
     of it.
     """
 
-    def __init__(self, tags: CallTags, head: str, read: Callable[[str], list[WrittenCall]]) -> None:
-        """`head` is what was written before the arguments, so that `read` can be given a call of
-        one argument. It raises ToolCallError."""
+    def __init__(self, tags: CallTags, types: ArgumentTypes) -> None:
         super().__init__()
         self._tags = tags
-        self._head = head
-        self._read = read
+        self._types = types
         self._state: _State = "between"
-        self._are_texts: dict[str, bool] = {}
-        self._argument: list[str] = []  # the open one as it was written, while that may be needed
-        self._key: str | None = None
-        self._value: _TextValue | None = None  # None if it is read when it is complete
-        self._tail: list[str] = []  # of the value, if what follows does not end the call
+        self._value = _Value(tags, "", is_text=False)
+        self._seen: set[str] = set()
         self._steps: dict[_State, Callable[[], bool]] = {
             "between": self._find_argument,
             "key": self._find_key,
             "value": self._read_value,
-            "tail": self._read_tail,
+            "end": self._read_end,
         }
 
     @property
     def is_between(self) -> bool:
         """See `SpelledArguments.is_between`."""
-        return self._state == "between" and not self.is_broken
+        at_end = self._state == "end" and _BLANK.fullmatch(self._text) is not None
+        return self._state == "between" or at_end
 
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
         """See `SpelledArguments.may_end`."""
         return self.is_between and not cut and not (stopped and self._tags.call_end)
 
+    def close(self) -> str:
+        """See `SpelledArguments.close`."""
+        if self._state == "end":
+            self._end_argument()
+        return super().close()
+
     def ending(self, *, at_mark: bool) -> str:
         """See `SpelledArguments.ending`: only what ends the call follows the value."""
-        is_at_end = at_mark and not self._tags.call_end and not self._text
-        if self._state == "tail" or (self._state == "value" and is_at_end):
-            end = self._end_of_argument()
-            return "" if end is None else end + "}"
-        return ""
+        if self._state != "value" or self._text:
+            return ""
+        cut = self._value.without_call_end()
+        if cut is None and not (at_mark and not self._tags.call_end):
+            return ""
+        return self._rest_of_value(cut) + "}"
 
     def _step(self) -> bool:
         return self._steps[self._state]()
@@ -88,171 +87,180 @@ class TaggedArguments(SpelledArguments):
         if mark == self._tags.call_end:
             self._end()
             return False
-        self._state, self._argument = "key", [mark]
+        self._state = "key"
         return True
 
     def _find_key(self) -> bool:
-        tags = self._tags
-        at, mark = first_mark((tags.key_end, tags.end), self._text, self._at)
-        is_long = at - self._at > _LONGEST_KEY
-        if mark is None and not is_long:
+        found = self._key_at(self._at)
+        if found is None:
             return False
-        is_key = mark == tags.key_end and not is_long
-        found = tags.key.fullmatch(self._text, self._at, at) if is_key else None
-        self._state, self._key, self._value = "value", None, None
-        if found is not None:
-            self._argument.append(self._text[self._at : at] + tags.key_end)
-            self._at = at + len(tags.key_end)
-            self._key = found["key"]
-            is_text = self._is_text("".join(self._argument))
-            self._value = _TextValue(tags) if is_text else None
+        self._state = "between"
+        if found:
+            self._at = found.end() + len(self._tags.key_end)
+            self._state, kind = "value", found.groupdict().get("kind")
+            is_text = self._types.is_text(found["key"]) if kind is None else kind in _TEXTS
+            self._value = _Value(
+                self._tags, found["key"], is_text=is_text, is_json=kind is not None
+            )
+            self._seen.add(found["key"])
         return True
 
-    def _is_text(self, begin: str) -> bool:
-        """Whether an argument that begins so, with its key, is its text whatever its value is."""
-        known = self._are_texts.get(begin)
-        if known is None:
-            probes = [probe for probe in _PROBES if not probe.startswith(self._tags.other)]
-            known = all(self._members(begin + probe) == self._member(probe) for probe in probes)
-            self._are_texts[begin] = known
-        return known
+    def _key_at(self, at: int) -> re.Match[str] | Literal[False] | None:
+        """The key between the start of an argument, which is behind it, and its value; False if
+        there is none, and None if it takes more text."""
+        tags = self._tags
+        near = self._text[at : at + _LONGEST_KEY]
+        end, mark = first_mark((tags.key_end, tags.end), near)
+        if mark is None:
+            return False if len(near) == _LONGEST_KEY else None
+        return (mark == tags.key_end and tags.key.fullmatch(self._text, at, at + end)) or False
 
     # Within an argument
 
     def _read_value(self) -> bool:
         """Read more of a value; False if it takes more text."""
-        tags = self._tags
-        ends = (tags.end, tags.call_end) if tags.call_end else (tags.end,)
-        at, mark = first_mark(ends, self._text, self._at)
+        at, mark = first_mark((self._tags.end,), self._text, self._at)
         self._put(self._text[self._at : at])
         self._at = at + len(mark or "")
-        if mark == tags.end:
-            self._end_argument()
-        elif mark is not None:
-            self._state, self._tail = "tail", [mark]
+        if mark is not None:
+            self._state = "end"
         return mark is not None
 
-    def _read_tail(self) -> bool:
-        """Read what follows an end of the call within a value: it is the value's, unless nothing
-        else follows."""
-        text = self._text[self._at :]
-        rest = text.lstrip()
-        self._tail.append(text[: len(text) - len(rest)])
-        self._at = len(self._text) - len(rest)
-        if not rest:
+    def _read_end(self) -> bool:
+        """Look at what follows an end of the value; False if it takes more text."""
+        blank = _BLANK.match(self._text, self._at)
+        at = self._at if blank is None else blank.end()
+        is_far = at - self._at > _LONGEST_KEY
+        is_end = False if is_far or self._value.is_wrapped else self._ends_value(at)
+        if is_end is None:
             return False
-        self._state = "value"
-        self._put("".join(self._tail))
+        if is_end:
+            self._end_argument()
+            self._state = "between"
+        else:
+            self._state = "value"
+            self._put(self._tags.end)
         return True
+
+    def _ends_value(self, at: int) -> bool | None:
+        """Whether the text from here on follows a value; None if it takes more text."""
+        tags = self._tags
+        marks = [mark for mark in (tags.start, tags.call_end) if mark]
+        near = self._text[at : at + max(map(len, marks))]
+        begins = any(len(near) < len(mark) and mark.startswith(near) for mark in marks)
+        if begins or near == "\\":  # a blank may follow
+            return None
+        if tags.call_end and near.startswith(tags.call_end):
+            return True
+        if not near.startswith(tags.start):
+            return False
+        found = self._key_at(at + len(tags.start))
+        if not found:
+            return found
+        return found["key"] not in self._seen
 
     def _put(self, text: str) -> None:
         """Add to the value, and pass on what is certain of one that is its text."""
-        value = self._value
-        was_certain = value is not None and value.is_certain
-        if not was_certain:
-            self._argument.append(text)
-        if value is None:
-            return
-        text = value.push(text)
-        if not value.is_certain:
-            return
-        if not was_certain:
-            self._certain.append(self._joined(self._member("")[:-1]))
+        more = self._value.push(text)
+        if more and not self._value.is_sent:
+            self._value.is_sent = True
+            self._certain.append(self._joined(self._member('""')[:-1]))
             self._has_members = True
-        self._certain.append(_characters(text))
+        self._certain.append(_characters(more))
 
     def _end_argument(self) -> None:
-        self._state = "between"
         self.n_ended += 1
-        end = self._end_of_argument()
-        if end is None:
-            self.is_broken = True
-        elif end:
-            self._certain.append(end)
-            self._has_members = True
+        self._certain.append(self._rest_of_value(None))
+        self._has_members = True
 
-    def _end_of_argument(self) -> str | None:
-        """The JSON that ends the open argument; None if it cannot be read."""
-        if self._value is not None and self._value.is_certain:
-            return '"'
-        members = self._members("".join(self._argument))
-        if members is None and self._key is not None:
-            value = "".join(self._argument[_N_BEFORE_VALUE:])
-            members = self._member(_trimmed(self._tags, value))
-        return None if members is None else self._joined(members)
+    def _rest_of_value(self, cut: str | None) -> str:
+        """The JSON that ends the open argument, whose text is `cut`, or else all of it."""
+        value = self._value
+        text = value.rest if cut is None else cut
+        if value.is_sent:
+            return _characters(text) + '"'
+        if value.is_text:
+            return self._joined(self._member(json.dumps(text, ensure_ascii=False)))
+        if value.is_json:
+            return self._joined(self._member(self._types.json(text)))
+        return self._joined(self._member(self._types.value(value.key, text)))
 
     def _member(self, value: str) -> str:
-        return json.dumps({self._key: value}, ensure_ascii=False)[1:-1]
-
-    def _members(self, written: str) -> str | None:
-        """The JSON between the braces of a call with one argument; None if it cannot be read."""
-        tags = self._tags
-        try:
-            calls = self._read(f"{self._head}{written}{tags.end}{tags.call_end}")
-        except ToolCallError:
-            return None
-        return calls[0].arguments[1:-1] if len(calls) == 1 else None
+        return f"{json.dumps(self._value.key, ensure_ascii=False)}: {value}"
 
 
-class _TextValue:
-    """The text of a value, pushed in any pieces, without what the format trims.
+_TEXTS: Final = ("true", "string")
+"""Kinds that an argument's tag may name if it is its text."""
 
-    `is_certain`: that it is its text is certain. Before, it may be a word that means something
-    else, and nothing of it is returned.
+
+class _Value:
+    """The text of a value, pushed in any pieces, without what the tags do not count to it.
+
+    `is_text`: it is its text, whatever that is. `is_json`: it is JSON whatever its type is.
+    `is_sent`: the beginning of it was passed on.
     """
 
-    def __init__(self, tags: CallTags) -> None:
-        self.is_certain = False
+    def __init__(self, tags: CallTags, key: str, *, is_text: bool, is_json: bool = False) -> None:
+        self.key = key
+        self.is_text = is_text
+        self.is_json = is_json and not is_text
+        self.is_sent = False
         self._tags = tags
-        self._has_begun = False
-        self._is_other = False
-        self._held = ""
-        self._space: list[str] = []  # it may be no part of the value
+        self._text = ""  # what was not passed on
+        self._drops_line = tags.trims == "line"
 
     def push(self, text: str) -> str:
-        """The text that is certain with more of it."""
-        text = self._trim(text)
-        if self.is_certain or self._is_other or not text:
-            return text if self.is_certain else ""
-        self._held += text
-        self._is_other = self._held.startswith(self._tags.other)
-        if self._is_other or self._may_be_other():
+        """What is certain with more text."""
+        if self._drops_line and text:
+            text, self._drops_line = text.removeprefix("\n"), False
+        self._text += text
+        if not self.is_text or self._may_be_wrapped:
             return ""
-        self.is_certain = True
-        return self._held
+        at = self._n_certain
+        certain, self._text = self._text[:at], self._text[at:]
+        return certain
 
-    def _may_be_other(self) -> bool:
-        word = self._held.lower()
-        return any(other.startswith(word) for other in _WORDS) or any(
-            other.startswith(self._held) for other in self._tags.other
-        )
+    @property
+    def rest(self) -> str:
+        """What is left of it at its end."""
+        return self._trimmed(self._text)
 
-    def _trim(self, text: str) -> str:
-        """`text` without what begins or may end the value; the latter is kept for what follows."""
-        trims = self._tags.trims
-        if trims == "nothing" or not text:
-            return text
-        if not self._has_begun:
-            text = text.lstrip() if trims == "space" else text.removeprefix("\n")
-            self._has_begun = bool(text) or trims == "line"
-        if trims == "space" and not text.strip():
-            self._space.append(text)
-            return ""
-        text = "".join(self._space) + text
-        kept = text.rstrip() if trims == "space" else text.removesuffix("\n")
-        self._space = [text[len(kept) :]]
-        return kept
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether it is within marks of its own that are open."""
+        begin, end = self._tags.wrap
+        return bool(begin) and self._text.lstrip().startswith(begin) and end not in self._text
 
+    def without_call_end(self) -> str | None:
+        """What is left of it if it ends where the end of the call follows; None if none does."""
+        end, text = self._tags.call_end, self._text.rstrip()
+        return self._trimmed(text.removesuffix(end)) if end and text.endswith(end) else None
 
-def _trimmed(tags: CallTags, text: str) -> str:
-    """The text of a whole value."""
-    match tags.trims:
-        case "space":
-            return text.strip()
-        case "line":
-            return text.removeprefix("\n").removesuffix("\n")
-        case "nothing":
-            return text
+    def _trimmed(self, text: str) -> str:
+        begin, end = self._tags.wrap
+        inner = text.strip()
+        if begin and not self.is_sent and inner.startswith(begin) and inner.endswith(end):
+            return inner.removeprefix(begin).removesuffix(end)
+        return text.removesuffix("\n") if self._tags.trims == "line" else text
+
+    @property
+    def _may_be_wrapped(self) -> bool:
+        begin, text = self._tags.wrap[0], self._text.lstrip()
+        may_begin = text.startswith(begin) or begin.startswith(text)
+        return bool(begin) and not self.is_sent and may_begin
+
+    @property
+    def _n_certain(self) -> int:
+        """Characters before what may be its end, or the end of a call that forgot it."""
+        end, text = self._tags.call_end, self._text
+        at = len(text)
+        bare = text.rstrip()
+        if end and bare.endswith(end):
+            at = len(bare) - len(end)
+        elif end:
+            at, _ = first_mark((end,), text, max(0, len(text) - len(end) + 1))
+        is_line = self._tags.trims == "line" and text.endswith("\n", 0, at)
+        return at - is_line
 
 
 def _characters(text: str) -> str:

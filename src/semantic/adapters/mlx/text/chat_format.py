@@ -10,27 +10,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.bounded_template import bounded_rendering
-from semantic.adapters.mlx.text.call_spellings import spelling_of
 from semantic.adapters.mlx.text.chat_template import (
     TEMPLATE_ERRORS,
     TemplateFeatures,
     TemplateMessage,
     detect_features,
+    in_parts,
 )
 from semantic.adapters.mlx.text.template_messages import (
     TEXT_CALL_MARKS,
+    WriteCalls,
     escape_all,
     template_messages,
     template_tools,
 )
-from semantic.adapters.mlx.text.tokenizer import NO_TEMPLATE, MLXTokenizer, replace_surrogates
-from semantic.adapters.mlx.text.tool_call_parser import Parser, parse_calls
+from semantic.adapters.mlx.text.tokenizer import (
+    NO_TEMPLATE,
+    HuggingFaceTokenizer,
+    MLXTokenizer,
+)
 from semantic.application.chat.call_grammar import (
     ANY_OBJECT,
     CallLanguage,
@@ -40,11 +44,12 @@ from semantic.application.chat.call_grammar import (
     call_grammar,
     enforced_schemas,
 )
-from semantic.domain.chat import Chat, JsonSchema, Message, Tool
+from semantic.application.chat.families import FAMILIES, HERMES, Family, family_of, thought_of
+from semantic.domain.chat import Chat, JsonSchema, Message, Tool, replace_surrogates
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 from semantic.domain.prefix import common_prefix
-from semantic.ports.chat import CallSpelling, Marks, RenderedChat, WrittenCall
+from semantic.ports.chat import CallSpelling, Headers, Marks, RenderedChat
 
 Render = Callable[[Chat], RenderedChat]
 
@@ -59,11 +64,14 @@ class IncrementalRenderer:
     a full rendering shows earlier answers, thoughts included, as they were generated.
     """
 
-    def __init__(self, render: Render, eos: frozenset[int], *, thinks: bool) -> None:
+    def __init__(
+        self, render: Render, eos: frozenset[int], *, thinks: bool, single_calls: bool = False
+    ) -> None:
         """`render` renders a whole chat, `eos` tokens end an answer, `thinks` is whether the model
-        marks thoughts."""
+        marks thoughts. `single_calls`: several calls are rendered as several answers."""
         self._render = render
         self._eos = eos
+        self._single_calls = single_calls
         self.is_supported = self._is_supported()
         self.preserves_history = self._preserves_history(thinks=thinks)
 
@@ -73,6 +81,8 @@ class IncrementalRenderer:
 
     def _render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
         answer = chat.messages[n_messages - 1]
+        if self._single_calls and len(answer.tool_calls) > 1:
+            return None
         calls = tuple(replace(call, arguments="{}") for call in answer.tool_calls)
         substitute = replace(answer, content=_ANSWER_TEXT, reasoning="", tool_calls=calls)
         # After the beginning, templates only test whether there are tools: one is as good as all.
@@ -229,26 +239,40 @@ class MLXChatFormat:
         self._tokenizer = tokenizer
         self._inner = inner
         self.source = source = _template_source(inner.chat_template)
+        family = _family_of(inner, source)
         self._features = TemplateFeatures()
         if inner.has_chat_template:
             self._features = detect_features(
-                self._apply, source, parses_calls=inner.tool_parser is not None
+                self._apply,
+                source,
+                parses_calls=family is not None,
+                numbered_ids=family is not None and family.numbered_ids,
             )
         self._thought_marks: Marks | None = None
-        if inner.think_start and inner.think_end:
+        if family is not None and family.thought is not None:
+            self._thought_marks = family.thought
+        elif inner.think_start and inner.think_end:
             self._thought_marks = Marks(inner.think_start, inner.think_end)
-        self._parser: Parser | None = None
-        self._call_marks = TEXT_CALL_MARKS
-        if self._features.tools and inner.tool_call_start is not None:
-            self._parser = inner.tool_parser
-            self._call_marks = Marks(inner.tool_call_start, inner.tool_call_end or "")
-        self._call_spelling = spelling_of(lambda text: self.read_calls(text, ()))
+        else:
+            self._thought_marks = thought_of(source)
+        self._call_marks, self._call_spelling = TEXT_CALL_MARKS, None
+        self._headers = None if family is None else family.headers
+        self._silent_marks = () if family is None else family.silent
+        self._bare_calls = False
+        self._write: WriteCalls = HERMES.written
+        if self._features.tools and family is not None:
+            self._call_marks, self._call_spelling = family.marks, family.spelling
+            self._bare_calls = family.bare
+            self._write = family.written
         self._added = {
             token.content: number for number, token in inner.added_tokens_decoder.items()
         }
         self._special_tokens = self._find_special_tokens(source)
         self._incremental = IncrementalRenderer(
-            self.render, tokenizer.eos_token_ids, thinks=self._thought_marks is not None
+            self.render,
+            tokenizer.eos_token_ids,
+            thinks=self._thought_marks is not None,
+            single_calls=self._features.single_calls,
         )
 
     @property
@@ -259,13 +283,31 @@ class MLXChatFormat:
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
         """See `ChatFormat.thought_end_tokens`."""
-        marks = self._thought_marks
-        return () if marks is None else tuple(self._special_tokens.encode_following(marks.end))
+        marks, headers = self._thought_marks, self._headers
+        if marks is None:
+            return ()
+        end = marks.end if headers is None else f"{marks.end}{headers.answer}"
+        return tuple(self._special_tokens.encode_following(end))
 
     @property
     def call_marks(self) -> Marks:
         """See `ChatFormat.call_marks`."""
         return self._call_marks
+
+    @property
+    def headers(self) -> Headers | None:
+        """See `ChatFormat.headers`."""
+        return self._headers
+
+    @property
+    def silent_marks(self) -> tuple[str, ...]:
+        """See `ChatFormat.silent_marks`."""
+        return self._silent_marks
+
+    @property
+    def bare_calls(self) -> bool:
+        """See `ChatFormat.bare_calls`."""
+        return self._bare_calls
 
     @property
     def call_spelling(self) -> CallSpelling | None:
@@ -288,7 +330,7 @@ class MLXChatFormat:
         options = _options(chat.template_options, escaper)
         tools = template_tools(chat.tools, escaper) if self._features.tools else []
         given = tools if tools or self._features.lists_tools else None
-        messages = template_messages(chat, self._features, escaper)
+        messages = template_messages(chat, self._features, escaper, self._write)
         try:
             text = self._apply(messages, given, options)
         except TEMPLATE_ERRORS as error:
@@ -314,10 +356,6 @@ class MLXChatFormat:
         if not self._incremental.preserves_history:
             return "the chat template changes history: known history is replayed as it was written"
         return "the chat template keeps history as it was written"
-
-    def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-        """See `ChatFormat.read_calls`. JSON is accepted whatever the model's own form is."""
-        return parse_calls(self._parser, text, tools)
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
         """See `ChatFormat.call_grammar`.
@@ -356,7 +394,9 @@ class MLXChatFormat:
     def _language(self, chat: Chat) -> CallLanguage:
         thought = None
         if self._thought_marks is not None and _may_think(chat):
-            thought = self._spelled_pair(self._thought_marks)
+            marks = self._thought_marks
+            behind = "" if self._headers is None else self._headers.answer
+            thought = self._spelled_pair(replace(marks, end=marks.end + behind))
         return CallLanguage(*self._spelled_pair(self._call_marks), thought)
 
     def _spelled_pair(self, marks: Marks) -> tuple[SpelledMark, SpelledMark]:
@@ -396,16 +436,42 @@ class MLXChatFormat:
         return text
 
     def _find_special_tokens(self, source: str) -> SpecialTokens:
-        """The tokenizer's special tokens, and its added tokens that `source` or the marks use."""
+        """The tokenizer's special tokens, and its added tokens that `source` or the marks use.
+
+        An added token that stands around messages counts as special: it says who speaks.
+        """
         pairs = [pair for pair in (self._thought_marks, self._call_marks) if pair]
-        used = source + "".join(mark for pair in pairs for mark in (pair.start, pair.end))
+        ours = "".join(mark for pair in pairs for mark in (pair.start, pair.end))
+        around = self._around_messages()
         special, marks = {}, {}
         for number, token in self._inner.added_tokens_decoder.items():
-            if token.special:
-                special[token.content] = number
-            elif not token.content.isspace() and token.content in used:
-                marks[token.content] = number
+            text = token.content
+            if token.special or (text in around and text not in ours and not text.isspace()):
+                special[text] = number
+            elif not text.isspace() and text in source + ours:
+                marks[text] = number
         return SpecialTokens(self._tokenizer.encode_rendered, special=special, marks=marks)
+
+    def _around_messages(self) -> str:
+        """What the template writes around messages without tools, calls and reasoning."""
+        if not self._inner.has_chat_template:
+            return ""
+        roles: list[TemplateMessage] = [
+            {"role": role, "content": "x"} for role in ("user", "assistant", "user")
+        ]
+        features = self._features
+        given = in_parts(roles) if features.parts else roles
+        try:
+            return self._apply(given, [] if features.lists_tools else None, {})
+        except TEMPLATE_ERRORS:
+            return ""
+
+
+def _family_of(tokenizer: HuggingFaceTokenizer, source: str) -> Family | None:
+    """The family that the files name, else by the template or the vocabulary."""
+    name = tokenizer.init_kwargs.get("tool_parser_type")
+    named = next((one for one in FAMILIES if name in one.names), None)
+    return named or family_of(source, tokenizer.get_vocab())
 
 
 def _template_source(chat_template: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final, Literal
 
 from jinja2 import TemplateError
 
@@ -34,8 +35,15 @@ TEMPLATE_ERRORS = (
 
 Roles = tuple[str, ...]
 
-_LONG_ID = "call_0123456789abcdefghijklmn"
-_SHORT_ID = "call00001"
+Ids = Literal["any", "short", "numbered"]
+
+_IDS: Final[Mapping[Ids, str]] = {
+    "any": "call_0123456789abcdefghijkl{}",
+    "short": "call0000{}",
+    "numbered": "functions.probetool:{}",
+}
+REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
+"""Field names of templates for the thought of an assistant message."""
 _OBJECT = {"probekey": "probevalue"}
 _TEXT = '{"probekey": "probevalue"}'
 _NO_OBJECT = '{"probekey": "probevalue'
@@ -46,9 +54,13 @@ _NO_OBJECT = '{"probekey": "probevalue'
 class TemplateFeatures:
     """What a template supports.
 
-    `tools`: it renders tools, their calls and results. `text_arguments`: it expects a call's
-    arguments as JSON text. `any_arguments`: it renders arguments that are no object, as text.
-    `short_ids`: ids of calls must be nine letters and digits. `developer`: it has a developer role.
+    `tools`: it renders tools, their calls and results; with `writes_calls` it renders no calls, and
+    they stand in the text of an answer. `text_arguments`: it expects a call's arguments as JSON
+    text. `any_arguments`: it renders arguments that are no object, as text. `ids`: which ids of
+    calls it takes: any, those of nine letters and digits, or those with the tool's name.
+    `single_calls`: an answer may have one call only. `splits_text`: the text of an answer with a
+    call must stand in one of its own. `thought_or_text`: an answer with a call may
+    have reasoning or a text. `developer`: it has a developer role.
     `first_system`, `later_system`: a system message may come first, or anywhere. `repeats`:
     consecutive messages may have the same role. `assistant_first`: the assistant may begin.
     `user_after_result`: a user's text may follow the result of a call. `orphan_results`: a result
@@ -58,9 +70,13 @@ class TemplateFeatures:
     """
 
     tools: bool = False
+    writes_calls: bool = False
     text_arguments: bool = False
     any_arguments: bool = False
-    short_ids: bool = False
+    ids: Ids = "any"
+    single_calls: bool = False
+    splits_text: bool = False
+    thought_or_text: bool = False
     developer: bool = False
     first_system: bool = False
     later_system: bool = False
@@ -82,10 +98,13 @@ def in_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     ]
 
 
-def detect_features(apply: Apply, source: str, *, parses_calls: bool) -> TemplateFeatures:
+def detect_features(
+    apply: Apply, source: str, *, parses_calls: bool, numbered_ids: bool = False
+) -> TemplateFeatures:
     """Detect by trial what a template supports; `source` is its text, empty for one in Python.
 
     Without a parser for its calls (`parses_calls`) a template counts as one without tools.
+    `numbered_ids`: its family's ids of calls have the tool's name.
     """
     probe = _Probe(apply)
     is_lost = not probe.renders_users()
@@ -93,37 +112,37 @@ def detect_features(apply: Apply, source: str, *, parses_calls: bool) -> Templat
     loses_users = is_lost and not parts and probe.accepts_users()
     lists_tools = is_lost and _Probe(apply, no_tools=[]).renders_users()
     probe = _Probe(apply, parts=parts, no_tools=[] if lists_tools else None)
-    text_arguments, short_ids = False, False
     tools = parses_calls and probe.renders_tools()
-    if tools:
-        forms = [(text, short) for text in (False, True) for short in (False, True)]
-        supported = next(
-            (
-                (text, short)
-                for text, short in forms
-                if probe.renders_calls(_TEXT if text else _OBJECT, short_ids=short)
-            ),
-            None,
-        )
-        tools = supported is not None
-        text_arguments, short_ids = supported or (False, False)
-    calls = partial(probe.renders_calls, _TEXT if text_arguments else _OBJECT, short_ids=short_ids)
+    known: tuple[Ids, ...] = ("numbered",) if numbered_ids else ("any", "short")
+    forms = [(text, ids) for text in (False, True) for ids in known] if tools else []
+    form = next((one for one in forms if probe.renders_calls(*one)), None)
+    writes_calls = tools and form is None and probe.renders_results()
+    tools = form is not None or writes_calls
+    text_arguments, ids = form or (False, "any")
+    calls = partial(probe.renders_calls, text_arguments, ids)
+    has_calls = form is not None
+    repeats = probe.renders("user", "user", "assistant", "assistant", "user")
     # Some write it before the last question alone: the prompt would change from turn to turn.
     system = probe.renders("system", "user", "assistant", "user") and (
-        not tools or calls(before=("system", "user"))
+        not has_calls or calls(before=("system", "user"))
     )
     return TemplateFeatures(
         tools=tools,
+        writes_calls=writes_calls,
         text_arguments=text_arguments,
-        any_arguments=tools and probe.renders_calls(_NO_OBJECT, short_ids=short_ids),
-        short_ids=short_ids,
+        any_arguments=has_calls and calls(arguments=_NO_OBJECT),
+        ids=ids,
+        single_calls=has_calls and not calls(n_calls=2),
+        thought_or_text=has_calls and not calls(thought=True),
         developer="developer" in source and probe.renders("developer", "user"),
         first_system=system,
         later_system=system and probe.renders_later_systems(),
-        repeats=probe.renders("user", "user", "assistant", "assistant", "user"),
-        assistant_first=probe.renders("assistant", "user"),
-        user_after_result=not tools or calls(after=("user", "assistant", "user")),
-        orphan_results=tools and probe.renders("user", "tool", "user"),
+        repeats=repeats,
+        splits_text=has_calls and repeats and not calls(text="probesaid"),
+        assistant_first=probe.renders("assistant", "user")
+        and (not has_calls or calls(before=(), after=("user",))),
+        user_after_result=not has_calls or calls(after=("user", "assistant", "user")),
+        orphan_results=has_calls and probe.renders("user", "tool", "user"),
         empty_answers=probe.renders("user", "", "user"),
         parts=parts,
         loses_users=loses_users,
@@ -149,6 +168,16 @@ _TOOL: TemplateMessage = {
         },
     },
 }
+
+
+def _call(arguments: object, ids: Ids, number: int) -> dict[str, object]:
+    function = {"name": "probetool", "arguments": arguments}
+    return {"id": _IDS[ids].format(number), "type": "function", "function": function}
+
+
+def _result(call: Mapping[str, object], number: int) -> TemplateMessage:
+    content = f"proberesult{number}"
+    return {"role": "tool", "content": content, "tool_call_id": call["id"], "name": "probetool"}
 
 
 def _messages(roles: Roles, n_before: int = 0) -> list[TemplateMessage]:
@@ -199,37 +228,40 @@ class _Probe:
         text = self._text(question, [_TOOL])
         return text is not None and text != self._text(question, None) and "probetool" in text
 
+    def renders_results(self) -> bool:
+        """The result of a call that stands in an answer's text appears."""
+        messages = [_message("user", 1), _message("assistant", 2), _message("tool", 3)]
+        text = self._text(messages, [_TOOL])
+        return text is not None and _in_order(text, _contents(messages))
+
     def renders_calls(
-        self, arguments: object, *, short_ids: bool, before: Roles = ("user",), after: Roles = ()
+        self,
+        text_arguments: bool,
+        ids: Ids,
+        *,
+        arguments: str | None = None,
+        n_calls: int = 1,
+        text: str = "",
+        thought: bool = False,
+        before: Roles = ("user",),
+        after: Roles = (),
     ) -> bool:
-        """A call with these `arguments` and its result appear, with messages of these roles
-        `before` and `after` them."""
-        call_id = _SHORT_ID if short_ids else _LONG_ID
-        call = {
-            "id": call_id,
-            "type": "function",
-            "function": {"name": "probetool", "arguments": arguments},
-        }
-        result: TemplateMessage = {
-            "role": "tool",
-            "content": "proberesult",
-            "tool_call_id": call_id,
-            "name": "probetool",
-        }
+        """Calls and their results appear, with messages of these roles `before` and `after` them.
+
+        `arguments` are other ones. With `thought` the answer has reasoning and a text, too.
+        """
+        given = arguments or (_TEXT if text_arguments else _OBJECT)
+        calls = [_call(given, ids, number) for number in range(n_calls)]
+        answer: TemplateMessage = {"role": "assistant", "content": text, "tool_calls": calls}
+        if thought:
+            answer |= {"content": "probesaid", **dict.fromkeys(REASONING_FIELDS, "probethought")}
+        results = [_result(call, number) for number, call in enumerate(calls)]
         earlier, behind = _messages(before), _messages(after, len(before))
-        text = self._text(
-            [
-                *earlier,
-                {"role": "assistant", "content": "", "tool_calls": [call]},
-                result,
-                *behind,
-            ],
-            [_TOOL],
-        )
-        return text is not None and _in_order(
-            text,
-            [*_contents(earlier), "probetool", "probevalue", "proberesult", *_contents(behind)],
-        )
+        found = self._text([*earlier, answer, *results, *behind], [_TOOL])
+        words = ["probetool", "probevalue"] * n_calls + _contents(results)
+        said = [text] if text else []
+        expected = [*_contents(earlier), *said, *words, *_contents(behind)]
+        return found is not None and _in_order(found, expected)
 
     def _text(
         self, messages: Sequence[TemplateMessage], tools: list[TemplateMessage] | None

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from semantic.adapters.mlx.text.chat_template import (
+    REASONING_FIELDS,
     TemplateFeatures,
     TemplateMessage,
     in_parts,
 )
-from semantic.adapters.mlx.text.tool_call_parser import object_of, parse_arguments
+from semantic.application.chat.json_calls import object_of, parse_arguments
 from semantic.domain.chat import Chat, Message, Tool, ToolCall
 from semantic.ports.chat import Marks
 
@@ -42,8 +45,11 @@ _NO_RESULT = "There is no result."
 _NOTHING_SAID = "."
 """Said by a user before an assistant that begins, where a template demands one."""
 _SHORT_ID_LENGTH = 9
-_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Field names of templates for the thought of an assistant message."""
+_NUMBERED = re.compile(r"functions\..+:[0-9]+")
+
+
+WriteCalls = Callable[[Sequence[tuple[str, object]]], str]
+"""Names and arguments of calls to the text with which a model makes them."""
 
 
 class Escape(Protocol):
@@ -58,15 +64,17 @@ def template_tools(tools: Sequence[Tool], escape: Escape) -> list[TemplateMessag
 
 
 def template_messages(
-    chat: Chat, features: TemplateFeatures, escape: Escape
+    chat: Chat, features: TemplateFeatures, escape: Escape, write: WriteCalls
 ) -> list[TemplateMessage]:
-    """The messages of `chat` for a template with these features, in order."""
-    writer = _Writer(features, escape)
+    """The messages of `chat` for a template with these features, in order; `write` writes calls
+    that it does not render."""
+    writer = _Writer(features, escape, write)
     messages = list(chat.messages)
     if chat.tools and not features.tools:
         writer.add_tools(chat.tools, after=bool(messages) and messages[0].role in _SYSTEM)
     for message in messages:
         writer.add(message)
+    writer.end_calls()
     return in_parts(writer.messages) if features.parts else writer.messages
 
 
@@ -111,9 +119,13 @@ def _system_as_text(content: str) -> str:
 class _Writer:
     """Appends messages one by one; none depends on a later one."""
 
-    def __init__(self, features: TemplateFeatures, escape: Escape) -> None:
+    def __init__(self, features: TemplateFeatures, escape: Escape, write: WriteCalls) -> None:
         self._features = features
         self._escape = escape
+        self._write = write
+        self._n_calls = 0
+        self._ids: dict[str, str] = {}  # as a template takes them, by the clients' own
+        self._later: list[ToolCall] = []  # calls of the last answer that it may not have
         self._tools_text = ""
         self._open: list[ToolCall] = []  # of the last answer, without results so far
         self.messages: list[TemplateMessage] = []
@@ -126,7 +138,15 @@ class _Writer:
         if not after:
             self._add_system("system", "")
 
+    def end_calls(self) -> None:
+        """Add the calls that the last answer may not have, where no result is there for them."""
+        later, self._later = self._later, []
+        for call in later:
+            self._append({"role": "assistant", "content": "", "tool_calls": [self._call(call)]})
+
     def add(self, message: Message) -> None:
+        if message.role != "tool":
+            self.end_calls()
         if message.role in _SYSTEM:
             self._add_system(message.role, self._escape(message.content))
         elif message.role == "assistant":
@@ -169,15 +189,25 @@ class _Writer:
     def _add_assistant(self, message: Message) -> None:
         if not self._features.assistant_first and self._last_role() in (None, *_SYSTEM):
             self._add_user(_NOTHING_SAID)
+        if message.content and message.tool_calls and self._features.splits_text:
+            self._add_assistant(Message("assistant", message.content, message.reasoning))
+            message = replace(message, content="", reasoning="")
         content = self._escape(message.content)
         answer: TemplateMessage = {"role": "assistant", "content": content}
-        if message.reasoning:
-            answer |= dict.fromkeys(_REASONING_FIELDS, self._escape(message.reasoning))
+        thought = self._escape(message.reasoning)
+        if thought and content and message.tool_calls and self._features.thought_or_text:
+            thought, answer["content"] = f"{thought}\n\n{content}", ""
+        if thought:
+            answer |= dict.fromkeys(REASONING_FIELDS, thought)
         self._open = list(message.tool_calls)
         if not message.content and not message.tool_calls and not self._features.empty_answers:
             return
-        if message.tool_calls and self._features.tools:
-            answer["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        if message.tool_calls and self._features.writes_calls:
+            answer["content"] = content + self._written(message.tool_calls)
+        elif message.tool_calls and self._features.tools:
+            first = message.tool_calls[:1] if self._features.single_calls else message.tool_calls
+            self._later = list(message.tool_calls[len(first) :])
+            answer["tool_calls"] = [self._call(call) for call in first]
         elif message.tool_calls:
             calls = (
                 _call_as_text(self._escape(call.name), self._escape(call.arguments.strip() or "{}"))
@@ -200,6 +230,18 @@ class _Writer:
             if message.name is None:
                 result |= self._name_field(self._called_name(result["tool_call_id"]))
         self._append(result)
+        if self._later:
+            call = self._call(self._later.pop(0))
+            self._append({"role": "assistant", "content": "", "tool_calls": [call]})
+
+    def _written(self, calls: Sequence[ToolCall]) -> str:
+        """Calls as the model itself writes them."""
+        written = []
+        for call in calls:
+            found = parse_arguments(call.arguments)
+            arguments = object_of(found) if isinstance(found, str) else found
+            written.append((self._escape(call.name), escape_all(arguments, self._escape)))
+        return self._write(written)
 
     def _call(self, call: ToolCall) -> dict[str, object]:
         arguments = parse_arguments(call.arguments)
@@ -209,8 +251,10 @@ class _Writer:
                 arguments = json.dumps(arguments, ensure_ascii=False)
         elif self._features.text_arguments or isinstance(arguments, str):
             arguments = call.arguments
+        self._ids[call.id] = self._new_id(call)
+        self._n_calls += 1
         return {
-            "id": self._id(call.id),
+            "id": self._ids[call.id],
             "type": "function",
             "function": {
                 "name": self._escape(call.name),
@@ -227,8 +271,17 @@ class _Writer:
                     return str(call["function"]["name"])
         return None
 
+    def _new_id(self, call: ToolCall) -> str:
+        if self._features.ids != "numbered":
+            return self._id(call.id)
+        is_own = _NUMBERED.fullmatch(call.id) is not None
+        return self._escape(call.id if is_own else f"functions.{call.name}:{self._n_calls}")
+
     def _id(self, call_id: str) -> str:
-        if not self._features.short_ids:
+        """The id of a call, for its result, too."""
+        if call_id in self._ids:
+            return self._ids[call_id]
+        if self._features.ids != "short":
             return self._escape(call_id)
         if len(call_id) == _SHORT_ID_LENGTH and call_id.isalnum() and call_id.isascii():
             return call_id

@@ -111,9 +111,7 @@ class HuggingFaceTokenizer(Protocol):
     has_chat_template: bool
     think_start: str | None
     think_end: str | None
-    tool_call_start: str | None
-    tool_call_end: str | None
-    tool_parser: Callable[[str, list[dict[str, object]]], object] | None
+    init_kwargs: Mapping[str, object]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -207,12 +205,3 @@ class MLXTokenizer:
         if not isinstance(text, str):
             raise TypeError(f"expected a rendered template, got {type(text).__name__}")
         return self.encode_rendered(text)
-
-
-def replace_surrogates(text: str) -> str:
-    """`text` with U+FFFD for each lone surrogate: JSON can spell one, UTF-8 cannot encode it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

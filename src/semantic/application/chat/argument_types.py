@@ -1,0 +1,229 @@
+"""Types of arguments: from a tool's schema, and from the text of a value to its JSON.
+
+A value in tags says nothing of its type; the schema does. Knows JSON Schema and JSON; not how a
+model writes a call.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from semantic.application.chat.object_text import MAX_DEPTH
+from semantic.domain.chat import JsonSchema, replace_surrogates
+
+Kinds = frozenset[str]
+"""JSON types that a schema allows; none if it does not say."""
+
+_ANY: Final[Kinds] = frozenset()
+_KINDS: Final[Kinds] = frozenset(
+    {"string", "integer", "number", "boolean", "null", "object", "array"}
+)
+_CONTAINERS: Final[Kinds] = frozenset({"object", "array"})
+_MOST_SCHEMAS: Final = 200
+"""Schemas that are looked at for one argument: references may be circular."""
+_LONGEST_LITERAL: Final = 1 << 16
+_NAMES: Final[dict[type, str]] = {
+    bool: "boolean",
+    type(None): "null",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    tuple: "array",
+}
+_WORDS: Final = {"true": "true", "false": "false", "null": "null", "none": "null"}
+_JSON_WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
+_LITERAL_ERRORS: Final = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+
+
+class ArgumentTypes:
+    """The types of one tool's arguments."""
+
+    def __init__(self, parameters: JsonSchema, *, untyped_is_text: bool = True) -> None:
+        """`untyped_is_text`: an argument without a type is its text, else what it is as JSON."""
+        found = parameters.get("properties")
+        self._root = parameters
+        self._properties = found if isinstance(found, Mapping) else {}
+        self._untyped_is_text = untyped_is_text
+        self._known: dict[str, Kinds] = {}
+
+    def is_declared(self, name: str) -> bool:
+        """Whether the schema names this argument; so of any if it names none."""
+        return not self._properties or name in self._properties
+
+    def is_text(self, name: str) -> bool:
+        """Whether an argument is its text, whatever that is."""
+        kinds = self._kinds(name)
+        return kinds == {"string"} or (
+            not kinds and self._untyped_is_text and name not in self._properties
+        )
+
+    def may_be_text(self, name: str) -> bool:
+        """Whether an argument that is no other value is its text."""
+        kinds = self._kinds(name)
+        return not kinds or "string" in kinds
+
+    def value(self, name: str, text: str) -> str:
+        """The JSON of an argument that a model wrote as `text`; of what has no other type, the text
+        itself as a string."""
+        if self.is_text(name):
+            return _string(text)
+        kinds = self._kinds(name)
+        if not kinds:
+            declared = name in self._properties
+            kinds = _CONTAINERS if declared and self._untyped_is_text else _KINDS - {"string"}
+        found = _json_of(text.strip(), kinds)
+        return _string(text) if found is None else found
+
+    def json(self, text: str) -> str:
+        """The JSON of a value of any type; of what has none, the text itself as a string."""
+        return any_json(text) or _string(text)
+
+    def _kinds(self, name: str) -> Kinds:
+        if name not in self._known:
+            schema = self._properties.get(name)
+            seen: list[object] = []
+            self._known[name] = _kinds_of(schema, self._root, seen)
+        return self._known[name]
+
+
+def any_json(text: str) -> str | None:
+    """A JSON text or Python literal as JSON; None if it is neither."""
+    return _json_of(text.strip(), _KINDS)
+
+
+def _kinds_of(schema: object, root: JsonSchema, seen: list[object]) -> Kinds:
+    """The types that `schema` allows, references resolved."""
+    if not isinstance(schema, Mapping) or len(seen) >= _MOST_SCHEMAS:
+        return _ANY
+    seen.append(schema)
+    found = [_own_kinds(schema)]
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        found.append(_kinds_of(_at(root, reference), root, seen))
+    for name in ("anyOf", "oneOf"):
+        choices = [_kinds_of(one, root, seen) for one in _list(schema.get(name))]
+        found.append(_ANY if _ANY in choices else frozenset().union(*choices))
+    found += [_kinds_of(one, root, seen) for one in _list(schema.get("allOf"))]
+    said = [kinds for kinds in found if kinds]
+    kinds = _both(said)
+    return kinds | {"null"} if kinds and schema.get("nullable") is True else kinds
+
+
+def _own_kinds(schema: Mapping[str, object]) -> Kinds:
+    """The types that a schema names itself, or those of the values that it lists."""
+    given = schema.get("type")
+    names = [given] if isinstance(given, str) else _list(given)
+    kinds = frozenset(name for name in names if isinstance(name, str)) & _KINDS
+    if kinds:
+        return kinds
+    values = _list(schema.get("enum")) or ([schema["const"]] if "const" in schema else [])
+    return frozenset(map(_kind, values))
+
+
+def _both(said: Sequence[Kinds]) -> Kinds:
+    """The types that all of these allow; a number may be an integer."""
+    kinds = _ANY
+    for one in said:
+        wide = one | {"integer"} if "number" in one else one
+        kinds = (kinds & wide or kinds) if kinds else one
+    return kinds
+
+
+def _at(root: JsonSchema, reference: str) -> object:
+    """The schema within `root` that a reference names."""
+    found: object = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if reference.startswith("#") else None
+
+
+def _json_of(text: str, kinds: Kinds) -> str | None:
+    """`text` as JSON of one of these types; None if it is none."""
+    word = _WORDS.get(text.lower())
+    if word is not None:
+        return word if _kind(json.loads(word)) in kinds else None
+    for read in (_loaded, _evaluated):
+        for value, written in read(text):
+            if _allows(kinds, value) and not is_deeper_than(MAX_DEPTH, value):
+                return written
+    return None
+
+
+def _loaded(text: str) -> Iterator[tuple[object, str]]:
+    """The value of a JSON text, which stays as it is written where any client can read that."""
+    try:
+        value = json.loads(text, strict=False, parse_constant=refuse_constant)
+        written = portable_json(value)
+    except (ValueError, RecursionError):
+        return
+    is_portable = isinstance(value, int | float) or (text.isprintable() and "\\u" not in text)
+    yield value, text if is_portable else written
+
+
+def _evaluated(text: str) -> Iterator[tuple[object, str]]:
+    """The value of a Python literal, as models write some, also with JSON's words in it."""
+    if len(text) > _LONGEST_LITERAL:
+        return
+    try:
+        value = ast.literal_eval(_JsonWords().visit(ast.parse(text, mode="eval").body))
+        yield value, portable_json(value)
+    except _LITERAL_ERRORS:
+        return
+
+
+class _JsonWords(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_WORDS[node.id]) if node.id in _JSON_WORDS else node
+
+
+def refuse_constant(constant: str) -> object:
+    """Raise ValueError for what Python reads in JSON and no other parser does: NaN, Infinity."""
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _allows(kinds: Kinds, value: object) -> bool:
+    kind = _kind(value)
+    return kind in kinds or (kind == "integer" and "number" in kinds) or _is_whole(kinds, value)
+
+
+def _is_whole(kinds: Kinds, value: object) -> bool:
+    return "integer" in kinds and isinstance(value, float) and value.is_integer()
+
+
+def _kind(value: object) -> str:
+    return _NAMES.get(type(value), "object")
+
+
+def is_deeper_than(levels: int, value: object) -> bool:
+    """Whether lists and objects in `value` are nested more than `levels` deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [outer for outer in level if isinstance(outer, dict | list)]
+        if not level:
+            return False
+        level = [child for outer in level for child in _children(outer)]
+    return True
+
+
+def portable_json(value: object) -> str:
+    """JSON that any client can parse and send back: no NaN, no lone surrogates."""
+    return replace_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def _children(value: object) -> Sequence[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _string(text: str) -> str:
+    return portable_json(text)
