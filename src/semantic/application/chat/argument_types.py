@@ -50,21 +50,12 @@ class ArgumentTypes:
         self._untyped_is_text = untyped_is_text
         self._known: dict[str, Kinds] = {}
 
-    def is_declared(self, name: str) -> bool:
-        """Whether the schema names this argument; so of any if it names none."""
-        return not self._properties or name in self._properties
-
     def is_text(self, name: str) -> bool:
         """Whether an argument is its text, whatever that is."""
         kinds = self._kinds(name)
         return kinds == {"string"} or (
             not kinds and self._untyped_is_text and name not in self._properties
         )
-
-    def may_be_text(self, name: str) -> bool:
-        """Whether an argument that is no other value is its text."""
-        kinds = self._kinds(name)
-        return not kinds or "string" in kinds
 
     def value(self, name: str, text: str) -> str:
         """The JSON of an argument that a model wrote as `text`; of what has no other type, the text

@@ -24,7 +24,6 @@ from semantic.adapters.mlx.text.chat_template import (
     in_parts,
 )
 from semantic.adapters.mlx.text.template_messages import (
-    TEXT_CALL_MARKS,
     WriteCalls,
     escape_all,
     template_messages,
@@ -255,7 +254,7 @@ class MLXChatFormat:
             self._thought_marks = Marks(inner.think_start, inner.think_end)
         else:
             self._thought_marks = thought_of(source)
-        self._call_marks, self._call_spelling = TEXT_CALL_MARKS, None
+        self._call_marks, self._call_spelling = HERMES.marks, HERMES.spelling
         self._headers = None if family is None else family.headers
         self._silent_marks = () if family is None else family.silent
         self._bare_calls = False

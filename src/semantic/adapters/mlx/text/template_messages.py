@@ -21,10 +21,6 @@ from semantic.adapters.mlx.text.chat_template import (
 )
 from semantic.application.chat.json_calls import object_of, parse_arguments
 from semantic.domain.chat import Chat, Message, Tool, ToolCall
-from semantic.ports.chat import Marks
-
-TEXT_CALL_MARKS = Marks("<tool_call>", "</tool_call>")
-"""Around a call written as text."""
 
 _TOOLS_PROMPT = """\
 # Tools
@@ -140,9 +136,12 @@ class _Writer:
 
     def end_calls(self) -> None:
         """Add the calls that the last answer may not have, where no result is there for them."""
-        later, self._later = self._later, []
-        for call in later:
-            self._append({"role": "assistant", "content": "", "tool_calls": [self._call(call)]})
+        while self._later:
+            self._add_later()
+
+    def _add_later(self) -> None:
+        call = self._call(self._later.pop(0))
+        self._append({"role": "assistant", "content": "", "tool_calls": [call]})
 
     def add(self, message: Message) -> None:
         if message.role != "tool":
@@ -231,8 +230,7 @@ class _Writer:
                 result |= self._name_field(self._called_name(result["tool_call_id"]))
         self._append(result)
         if self._later:
-            call = self._call(self._later.pop(0))
-            self._append({"role": "assistant", "content": "", "tool_calls": [call]})
+            self._add_later()
 
     def _written(self, calls: Sequence[ToolCall]) -> str:
         """Calls as the model itself writes them."""
