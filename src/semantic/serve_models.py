@@ -305,7 +305,6 @@ class _Loader:
         return served
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
-        """See `ModelLoader.fetch`."""
         remote = await asyncio.to_thread(find_remote, hub_id)
         await self._require_fits(remote)
         loop, stopped = asyncio.get_running_loop(), threading.Event()
@@ -346,7 +345,6 @@ class _Loader:
             )
 
     async def size(self, name: str) -> tuple[int, Weights]:
-        """See `ModelLoader.size`."""
         given = self._given[name]
         if self.known[name].states != await asyncio.to_thread(_states, given.engine):
             self.known[name] = (await self._described(given))[1]
@@ -372,7 +370,6 @@ class _Loader:
             gc.freeze()
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights]:
-        """See `ModelLoader.load`."""
         known = self.known[name]
         engine = replace(known.settings.engine, weights_bytes=room)
         try:
@@ -393,15 +390,12 @@ class _Loader:
                 self.known[name] = replace(known, weights=replace(weights, n_bytes=n_bytes))
 
     async def free(self) -> None:
-        """See `ModelLoader.free`."""
         await asyncio.wrap_future(self._shared.loop.call(free_memory))
 
     def stores(self) -> tuple[StoreStats, ...]:
-        """See `ModelLoader.stores`."""
         return tuple(self._shared.store.stats())
 
     async def close(self) -> None:
-        """See `ModelLoader.close`."""
         if self._has_frozen:
             gc.unfreeze()
         await asyncio.to_thread(self._shared.turns.close)

@@ -61,18 +61,13 @@ class Embeddings:
         self, model: EmbeddingModel, embedder: Embedder, call: Calls, workers: Executor
     ) -> None:
         """`call` reaches the thread that computes; `workers` run what needs no model."""
-        self._model = model
+        self.model = model
         self._embedder = embedder
         self._call = call
         self._workers = workers
         self._cache: FairLru[Key, Vector] = FairLru(_CACHE_BYTES)
         self._turn = asyncio.Lock()
         self._waiting = 0
-
-    @property
-    def model(self) -> EmbeddingModel:
-        """See `EmbeddingPort.model`."""
-        return self._model
 
     async def embed(
         self,
@@ -83,7 +78,6 @@ class Embeddings:
         truncate: bool = False,
         keep: bool = True,
     ) -> Embedded:
-        """See `EmbeddingPort.embed`."""
         most = self._embedder.dimensions
         if dimensions is not None and not 1 <= dimensions <= most:
             raise InvalidRequestError(f"dimensions: expected 1 to {most}, got {dimensions}")

@@ -46,11 +46,9 @@ class ByteDetokenizer:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def push(self, token: int) -> str:
-        """See `Detokenizer.push`."""
         return self._decode(self._bytes_of(token))
 
     def flush(self) -> str:
-        """See `Detokenizer.flush`."""
         return self._decode(b"", True)
 
 
@@ -69,13 +67,11 @@ class StreamingDetokenizer:
             self._tokens, self._ends, self._context = last, [len(last)], text
 
     def push(self, token: int) -> str:
-        """See `Detokenizer.push`."""
         self._tokens.append(token)
         window = self._decode(self._tokens)
         return "" if window.endswith(_INCOMPLETE) else self._emit(window)
 
     def flush(self) -> str:
-        """See `Detokenizer.flush`."""
         if not self._tokens or (self._ends and self._ends[-1] == len(self._tokens)):
             return ""
         return self._emit(self._decode(self._tokens))

@@ -91,7 +91,7 @@ class Serving:
     ) -> None:
         """`workers` run slow work that needs no engine; `close` ends them."""
         self._thread = thread
-        self._model = model
+        self.model = model
         self._tokenizer = tokenizer
         self._format = chat_format
         self._preparation = preparation
@@ -109,11 +109,6 @@ class Serving:
         """Ends what reads the store; called before the store is closed."""
         self._arrivals: Arrivals | None = None
         self._tool_times = ToolTimes()
-
-    @property
-    def model(self) -> ServedModel:
-        """See `ServingPort.model`."""
-        return self._model
 
     async def close(self) -> None:
         """Cancel what runs, save every agent, and end all threads."""
@@ -144,7 +139,6 @@ class Serving:
 
     @property
     def has_failed(self) -> bool:
-        """See `RunnableServing.has_failed`."""
         return self._thread.state is EngineState.FAILED
 
     def figures(self) -> Figures:
@@ -168,7 +162,6 @@ class Serving:
         return tokens
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`."""
         prepared = await self._prepared(ask)
         await self._names.ready(ask)
         with self._names.claimed(prepared, ask) as agent:
@@ -209,7 +202,6 @@ class Serving:
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """See `ServingPort.tokenize`."""
         return await self._work(
             lambda: self._preparation.tokens(
                 prompt, add_special_tokens=add_special_tokens, tenant=tenant
@@ -217,12 +209,10 @@ class Serving:
         )
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
-        """See `ServingPort.detokenize`."""
         self._check(tokens)
         return await self._work(lambda: self._tokenizer.decode(tokens))
 
     async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """See `ServingPort.token_texts`."""
         self._check(tokens)
         return await self._work(lambda: tuple(map(self._tokenizer.text_of, tokens)))
 
@@ -264,9 +254,9 @@ class Serving:
 
     def _check(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            if not 0 <= token < self._model.vocab_size:
+            if not 0 <= token < self.model.vocab_size:
                 raise InvalidRequestError(
-                    f"token id {token} is not in the model's vocabulary of {self._model.vocab_size}"
+                    f"token id {token} is not in the model's vocabulary of {self.model.vocab_size}"
                 )
 
     async def _read(

@@ -74,11 +74,6 @@ class Driver:
         self._in_flight.add(uid)
         return uid
 
-    def cancel_all(self) -> None:
-        """Cancel every request in flight; they end at the next step."""
-        for uid in tuple(self._in_flight):
-            self._engine.cancel(uid)
-
     def steps(self) -> Iterator[list[EngineEvent]]:
         """The events of each step. Requests may be submitted between steps."""
         while self._in_flight:

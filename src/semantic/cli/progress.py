@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from semantic.bootstrap import App, build_engine
@@ -49,12 +48,7 @@ class ProgressBar:
             self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.hide()
 
     def load(self, settings: Settings) -> App:
@@ -126,12 +120,10 @@ class ServerProgress:
         self._bars: dict[str, TaskID] = {}
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """See `Observer.accepted`."""
         del prompt_tokens
         self._agents[uid] = agent
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
-        """See `Observer.prefilled`."""
         if uid not in self._bars:
             if not self._bars:
                 self._progress.start()
@@ -142,11 +134,9 @@ class ServerProgress:
         self._progress.update(self._bars[uid], completed=done, total=total)
 
     def first_token(self, uid: str) -> None:
-        """See `Observer.first_token`."""
         self._remove(uid)
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
-        """See `Observer.finished`."""
         del record
         self._agents.pop(uid or "", None)
         self._remove(uid or "")

@@ -275,11 +275,9 @@ class PlainText:
     """The answers' text alone, each ended by a newline."""
 
     def text(self, text: str) -> None:
-        """See `Output.text`."""
         write(text)
 
     def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
-        """See `Output.end`."""
         del done, timing, view
         write("\n")
 
@@ -294,7 +292,6 @@ class JsonLines:
         """See `Output.text`."""
 
     def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
-        """See `Output.end`."""
         write(to_line(answer_json(self._model, done, timing, view)) + "\n")
 
 

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from semantic.application.engine.admission import QueueLimits
@@ -106,12 +105,7 @@ class AsyncEngine:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.close()
 
     @property

@@ -267,14 +267,12 @@ class Toml:
     """TOML; comments and layout are preserved."""
 
     def read(self, text: str) -> Document:
-        """See `FileFormat.read`."""
         try:
             return tomllib.loads(text)
         except ValueError as error:
             raise UnreadableError(f"expected TOML: {error}") from None
 
     def change(self, text: str, required: Settings) -> str:
-        """See `FileFormat.change`."""
         import tomlkit
         from tomlkit.exceptions import TOMLKitError
 
@@ -317,11 +315,8 @@ def _new_table(around: object, required: Settings) -> MutableMapping[str, object
     if isinstance(around, InlineTable):
         return tomlkit.inline_table()
     # A table with no value of its own gets no heading.
-    return tomlkit.table(is_super_table=all(map(_is_table, required.values())))
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping)
+    are_tables = (isinstance(value, Mapping) for value in required.values())
+    return tomlkit.table(is_super_table=all(are_tables))
 
 
 def _checked(kind: FileFormat, written: str, expected: Document) -> str:

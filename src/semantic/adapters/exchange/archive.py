@@ -78,7 +78,6 @@ class AgentArchives:
         self._model_name = model_name
 
     def export(self, manifest: Manifest, check: Check) -> Outgoing:
-        """See `ExchangePort.export`."""
         bodies = []
         for header, entry in stored_bodies(self._store, manifest):
             check()
@@ -89,8 +88,6 @@ class AgentArchives:
         return Outgoing(self._store, replace(manifest, model=self._model_name), bodies)
 
     def receive(self, accept: Callable[[str], None]) -> Incoming:
-        """See `ExchangePort.receive`."""
-
         def check(document: AgentDocument) -> None:
             self._require_model(document)
             self._require_room(document)
@@ -132,12 +129,10 @@ class Outgoing:
 
     @property
     def n_bytes(self) -> int:
-        """See `OutgoingArchive.n_bytes`."""
         sizes = len(self._document()), self._container_bytes()
         return sum(_BLOCK + size + _padding(size) for size in sizes) + len(_END)
 
     def pieces(self) -> Iterator[bytes]:
-        """See `OutgoingArchive.pieces`."""
         document, n_bytes = self._document(), self._container_bytes()
         yield from _divided(_header(DOCUMENT, len(document)) + document)
         yield bytes(_padding(len(document))) + _header(CONTAINER, n_bytes)
@@ -179,7 +174,6 @@ class Incoming:
         self._wanted = next(self._parts)
 
     def write(self, data: bytes) -> None:
-        """See `IncomingArchive.write`."""
         self._unread += data
         while len(self._unread) >= self._wanted:
             part = bytes(self._unread[: self._wanted])
@@ -187,7 +181,6 @@ class Incoming:
             self._wanted = self._parts.send(part)
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
-        """See `IncomingArchive.put`."""
         if self._document is None or self._file is None or not self._is_whole:
             raise InvalidRequestError(f"the archive ends before {CONTAINER} does")
         if self._unread:
@@ -202,7 +195,6 @@ class Incoming:
         return manifest
 
     def close(self) -> None:
-        """See `IncomingArchive.close`."""
         if self._file is not None:
             self._file.close()
 

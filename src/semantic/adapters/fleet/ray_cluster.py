@@ -132,7 +132,6 @@ class RayCluster:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """See `ReplicasPort.answer`."""
         handle = self._require_handle()  # before an import beside that of `start`
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import BackPressureError, RayServeException
@@ -154,7 +153,6 @@ class RayCluster:
                 call.cancel()
 
     async def answers(self, request: PassedRequest) -> Mapping[str, tuple[ResponseHead, bytes]]:
-        """See `ReplicasPort.answers`."""
         handle = self._require_handle()
         from ray.exceptions import RayError
 

@@ -66,9 +66,8 @@ class StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to the current `sys.stderr`, which a progress bar replaces temporarily."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = (
-            sys.stderr
-        )  # not `setStream`: it flushes the previous stream, which may be closed
+        # Not `setStream`: it flushes the previous stream, which may be closed.
+        self.stream = sys.stderr
         super().emit(record)
 
 
@@ -143,7 +142,6 @@ class RequestLogEntry(Observer):
         self._records: list[AnswerRecord] = []
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
-        """See `Observer.finished`."""
         del uid
         self._records.append(record)
 
@@ -255,13 +253,11 @@ class ProgressLog(Observer):
         self._begun: dict[str, tuple[float, int]] = {}
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """See `Observer.accepted`."""
         del prompt_tokens
         self._last[uid] = self._clock()
         self._agents[uid] = agent
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
-        """See `Observer.prefilled`."""
         if uid not in self._last:
             return
         now = self._clock()
@@ -274,7 +270,6 @@ class ProgressLog(Observer):
             log_event(f"prefill {done}/{total}", {"agent": self._agents[uid], **fields})
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
-        """See `Observer.finished`."""
         del record
         self._last.pop(uid or "", None)
         self._agents.pop(uid or "", None)

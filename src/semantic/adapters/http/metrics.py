@@ -125,7 +125,6 @@ class InstrumentedServing:
 
     @property
     def model(self) -> ServedModel:
-        """See `ServingPort.model`."""
         return self._serving.model
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
@@ -148,17 +147,14 @@ class InstrumentedServing:
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """See `ServingPort.tokenize`."""
         return await self._serving.tokenize(
             prompt, add_special_tokens=add_special_tokens, tenant=tenant
         )
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
-        """See `ServingPort.detokenize`."""
         return await self._serving.detokenize(tokens)
 
     async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """See `ServingPort.token_texts`."""
         return await self._serving.token_texts(tokens)
 
 
@@ -273,21 +269,17 @@ class Metrics(Observer):
         return generate_latest(self.registry)
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """See `Observer.accepted`."""
         del agent, prompt_tokens
         self._waiting.add(uid)
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
-        """See `Observer.prefilled`."""
         del done, total
         self._runs(uid)
 
     def first_token(self, uid: str) -> None:
-        """See `Observer.first_token`."""
         self._runs(uid)
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
-        """See `Observer.finished`."""
         self._waiting.discard(uid or "")
         self._running.discard(uid or "")
         good = record.finish in ("stop", "length", "tool_calls")
@@ -394,9 +386,8 @@ class _EngineCollector(Collector):
         running = {name: float(one.running) for name, one in engines.items()}
         waiting = {name: float(one.inbox + one.waiting) for name, one in engines.items()}
         if figures is None:
-            running, waiting = (
-                {self._model: float(len(some))} for some in (self._running, self._waiting)
-            )
+            running = {self._model: float(len(self._running))}
+            waiting = {self._model: float(len(self._waiting))}
         yield self._gauge("vllm:num_requests_running", "Requests being computed.", running)
         yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", waiting)
         if figures is not None:

@@ -118,9 +118,9 @@ class MLXBackend:
         decode padded; None for none. `agree` is for a model of which there are other shards.
         """
         self.model = model
-        self._model_id = model_id
+        self.model_id = model_id
         self._spec = spec
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.grammars = grammars or GrammarCompiler(None, (), vocab_size)
         self._layers, self._codec = form.layers, form.codec
         self._calibration = calibration
@@ -133,16 +133,6 @@ class MLXBackend:
         self._next_id = 0
         self._batch = self._new_batch()
         attention_hook.install(model)
-
-    @property
-    def model_id(self) -> str:
-        """See `BatchBackend.model_id`."""
-        return self._model_id
-
-    @property
-    def vocab_size(self) -> int:
-        """See `BatchBackend.vocab_size`."""
-        return self._vocab_size
 
     @property
     def ragged_layers(self) -> tuple[bool, ...]:
@@ -165,7 +155,6 @@ class MLXBackend:
         return not self.in_pages
 
     def return_memory(self, room: int) -> bool:
-        """See `BatchBackend.return_memory`."""
         pages = self._pages
         if pages is None:
             return False
@@ -175,7 +164,6 @@ class MLXBackend:
 
     @property
     def peak_bytes(self) -> int:
-        """See `BatchBackend.peak_bytes`."""
         return self._peak
 
     @property
@@ -195,11 +183,9 @@ class MLXBackend:
         return self._batch.stream
 
     def cache_spec(self) -> ModelCacheSpec:
-        """See `BatchBackend.cache_spec`."""
         return self._spec
 
     def set_aside(self, n_bytes: int) -> None:
-        """See `BatchBackend.set_aside`."""
         with self._computing():
             self._layers.set_aside(n_bytes)
 
@@ -211,7 +197,6 @@ class MLXBackend:
         self._layers.abandon()
 
     def open(self, capacity: int) -> SequenceId:
-        """See `BatchBackend.open`."""
         with self._computing():
             self._finish_launched()
             caches = self._layers.empty(capacity)
@@ -220,14 +205,12 @@ class MLXBackend:
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
-        """See `BatchBackend.restore`."""
         with self._computing():
             self._finish_launched()
             caches = self._layers.restored(blocks, length, capacity, exclusive=exclusive)
         return self._add(_Sequence(caches, length, capacity))
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
-        """See `BatchBackend.reserve`."""
         state = self._sequences[sequence]
         if state.staging is not None:
             raise BackendError("a sequence that is being loaded cannot move")
@@ -238,11 +221,9 @@ class MLXBackend:
         state.capacity = max(state.capacity, capacity)
 
     def length(self, sequence: SequenceId) -> int:
-        """See `BatchBackend.length`."""
         return self._sequences[sequence].length
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        """See `BatchBackend.prefill`."""
         state = self._resting(sequence)
         with self._measured():
             pages = self._pages
@@ -257,7 +238,6 @@ class MLXBackend:
         state.length += len(tokens)
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """See `BatchBackend.joins`."""
         pages = self._pages
         if pages is None or not pages.takes_rows:
             return False
@@ -265,18 +245,15 @@ class MLXBackend:
 
     @property
     def pads_chunks(self) -> bool:
-        """See `BatchBackend.pads_chunks`."""
         return self._pages is not None and self._pages.beside == "padded"
 
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """See `BatchBackend.side_by_side`."""
         pages = self._pages
         if pages is None or pages.beside == "alone" or self._spec.reusable_tokens is not None:
             return False
         return _are_rows(pages, self._sequences[sequence], n_tokens, pages.costs.joined)
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """See `BatchBackend.prefill_together`."""
         states = [(self._resting(sequence), tokens) for sequence, tokens in chunks]
         pages = self._pages
         if pages is None:
@@ -291,7 +268,6 @@ class MLXBackend:
             state.length += len(tokens)
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-        """See `BatchBackend.score`."""
         state = self._resting(sequence)
         given = list(tokens[:-1])
         with self._measured():
@@ -303,7 +279,6 @@ class MLXBackend:
         return scores
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """See `BatchBackend.check_grammar`."""
         self.grammars.check(grammar)
 
     def start(
@@ -314,7 +289,6 @@ class MLXBackend:
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        """See `BatchBackend.start`."""
         state = self._resting(sequence)
         with self._computing():
             self._compute_late(state)
@@ -327,7 +301,6 @@ class MLXBackend:
         self._starting[sequence] = _Start(last_token, list(history), params, drawn, mask)
 
     def decode(self) -> list[SampledToken]:
-        """See `BatchBackend.decode`."""
         if self._lost_batch:
             self._lost_batch = False
             self._drop_batch()
@@ -343,7 +316,6 @@ class MLXBackend:
             raise
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
-        """See `BatchBackend.extract`."""
         state = self._sequences.pop(sequence)
         with self._computing():
             self._leave(sequence, state)
@@ -353,16 +325,13 @@ class MLXBackend:
             return self._layers.fill(state.caches, blocks, state.length)
 
     def close(self, sequence: SequenceId) -> None:
-        """See `BatchBackend.close`."""
         with self._computing():
             self._leave(sequence, self._sequences.pop(sequence))
 
     def layout(self) -> BlockLayout:
-        """See `BatchBackend.layout`."""
         return self._codec.layout
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
-        """See `BatchBackend.pause`."""
         state = self._sequences[sequence]
         if state.decoding and sequence not in self._batch:
             raise BackendError("a step that failed left the sequence half written")
@@ -372,19 +341,16 @@ class MLXBackend:
             return None if in_flight is None else self._read(in_flight)
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
-        """See `BatchBackend.export_block`."""
         state = self._resting(sequence)
         with self._computing():
             self._compute_late(state)
             return self._codec.export_block(state.caches, state.length, part, start, stop)
 
     def is_finite(self, part: Part, body: bytes) -> bool:
-        """See `BatchBackend.is_finite`."""
         with self._computing():
             return self._codec.is_finite(part, body)
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
-        """See `BatchBackend.export_checkpoint`."""
         state = self._resting(sequence)
         if not state.length:
             raise BackendError("an empty sequence has no checkpoint")
@@ -393,7 +359,6 @@ class MLXBackend:
             return self._codec.export_checkpoint(state.caches, state.length)
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
-        """See `BatchBackend.loading`."""
         state = self._sequences[sequence]
         staging = state.staging
         if staging is None:
@@ -404,7 +369,6 @@ class MLXBackend:
         return targets
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
-        """See `BatchBackend.loaded`."""
         state = self._sequences[sequence]
         staging, state.staging = state.staging, None
         if staging is None:

@@ -163,13 +163,9 @@ class ListedTier(Protocol):
         """The parents of the first blocks of all chains in `namespace`."""
         ...
 
-    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
-        """See `CacheStorePort.children`."""
-        ...
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]: ...
 
-    def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-        """See `CacheStorePort.find`."""
-        ...
+    def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]: ...
 
 
 class KVPublisher:
@@ -215,15 +211,12 @@ class KVPublisher:
     # What tiers report
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
-        """See `BlockObserver.stored`."""
         return header.link.scope.namespace != self._namespace or self._take(Stored(header, tier))
 
     def removed(self, name: BlockHash, tier: Tier) -> bool:
-        """See `BlockObserver.removed`."""
         return self._namespace is None or self._take(Removed(name, tier))
 
     def listed_anew(self) -> None:
-        """See `BlockObserver.listed_anew`."""
         if self._namespace is not None:
             with self._changed:
                 self._begins_anew = True

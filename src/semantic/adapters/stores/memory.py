@@ -184,8 +184,8 @@ class MemoryStore:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         if secret is not None and len(secret) != _SECRET_BYTES:
             raise InvalidRequestError(f"secret must be {_SECRET_BYTES} bytes, got {len(secret)}")
-        self._secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
-        self._public = tenant_tag(self._secret, PUBLIC_TENANT)
+        self.secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
+        self._public = tenant_tag(self.secret, PUBLIC_TENANT)
         self._max_bytes = max_bytes
         self._counts_bodies = counts_bodies
         self._observer = observer
@@ -201,10 +201,6 @@ class MemoryStore:
         self._pinned: Counter[BlockHash] = Counter()
         self._refused: FIFOCache[BlockHash, None] = FIFOCache(maxsize=_MAX_REFUSED)
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-
-    @property
-    def secret(self) -> bytes:
-        return self._secret
 
     @property
     def holds_back(self) -> bool:
@@ -540,7 +536,7 @@ class MemoryStore:
     ) -> Iterator[_Entry]:
         """`entries` that are not spared, each preceded by what depends on it."""
         for entry in entries:
-            if _name(entry) in spared:
+            if (entry.hash if isinstance(entry, BlockKey) else entry) in spared:
                 continue
             if isinstance(entry, BlockKey):
                 yield from self._dependents_first(entry)
@@ -685,7 +681,8 @@ class MemoryStore:
 
         Of `before`, and of those that a block of `after` begins with.
         """
-        found = [self._blocks[key].header for key in _full(before) if key in self._blocks]
+        keys = (link.key(Part.FULL) for link in before)
+        found = [self._blocks[key].header for key in keys if key in self._blocks]
         for link in after:
             found += self._children.nearest(link.parent, Part.FULL, link.tokens)
         for header in found:
@@ -702,16 +699,8 @@ class MemoryStore:
             self._counts["misses"] += len(found) - sum(found)
 
 
-def _name(entry: _Entry) -> BlockHash | _Agent:
-    return entry.hash if isinstance(entry, BlockKey) else entry
-
-
 def _keys(names: Iterable[BlockHash]) -> list[BlockKey]:
     return [BlockKey(name, part) for name in names for part in Part]
-
-
-def _full(links: Sequence[BlockLink]) -> list[BlockKey]:
-    return [link.key(Part.FULL) for link in links]
 
 
 def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:

@@ -87,7 +87,6 @@ class Children:
         return [] if family is None else list(family.headers.values())
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> list[BlockHeader]:
-        """See `CacheStorePort.nearest`."""
         family = self._families.get((parent, part))
         return [] if family is None else family.nearest(like)
 

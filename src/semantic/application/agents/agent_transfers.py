@@ -77,7 +77,6 @@ class AgentTransfers:
         self._threads.shutdown(cancel_futures=True)
 
     async def export(self, agent_id: str, tenant: Owner) -> AgentArchive:
-        """See `AgentsPort.export`."""
         if self._n_exports >= _MOST_EXPORTS:
             raise _busy(f"{_MOST_EXPORTS} agents are being exported")
         stopped = threading.Event()

@@ -134,7 +134,6 @@ class AgentDirectory:
         return found
 
     def requests(self, engine: BlockPoolBatchEngine, tenant: Owner | None) -> list[RunningRequest]:
-        """See `AgentsPort.requests`."""
         chosen = [one for one in engine.requests if tenant is None or one.tenant == tenant]
         ids = {name: self.id_of(name) for name in {one.tenant for one in chosen}}
         return [
@@ -155,13 +154,11 @@ class AgentDirectory:
         ]
 
     def cancel(self, engine: BlockPoolBatchEngine, uid: str, tenant: Owner | None) -> bool:
-        """See `AgentsPort.cancel`."""
         owners = (one.tenant for one in engine.requests if one.uid == uid)
         found = next(owners, None)
         return found is not None and tenant in {None, found} and engine.cancel(uid)
 
     def fork(self, engine: BlockPoolBatchEngine, agent_id: str, new_id: str, tenant: str) -> None:
-        """See `AgentsPort.fork`."""
         require_id(new_id)
         seen = self.activity(engine, tenant, (agent_id, new_id))
         self._require(agent_id, tenant, seen)
@@ -184,7 +181,6 @@ class AgentDirectory:
             raise StoreError(f"agent {agent_id!r} could not be saved")
 
     def forget(self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner) -> None:
-        """See `AgentsPort.forget`."""
         seen = self.activity(engine, tenant, (agent_id,))
         self._require(agent_id, tenant, seen)
         if agent_id in seen and not _is_idle(agent_id, seen):
@@ -202,7 +198,6 @@ class AgentDirectory:
     # On any thread
 
     def id_of(self, tenant: str) -> TenantId:
-        """See `AgentsPort.id_of`."""
         secret = self._store.secret
         return TenantId(tenant_id(secret, tenant_tag(secret, tenant)))
 

@@ -48,7 +48,6 @@ class Chains:
         self._chains: OrderedDict[tuple[Scope, str, int, float], Chain] = OrderedDict()
 
     def of(self, manifest: Manifest) -> Chain:
-        """See `chain_of`."""
         # A deleted agent that is created again restarts its generations, but is saved later.
         key = manifest.scope, manifest.agent_id, manifest.generation, manifest.saved_at
         chain = self._chains.pop(key, None)

@@ -57,22 +57,18 @@ class ServedAgents:
         return tuple(self._directory.stores())
 
     def id_of(self, tenant: str) -> TenantId:
-        """See `AgentsPort.id_of`."""
         return self._directory.id_of(tenant)
 
     async def tenants(self) -> Sequence[TenantId]:
-        """See `AgentsPort.tenants`."""
         owners = await self._call(self._directory.owners)
         return sorted(owners, key=lambda one: one.id)
 
     async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
-        """See `AgentsPort.list`."""
         owner = await self._owner(tenant)
         seen = await self._activity(owner)
         return await self._work(lambda: self._directory.list(owner, seen, only))
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
-        """See `AgentsPort.requests`."""
         directory = self._directory
         return await self._call(
             lambda engine: directory.requests(
@@ -81,7 +77,6 @@ class ServedAgents:
         )
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """See `AgentsPort.cancel`."""
         directory = self._directory
         return await self._call(
             lambda engine: directory.cancel(
@@ -96,7 +91,6 @@ class ServedAgents:
         after: str | None = None,
         only: AgentFilter = EVERY_AGENT,
     ) -> AgentPage:
-        """See `AgentsPort.page`."""
         owner = await self._owner(tenant)
         asking = {} if only.state is None else await self._activity(owner, ())
         saved, has_more = await self._work(
@@ -110,7 +104,6 @@ class ServedAgents:
         return AgentPage(tuple(agents), has_more)
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
-        """See `AgentsPort.show`."""
         owner = await self._owner(tenant)
         seen = await self._activity(owner, [agent_id])
         return await self._work(lambda: self._directory.show(agent_id, owner, seen))
@@ -120,12 +113,10 @@ class ServedAgents:
         return await self._work(lambda: self._directory.saved_agent(agent_id, tenant))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        """See `AgentsPort.fork`."""
         await self._call(lambda engine: self._directory.fork(engine, agent_id, new_id, tenant))
         return (await self.show(new_id, tenant)).summary
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
-        """See `AgentsPort.pin`."""
         directory = self._directory
         if pinned:
             owner = await self._owner(tenant)
@@ -138,8 +129,6 @@ class ServedAgents:
         return (await self.show(agent_id, tenant)).summary
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
-        """See `AgentsPort.forget`."""
-
         def forget(engine: BlockPoolBatchEngine) -> Owner:
             owner = self._directory.owner(engine, tenant)
             self._directory.forget(engine, agent_id, owner)
@@ -148,13 +137,11 @@ class ServedAgents:
         self._finder.forget(agent_id, await self._call(forget))
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """See `AgentsPort.export`."""
         return await self._transfers.export(agent_id, await self._owner(tenant))
 
     async def import_(
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
     ) -> AgentSummary:
-        """See `AgentsPort.import_`."""
         return (
             await self.show(await self._transfers.import_(archive, tenant, name), tenant)
         ).summary

@@ -302,7 +302,6 @@ class PrefixStore:
         return prefix
 
     def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
-        """See `Prefixes.stored_prefix`."""
         manifest = self.manifest(agent_id, tenant)
         if manifest is None:
             return None
@@ -311,11 +310,9 @@ class PrefixStore:
         return self._lookup.find(manifest.scope, links, tokens)
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """See `CacheStorePort.prefetch`."""
         return self._store.prefetch(header)
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """See `Prefixes.wait_until_loaded`."""
         return self._loader.wait_until_idle(seconds)
 
     # Saving

@@ -42,9 +42,7 @@ class Prefixes(Protocol):
         """What is stored of the agent's last turn, or None."""
         ...
 
-    def prefetch(self, header: BlockHeader) -> bool:
-        """See `CacheStorePort.prefetch`."""
-        ...
+    def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
         """Return when no request's prefix is being read, or after `seconds`; whether none is."""

@@ -139,7 +139,9 @@ class CommonPrefixes:
         """The requests of `group` to compare with, and its version."""
         with self._lock:
             if group.compared_at != group.version:
-                live = sorted(group.live.values(), key=_is_waiting)
+                live = sorted(
+                    group.live.values(), key=lambda at: at.request.phase is Phase.WAITING
+                )
                 group.compared, group.compared_at = live[:_MOST_COMPARED], group.version
             return group.compared_at, group.compared
 
@@ -159,10 +161,6 @@ def is_computing(request: Request) -> bool:
 
 def _order(request: Request) -> tuple[int, int, int]:
     return -request.computed, request.to_prefill, request.number
-
-
-def _is_waiting(live: _Live) -> bool:
-    return live.request.phase is Phase.WAITING
 
 
 def _head(request: Request, packed: bytes) -> tuple[str, bytes]:

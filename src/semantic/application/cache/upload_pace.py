@@ -168,7 +168,6 @@ class DecodeSteps:
         self._alone: dict[int, deque[tuple[float, float]]] = {}  # by the number of requests
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
-        """See `StepObserver.stepped`."""
         overlap = self._pace.stepped(seconds, decoded=n_decoding > 0)
         self._now += seconds
         if prefilled or not n_decoding:

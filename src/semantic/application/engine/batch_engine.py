@@ -103,7 +103,7 @@ class BlockPoolBatchEngine:
                 clock=clock,
             )
             self._ahead = ReadAhead(self._prefixes, lambda key: self._idle.get(key) is not None)
-        self._pool = pool
+        self.pool = pool
         self._allocator = BlockAllocator(pool, spec, self._idle, model.model_id, self._prefixes)
         self._scheduler = Scheduler(self._allocator, budget, clock, max_batch)
         self._sequences = Sequences(model, self._allocator, self._prefixes)
@@ -132,7 +132,6 @@ class BlockPoolBatchEngine:
         note: str = "",
         keep: bool = True,
     ) -> str:
-        """See `GenerationEnginePort.submit`."""
         sampling = sampling or SamplingParams()
         return self.enqueue(
             Submission(agent_id, prompt, max_tokens, sampling, tenant, note, cache, append, keep)
@@ -164,7 +163,6 @@ class BlockPoolBatchEngine:
         return self._clock() - request.arrived
 
     def cancel(self, uid: str) -> bool:
-        """See `GenerationEnginePort.cancel`."""
         with self._lock:
             for request in self._scheduler:
                 if request.uid == uid:
@@ -173,7 +171,6 @@ class BlockPoolBatchEngine:
         return False
 
     def step(self) -> Iterator[CompletedGeneration]:
-        """See `GenerationEnginePort.step`."""
         while self._outbox or self.has_work:
             if not self._outbox:
                 events = self.step_once()
@@ -182,7 +179,6 @@ class BlockPoolBatchEngine:
                 yield self._outbox.popleft()
 
     def step_once(self) -> list[EngineEvent]:
-        """See `GenerationEnginePort.step_once`."""
         with self._lock:
             events = self._finish_cancelled()
             self._scheduler.admit()
@@ -254,10 +250,6 @@ class BlockPoolBatchEngine:
         return [cache for cache in found if cache is not None]
 
     @property
-    def pool(self) -> BlockPool:
-        return self._pool
-
-    @property
     def preemptions(self) -> int:
         """How often a running request was preempted, since the start."""
         return self._scheduler.preemptions
@@ -276,13 +268,13 @@ class BlockPoolBatchEngine:
         """
         moves = not self._model.returns_memory
         with self._lock:
-            least = self._pool.used_bytes - n_bytes
+            least = self.pool.used_bytes - n_bytes
             if moves:
-                if self._pool.used_bytes - self._pool.evictable_bytes > room:
+                if self.pool.used_bytes - self.pool.evictable_bytes > room:
                     return False
                 least = min(least, room)
             evicted = False
-            while self._pool.used_bytes > least and self._idle.evict():
+            while self.pool.used_bytes > least and self._idle.evict():
                 evicted = True
         return self._model.return_memory(room) if moves else evicted
 
@@ -324,7 +316,7 @@ class BlockPoolBatchEngine:
     def check_integrity(self) -> None:
         """Raise IntegrityError unless pool, requests and idle caches agree on every block."""
         with self._lock:
-            self._pool.check_integrity()
+            self.pool.check_integrity()
             self._allocator.check_integrity(self._scheduler)
 
     def _heed(self, key: CacheKey, hints: Hints) -> None:

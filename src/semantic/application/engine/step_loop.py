@@ -194,15 +194,12 @@ class StepLoop:
 
     @property
     def memory(self) -> MemoryFigures | None:
-        """See `MemoryLimit.memory`."""
         return None if self.guard is None else self.guard.figures
 
     async def look_at_memory(self) -> None:
-        """See `MemoryLimit.look_at_memory`."""
         await asyncio.wrap_future(self.call(lambda: None))  # before each turn it is
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
-        """See `MemoryLimit.limit_memory`."""
         guard = self.guard
         if guard is None:
             raise InvalidRequestError("this process has no limit of memory")

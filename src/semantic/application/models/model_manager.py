@@ -201,7 +201,6 @@ class ModelManager:
     # The operator
 
     def statuses(self) -> Sequence[ModelStatus]:
-        """See `ModelsPort.statuses`."""
         return [self.status(name) for name in self._served]
 
     def status(self, name: str) -> ModelStatus:
@@ -221,19 +220,16 @@ class ModelManager:
         )
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """See `ModelsPort.keep`."""
         self._residency.keep(self.id_of(name), seconds)
         self._changed.set()
 
     async def load(self, name: str) -> ModelStatus:
-        """See `ModelsPort.load`."""
         own = self.id_of(name)
         self._residency.leave(await self._opened(own))
         self._changed.set()
         return self.status(own)
 
     async def unload(self, name: str) -> ModelStatus:
-        """See `ModelsPort.unload`."""
         own = self.id_of(name)
         self._residency.unload(own)
         self._changed.set()
@@ -264,7 +260,6 @@ class ModelManager:
         self._changed.set()
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ModelStatus:
-        """See `ModelsPort.fetch`."""
         async with self._fetching:
             for one in self._served.values():
                 if one.accepts(hub_id):

@@ -49,11 +49,9 @@ class OnDemandServing:
 
     @property
     def model(self) -> ServedModel:
-        """See `ServingPort.model`."""
         return self._manager.served(self._name)
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`."""
         async with (
             self._manager.use(self._name) as unit,
             aclosing(unit.answer(ask)) as events,
@@ -68,17 +66,14 @@ class OnDemandServing:
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """See `ServingPort.tokenize`."""
         async with self._used() as unit:
             return await unit.tokenize(prompt, add_special_tokens=add_special_tokens, tenant=tenant)
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
-        """See `ServingPort.detokenize`."""
         async with self._used() as unit:
             return await unit.detokenize(tokens)
 
     async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """See `ServingPort.token_texts`."""
         async with self._used() as unit:
             return await unit.token_texts(tokens)
 
@@ -108,25 +103,20 @@ class OnDemandAgents:
         self._id_of = id_of
 
     def id_of(self, tenant: str) -> TenantId:
-        """See `AgentsPort.id_of`."""
         return self._id_of(tenant)
 
     async def tenants(self) -> Sequence[TenantId]:
-        """See `AgentsPort.tenants`."""
         found = [await one.tenants() for one in self._loaded()]
         return sorted({one for some in found for one in some}, key=lambda one: one.id)
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
-        """See `AgentsPort.requests`."""
         found = [await one.requests(tenant) for one in self._loaded()]
         return sorted((one for some in found for one in some), key=lambda one: -one.seconds)
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """See `AgentsPort.cancel`."""
         return any([await one.cancel(uid, tenant) for one in self._loaded()])
 
     async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
-        """See `AgentsPort.list`."""
         return await self._of_tenant(tenant, lambda agents: agents.list(tenant, only), ())
 
     async def page(
@@ -136,26 +126,21 @@ class OnDemandAgents:
         after: str | None = None,
         only: AgentFilter = EVERY_AGENT,
     ) -> AgentPage:
-        """See `AgentsPort.page`."""
         nothing = AgentPage((), has_more=False)
         return await self._of_tenant(
             tenant, lambda agents: agents.page(tenant, limit, after, only), nothing
         )
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
-        """See `AgentsPort.show`."""
         return await self._call(lambda agents: agents.show(agent_id, tenant))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        """See `AgentsPort.fork`."""
         return await self._call(lambda agents: agents.fork(agent_id, new_id, tenant))
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
-        """See `AgentsPort.pin`."""
         return await self._call(lambda agents: agents.pin(agent_id, tenant, pinned=pinned))
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
-        """See `AgentsPort.forget`."""
         await self._call(lambda agents: agents.forget(agent_id, tenant))
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
@@ -174,7 +159,6 @@ class OnDemandAgents:
     async def import_(
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
     ) -> AgentSummary:
-        """See `AgentsPort.import_`."""
         return await self._call(lambda agents: agents.import_(archive, tenant, name))
 
     def _loaded(self) -> Sequence[AgentsPort]:
@@ -209,7 +193,6 @@ class ManagedModels(OnDemandServing):
 
     @property
     def models(self) -> ModelsPort:
-        """See `RunnableServing.models`."""
         return self
 
     @property
@@ -223,41 +206,31 @@ class ManagedModels(OnDemandServing):
         return False
 
     def figures(self) -> Figures:
-        """See `RunnableServing.figures`."""
         return self._manager.figures()
 
     async def close(self) -> None:
-        """See `RunnableServing.close`."""
         await self._manager.close()
 
     def serving_of(self, name: str | None = None) -> ServingPort:
-        """See `ModelsPort.serving_of`."""
         return OnDemandServing(self._manager, self._manager.id_of(name))
 
     def agents_of(self, name: str | None = None) -> AgentsPort:
-        """See `ModelsPort.agents_of`."""
         return OnDemandAgents(self._manager, self._manager.id_of(name), self._id_of)
 
     def statuses(self) -> Sequence[ModelStatus]:
-        """See `ModelsPort.statuses`."""
         return self._manager.statuses()
 
     def status(self, name: str) -> ModelStatus:
-        """See `ModelsPort.status`."""
         return self._manager.status(self._manager.id_of(name))
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """See `ModelsPort.keep`."""
         self._manager.keep(name, seconds)
 
     async def load(self, name: str) -> ModelStatus:
-        """See `ModelsPort.load`."""
         return await self._manager.load(name)
 
     async def unload(self, name: str) -> ModelStatus:
-        """See `ModelsPort.unload`."""
         return await self._manager.unload(name)
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ModelStatus:
-        """See `ModelsPort.fetch`."""
         return await self._manager.fetch(hub_id, on_arrived)

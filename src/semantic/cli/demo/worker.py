@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from semantic.bootstrap import App, build_engine
@@ -95,12 +94,7 @@ class Worker:
         self._send(asdict(self._setup))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.kill()
 
     def answer(self, question: Question) -> Answer:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from semantic.cli.terminal import write
@@ -25,12 +24,7 @@ class AnswerWriter(Protocol):
 
     def __enter__(self) -> object: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *failure: object) -> None: ...
 
     def thought(self, text: str) -> None:
         """More of the reasoning before the answer."""
@@ -51,22 +45,15 @@ class PlainWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *failure: object) -> None: ...
 
     def thought(self, text: str) -> None:
         """See `AnswerWriter.thought`."""
 
     def text(self, text: str) -> None:
-        """See `AnswerWriter.text`."""
         write(text)
 
     def end(self, mark: str) -> None:
-        """See `AnswerWriter.end`."""
         write(f"{mark}\n")
 
 
@@ -83,21 +70,14 @@ class MarkdownWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._hide()
 
     def thought(self, text: str) -> None:
-        """See `AnswerWriter.thought`."""
         self._thoughts += _harmless(text)
         self._show(self._thoughts, "dim")
 
     def text(self, text: str) -> None:
-        """See `AnswerWriter.text`."""
         self._end_thoughts()
         self._open += _harmless(text)
         whole, self._open = complete_blocks(self._open)
@@ -106,7 +86,6 @@ class MarkdownWriter:
         self._show(self._open, "")
 
     def end(self, mark: str) -> None:
-        """See `AnswerWriter.end`."""
         self._end_thoughts()
         self._print(self._open)
         self._open = ""

@@ -86,13 +86,11 @@ class ServedReplica:
         self._context = context
 
     def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """See `ReplicaPort.answer`."""
         from semantic.adapters.fleet.passed_requests import answer
 
         return answer(self._app, request)
 
     def load(self) -> Mapping[str, float]:
-        """See `ReplicaPort.load`."""
         figures = self._context.figures
         engine = None if figures is None else figures().engine
         running, waiting = (0, 0) if engine is None else (engine.running, engine.waiting)
@@ -101,11 +99,9 @@ class ServedReplica:
         return {RUNNING: float(running), WAITING: float(waiting + inbox), ROWS: float(rows)}
 
     def end(self) -> None:
-        """See `ReplicaPort.end`."""
         self._context.ending.begin()
 
     def check(self) -> None:
-        """See `ReplicaPort.check`."""
         figures = self._context.figures
         if figures is None or figures().engine.state.is_over:
             raise BackendError("the engine has ended")

@@ -180,24 +180,20 @@ class _RequestObserver(Observer):
         self._spans: dict[str, Span] = {}
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """See `Observer.accepted`."""
         self._spans[uid] = self._recorder.accept(
             uid, agent, self._tenant, self._model, prompt_tokens
         )
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
-        """See `Observer.prefilled`."""
         del total
         if uid in self._spans:
             self._recorder.enter(self._spans[uid], "reading" if done else "preempted")
 
     def first_token(self, uid: str) -> None:
-        """See `Observer.first_token`."""
         if uid in self._spans:
             self._recorder.enter(self._spans[uid], "decoding")
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
-        """See `Observer.finished`."""
         span = self._spans.pop(uid or "", None)
         if span is not None:
             self._recorder.end(span, record)

@@ -131,14 +131,12 @@ class ConversationReader:
         output = message.get("output_config")
         if output is not None:
             at = f"{path}.output_config"
-            self.effort = (
-                checked(self._validators.turn_output, output, at).get("effort") or self.effort
-            )
+            found = checked(self._validators.turn_output, output, at)
+            self.effort = found.get("effort") or self.effort
         clear_at = message.get("clear_at")
         if clear_at not in (None, "never", "next_user_message"):
-            raise FieldError(
-                f"{path}.clear_at: expected never or next_user_message", param=f"{path}.clear_at"
-            )
+            at = f"{path}.clear_at"
+            raise FieldError(f"{at}: expected never or next_user_message", param=at)
         if message.get("content") is None or (passed and clear_at == "next_user_message"):
             return
         blocks = _content(message, path)

@@ -359,7 +359,6 @@ class _Merged(Collector):
         self._texts = texts
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
         families: dict[str, Metric] = {}
         for name, text in self._texts.items():
             for family in text_string_to_metric_families(text):

@@ -171,7 +171,6 @@ class ContinuousBatch:
         return len(self._rows)
 
     def join(self, joining: Sequence[NewSequence]) -> None:
-        """See `DecodeBatch.join`."""
         self._caches.join([one.caches for one in joining])
         self._changed = True
         tokens = mx.array([one.last_token for one in joining], mx.uint32)
@@ -191,12 +190,10 @@ class ContinuousBatch:
         ]
 
     def settle(self) -> None:
-        """See `DecodeBatch.settle`."""
         if self._emitted and self._tokens is not None:
             self._launch(self._tokens)
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
-        """See `DecodeBatch.in_flight`."""
         at = self._row_of(sequence)
         if self._tokens is None or self._emitted or self._rows[at].next is _Next.PROMPT:
             return None
@@ -205,7 +202,6 @@ class ContinuousBatch:
         return Emitted(sequence, token, self._logprobs[at], math.isfinite(normalizer))
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
-        """See `DecodeBatch.leave`."""
         self.settle()
         at = self._row_of(sequence)
         caches = self._caches.leave(at)
@@ -222,7 +218,6 @@ class ContinuousBatch:
         return caches
 
     def step(self) -> list[Emitted]:
-        """See `DecodeBatch.step`."""
         inputs = self._tokens
         if inputs is None:
             return []

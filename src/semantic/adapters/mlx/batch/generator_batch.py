@@ -40,15 +40,12 @@ class _RowsApart(BatchRows):
         self._sequences: list[list[LayerCache]] = []
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
-        """See `BatchRows.join`."""
         self._sequences += map(list, sequences)
 
     def leave(self, at: int) -> list[LayerCache]:
-        """See `BatchRows.leave`."""
         return self._sequences.pop(at)
 
     def logits(self, inputs: mx.array) -> mx.array:
-        """See `BatchRows.logits`."""
         tokens = mx.split(inputs[:, None], inputs.shape[0])
         return mx.concatenate(
             [
@@ -118,7 +115,6 @@ class GeneratorBatch:
 
     @property
     def stream(self) -> mx.Stream:
-        """See `DecodeBatch.stream`."""
         return cast(mx.Stream, self._generator.stream)
 
     def __contains__(self, sequence: object) -> bool:
@@ -128,7 +124,6 @@ class GeneratorBatch:
         return len(self._uids)
 
     def join(self, joining: Sequence[NewSequence]) -> None:
-        """See `DecodeBatch.join`."""
         for one in joining:
             watch = self._watches[one.sequence] = _Watch(one.sampler, one.processors)
             (uid,) = self._generator.insert(
@@ -152,14 +147,12 @@ class GeneratorBatch:
         return Emitted(sequence, 0, None, finite=False)
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
-        """See `DecodeBatch.leave`."""
         uid = self._uids.pop(sequence)
         del self._sequences[uid], self._watches[sequence]
         removed = self._generator.remove([uid], return_prompt_caches=True)
         return cast(list[LayerCache], removed[uid][0])
 
     def step(self) -> list[Emitted]:
-        """See `DecodeBatch.step`."""
         responses = cast(list[GenerationBatch.Response], self._generator.next()[1])
         found: list[Emitted] = []
         for one in responses:

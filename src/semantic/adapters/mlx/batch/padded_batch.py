@@ -123,7 +123,6 @@ class PaddedBatch(ContinuousBatch):
         self._undisturbed = 0  # steps since the last join or leave
 
     def join(self, joining: Sequence[NewSequence]) -> None:
-        """See `DecodeBatch.join`."""
         self._unpad()
         super().join(joining)
         for layer in self._layers:
@@ -131,13 +130,11 @@ class PaddedBatch(ContinuousBatch):
                 layer.as_rows()
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
-        """See `DecodeBatch.leave`."""
         self.settle()
         self._unpad()
         return super().leave(sequence)
 
     def _launch(self, inputs: mx.array) -> None:
-        """See `ContinuousBatch._launch`."""
         if (
             self._undisturbed >= self._stable_steps
             and not self.padded

@@ -114,7 +114,6 @@ class BlockCodec(Generic[CacheT, MemoryT]):
     def export_block(
         self, caches: Sequence[CacheT], length: int, part: Part, start: int, stop: int
     ) -> Body:
-        """See `BatchBackend.export_block`."""
         require_block(length, part, start, stop)
         tokens = range(start, stop)
         deferred = self._memory.deferred(caches, self._parts.of(part), tokens)
@@ -129,7 +128,6 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         )
 
     def is_finite(self, part: Part, body: bytes) -> bool:
-        """See `BatchBackend.is_finite`."""
         if part is Part.CHECKPOINT:
             return _all_finite(arrays_in(body))
         n_tokens = len(body) // max(1, sum(self.layout.bytes_per_token(part)))
@@ -142,7 +140,6 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return _all_finite(arrays)
 
     def export_checkpoint(self, caches: Sequence[CacheT], length: int) -> bytes:
-        """See `BatchBackend.export_checkpoint`."""
         read = self._memory.reader(caches)
         trees: list[Tree] = []
         for layer, tokens in self._contents(length):

@@ -128,7 +128,6 @@ class MlxLmRow:
         return self.cache.update_and_fetch(k, v)
 
     def mask_for(self, n: int) -> Mask:
-        """See `SequenceCache.mask_for`."""
         return self.cache.make_mask(n, return_array=False, window_size=None)
 
     @property

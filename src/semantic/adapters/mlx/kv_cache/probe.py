@@ -231,7 +231,6 @@ def choosing_layers(
 def _choosing(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> Slices[tuple[bool, ...] | None]:
-    """See `choose_layers`."""
     model = probe.model
 
     def works(ragged: Sequence[bool]) -> Slices[bool]:

@@ -74,7 +74,6 @@ class InPlace:
         self._segments = list(segments)
 
     def put(self, body: bytes | memoryview) -> None:
-        """See `BodyTarget.put`."""
         room, at, data = sum(map(len, self._segments)), 0, memoryview(body)
         for segment in self._segments:
             n_bytes = len(segment) * len(data) // room
@@ -83,11 +82,9 @@ class InPlace:
         self.close()
 
     def open(self) -> list[memoryview]:
-        """See `BodyTarget.open`."""
         return self._segments
 
     def close(self, n_tokens: int = 0) -> None:  # noqa: ARG002
-        """See `BodyTarget.close`."""
         for segment in self._segments:
             segment.release()  # MLX writes in place only while nothing else refers to an array
         self._segments = []

@@ -199,7 +199,6 @@ class _GemmaLayer(_Layer):
     """Gemma's: norms on both sides of attention and of the gated MLP."""
 
     def after(self, attended: mx.array, h: mx.array) -> mx.array:
-        """See `_Layer.after`."""
         block = cast(gemma3_text.TransformerBlock, self._block)
         out = block.self_attn.o_proj(attended.swapaxes(1, 2).reshape(h.shape[0], 1, -1))
         h = gemma3_text.clip_residual(h, block.post_attention_layernorm(out))
@@ -232,12 +231,10 @@ class _GemmaOutside(_Outside):
     """Gemma's: embeddings are scaled, and layers with and without a window have their masks."""
 
     def embed(self, inputs: mx.array) -> mx.array:
-        """See `_Outside.embed`."""
         h = super().embed(inputs)
         return h * mx.array(self._model.args.hidden_size**0.5, mx.bfloat16).astype(h.dtype)
 
     def masks(self, caches: Sequence[_Cache]) -> list[mx.array | None]:
-        """See `_Outside.masks`."""
         pattern, window = self._model.sliding_window_pattern, self._model.window_size
         everything = caches[pattern - 1].make_mask(1, return_array=False, window_size=None)
         recent = None

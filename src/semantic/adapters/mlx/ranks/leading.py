@@ -118,7 +118,6 @@ class GatheredBody:
         return len(self.own) * (1 + len(self.others))
 
     def wait(self) -> memoryview:
-        """See `DeferredBody.wait`."""
         own = self.own if isinstance(self.own, bytes) else self.own.wait()
         return memoryview(b"".join((own, *(other.result() for other in self.others))))
 
@@ -142,7 +141,6 @@ class SharedTarget:
         self._parts: list[memoryview] = []
 
     def put(self, body: bytes | memoryview) -> None:
-        """See `BodyTarget.put`."""
         data = memoryview(body)
         size = len(data) // (1 + len(self._place.channels))
         for rank, channel in enumerate(self._place.channels, 1):
@@ -150,13 +148,11 @@ class SharedTarget:
         self._own.put(data[:size])
 
     def open(self) -> list[memoryview]:
-        """See `BodyTarget.open`."""
         size = BLOCK_TOKENS * self._per_token
         self._parts = [memoryview(bytearray(size)) for _ in self._place.channels]
         return [*self._own.open(), *self._parts]
 
     def close(self, n_tokens: int = 0) -> None:
-        """See `BodyTarget.close`."""
         parts, self._parts = self._parts, []
         self._own.close(n_tokens)
         if n_tokens:
@@ -207,19 +203,16 @@ class LeadingBackend(MLXBackend):
         self.ranks.end("the engine failed")
 
     def set_aside(self, n_bytes: int) -> None:
-        """See `BatchBackend.set_aside`."""
         with self._announced(Op.SET_ASIDE, n_bytes):
             super().set_aside(n_bytes)
 
     def open(self, capacity: int) -> SequenceId:
-        """See `BatchBackend.open`."""
         with self._announced(Op.OPEN, capacity):
             return super().open(capacity)
 
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
-        """See `BatchBackend.restore`."""
         mine = AgentBlocks(blocks.agent_id, model_id=blocks.model_id)
         described: list[int] = []
         for layer in range(self._spec.n_layers):
@@ -235,12 +228,10 @@ class LeadingBackend(MLXBackend):
             return super().restore(mine, length, capacity, exclusive=exclusive)
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
-        """See `BatchBackend.reserve`."""
         with self._announced(Op.RESERVE, sequence, capacity):
             super().reserve(sequence, capacity)
 
     def return_memory(self, room: int) -> bool:
-        """See `BatchBackend.return_memory`."""
         with self._announced(Op.RETURN_MEMORY, room):
             return super().return_memory(room)
 
@@ -260,18 +251,15 @@ class LeadingBackend(MLXBackend):
             device.give_memory_back()
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        """See `BatchBackend.prefill`."""
         with self._announced(Op.PREFILL, sequence, *tokens):
             super().prefill(sequence, tokens)
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """See `BatchBackend.prefill_together`."""
         ints = [one for sequence, tokens in chunks for one in (sequence, len(tokens), *tokens)]
         with self._announced(Op.PREFILL_TOGETHER, *ints):
             super().prefill_together(chunks)
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-        """See `BatchBackend.score`."""
         with self._announced(Op.SCORE, sequence, n_top, *tokens):
             return super().score(sequence, tokens, n_top)
 
@@ -290,12 +278,10 @@ class LeadingBackend(MLXBackend):
             pass
 
     def decode(self) -> list[SampledToken]:
-        """See `BatchBackend.decode`."""
         with self._announced(Op.DECODE):
             return super().decode()
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
-        """See `BatchBackend.extract`."""
         with self._announced(Op.EXTRACT, sequence, *map(len, blocks)) as number:
             unused = super().extract(sequence, blocks)
         filled = [one for layer in blocks for one in layer if _is_filled(one)]
@@ -304,7 +290,6 @@ class LeadingBackend(MLXBackend):
         return unused
 
     def close(self, sequence: SequenceId) -> None:
-        """See `BatchBackend.close`."""
         with self._announced(Op.CLOSE, sequence):
             super().close(sequence)
 
@@ -313,31 +298,26 @@ class LeadingBackend(MLXBackend):
         return self._layout
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
-        """See `BatchBackend.pause`."""
         with self._announced(Op.PAUSE, sequence):
             return super().pause(sequence)
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
-        """See `BatchBackend.export_block`."""
         arriving = self._expect()
         with self._announced(Op.EXPORT, sequence, PARTS.index(part), start, stop):
             return GatheredBody(super().export_block(sequence, part, start, stop), arriving)
 
     def is_finite(self, part: Part, body: bytes) -> bool:
-        """See `BatchBackend.is_finite`."""
         size = len(body) // self.ranks.size
         parts = (body[at : at + size] for at in range(0, len(body), size or 1))
         return all(super(LeadingBackend, self).is_finite(part, one) for one in parts)
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
-        """See `BatchBackend.export_checkpoint`."""
         arriving = self._expect()
         with self._announced(Op.CHECKPOINT, sequence):
             parts = [super().export_checkpoint(sequence), *(one.result() for one in arriving)]
         return b"".join(len(one).to_bytes(_LENGTH_BYTES, "little") + one for one in parts)
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
-        """See `BatchBackend.loading`."""
         with self._announced(Op.LOADING, sequence, PARTS.index(part), start, stop) as number:
             own = super().loading(sequence, part, start, stop)
         per_token = sum(super().layout().bytes_per_token(part))
@@ -348,7 +328,6 @@ class LeadingBackend(MLXBackend):
         ]
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
-        """See `BatchBackend.loaded`."""
         parts = None if checkpoint is None else self._split(checkpoint)
         ints = (sequence, length, int(parts is not None))
         with self._announced(Op.LOADED, *ints, data=(parts or [])[1:]):

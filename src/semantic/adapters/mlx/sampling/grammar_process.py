@@ -76,7 +76,6 @@ class GrammarProcess:
             return None if self._running is None else self._running.process.pid
 
     def problem(self, grammar: Grammar) -> str:
-        """See `GrammarProbe.problem`."""
         try:
             source = grammar_source(grammar).encode()
         except InvalidRequestError as error:
@@ -102,13 +101,11 @@ class GrammarProcess:
             watch.cancel()
 
     def stop(self) -> None:
-        """See `GrammarProbe.stop`."""
         with self._lock:
             if self._running is not None:
                 self._running.kill()
 
     def close(self) -> None:
-        """See `GrammarProbe.close`."""
         with self._lock:
             child, self._running = self._running, None
         if child is not None:

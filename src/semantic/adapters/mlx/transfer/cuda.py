@@ -78,7 +78,6 @@ class CudaDriver:
         )
 
     def address(self, array: mx.array) -> int:
-        """See `CopyDriver.address`."""
         mx.eval(array)
         (found,) = self._locate(
             inputs=[array],
@@ -117,13 +116,11 @@ class CudaDriver:
         return address
 
     def free(self, address: int) -> None:
-        """See `CopyDriver.free`."""
         self._stream()
         self._call("cuMemHostUnregister", ctypes.c_void_p(address))
         del self._mapped[address]
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
-        """See `CopyDriver.to_host`."""
         stream = self._stream()
         if rows.width == rows.pitch:
             self._call(
@@ -141,7 +138,6 @@ class CudaDriver:
         self._call("cuStreamSynchronize", stream)
 
     def to_device(self, device: int, host: int, rows: Rows) -> None:
-        """See `CopyDriver.to_device`."""
         stream = self._stream()
         if rows.width == rows.pitch:
             self._call(

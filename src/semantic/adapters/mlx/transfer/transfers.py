@@ -114,7 +114,6 @@ class ArrivingBody:
         return self._n_bytes
 
     def wait(self) -> memoryview:
-        """See `DeferredBody.wait`."""
         try:
             return self._copied.result()
         except (RuntimeError, MemoryError) as error:

@@ -110,7 +110,6 @@ def roots(db: sqlite3.Connection, namespace: bytes) -> frozenset[BlockHash]:
 def nearest_children(
     db: sqlite3.Connection, parent: BlockHash, part: Part, like: Sequence[int]
 ) -> list[BlockHeader]:
-    """See `CacheStorePort.nearest`."""
     place = parent, part.value
     return [
         _header(parent, row)

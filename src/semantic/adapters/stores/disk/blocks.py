@@ -40,7 +40,6 @@ class Blocks:
         self._flusher = Flusher(store.entries, store.counts)
 
     def put(self, block: StoredBlock) -> bool:
-        """See `CacheStorePort.put`."""
         key = block.header.key
         if self._is_stored(key):
             return True

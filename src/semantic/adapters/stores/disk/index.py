@@ -181,7 +181,6 @@ class IndexFiles:
         self._files.close(self._files.open(self.path, CREATE_FLAGS))
 
     def cost(self) -> int:
-        """See `Index.cost`."""
         actual = 0
         for name in _NAMES:
             with suppress(FileNotFoundError):

@@ -96,7 +96,6 @@ def check(
 
 
 def collect(store: OpenStore, *, dry_run: bool, on_progress: OnProgress) -> CollectReport:
-    """See `DiskStore.gc`."""
     try:
         with store.write_lock, store.folder.locked():
             return store.with_recovery(

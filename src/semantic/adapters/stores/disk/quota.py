@@ -55,7 +55,6 @@ class Quota:
         return number(db, "pinned")
 
     def pinned_of(self, db: sqlite3.Connection, tenant: bytes) -> Pinned:
-        """See `CacheStorePort.pinned`."""
         _, n_bytes = agent_rows.bytes_of(db, tenant)
         n_others = self._others(db, tenant)
         return Pinned(n_bytes, self.max_bytes // (1 + n_others) if n_others else None)

@@ -84,7 +84,6 @@ class DiskStore:
     """
 
     def __init__(self, store: OpenStore) -> None:
-        """See `open`."""
         self._store = store
         self._counts = store.counts
         self._blocks = Blocks(store)

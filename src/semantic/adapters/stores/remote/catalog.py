@@ -266,7 +266,6 @@ class Catalog:
                 self._tails.remove(one.scope, one.agent_id)
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-        """See `CacheStorePort.find`."""
         sizes = {key: one.n_bytes for key, one in self._tails.find(keys).items()}
         with self._lock:
             known = ((key, self._table.get(key)) for key in keys)
@@ -283,7 +282,6 @@ class Catalog:
         return frozenset(keys) - self.find(keys).keys()
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.touch`."""
         with self._lock:
             self._table.use(reversed(keys))
         self._tails.touch(keys)
@@ -314,11 +312,9 @@ class Catalog:
         return self._tails.header(key)
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
-        """See `CacheStorePort.children`."""
         return [*self._tails.children(parent, part), *self._recent.children(parent, part)]
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
-        """See `CacheStorePort.nearest`."""
         tails = self._tails.nearest(parent, part, like)
         return [*tails, *self._recent.nearest(parent, part, like)]
 
@@ -336,27 +332,21 @@ class Catalog:
             return self._tails.remove(scope, agent_id)
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
-        """See `CacheStorePort.manifest`."""
         return self._tails.manifest(scope, agent_id)
 
     def manifests(self) -> Sequence[Manifest]:
-        """See `CacheStorePort.manifests`."""
         return self._tails.manifests()
 
     def scopes(self) -> Sequence[Scope]:
-        """See `CacheStorePort.scopes`."""
         return self._tails.scopes()
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """See `CacheStorePort.page`."""
         return self._tails.page(scope, limit, after)
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
-        """See `CacheStorePort.child_agents`."""
         return self._tails.child_agents(scope, parent)
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
-        """See `CacheStorePort.users`."""
         return self._tails.users(hashes)
 
     # Life

@@ -164,7 +164,7 @@ class Ends:
     def _is_new(self, link: BlockLink) -> bool:
         """True if this process wrote all known parts of a block and no turn ended with it before.
         From now on one does."""
-        known = self._catalog.find(_keys(link)).keys()
+        known = self._catalog.find([link.key(part) for part in Part]).keys()
         with self._lock:
             is_new = known <= self._new.keys()
             for key in known & self._new.keys():
@@ -178,7 +178,3 @@ def _partial(links: Sequence[BlockLink]) -> dict[BlockHash, BlockLink]:
 
 def _ends_of_chain(turn: Manifest) -> list[BlockLink]:
     return list(_partial(ends_of_turn(turn)[:1]).values())
-
-
-def _keys(link: BlockLink) -> list[BlockKey]:
-    return [link.key(part) for part in Part]

@@ -35,12 +35,10 @@ class Reader:
         self._threads = Parallel()
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        """See `CacheStorePort.read_into`."""
         ahead = max(1, THREADS // max(1, len(reads)))
         return self._threads.each(partial(self._read_into, ahead), reads)
 
     def read(self, header: BlockHeader) -> bytes | None:
-        """See `CacheStorePort.read`."""
         return self._verified(header, lambda: self._body(header))
 
     def close(self) -> None:

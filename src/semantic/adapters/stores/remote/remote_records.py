@@ -100,7 +100,6 @@ class Records:
 
 
 def records_tag(secret: bytes, name: bytes) -> bytes:
-    """See `Records.tag`."""
     return hmac.digest(secret, b"remote-records-v1" + name, "sha256")
 
 
@@ -116,7 +115,6 @@ class SharedResponses:
         self._lock = threading.Lock()
 
     def disable_disk(self) -> None:
-        """See `FallbackResponses.disable_disk`."""
         self._own.disable_disk()
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:

@@ -127,7 +127,7 @@ class RemoteStore:
         """`secret` is the fleet's, 32 bytes: replicas with another one share nothing. `janitor`
         works for this process, which closes it."""
         self._objects = objects
-        self._secret = secret
+        self.secret = secret
         self._janitor = janitor
         self._tally = Tally()
         self._deletions = Deletions()
@@ -141,10 +141,6 @@ class RemoteStore:
         self._reader = Reader(self._bodies, self._catalog, self._notices, self._tally)
 
     @property
-    def secret(self) -> bytes:
-        return self._secret
-
-    @property
     def holds_back(self) -> bool:
         """See `CacheStorePort.holds_back`. Never: no drive wears out."""
         return False
@@ -152,7 +148,6 @@ class RemoteStore:
     # What asks the object store before a request is queued
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
-        """See `LookUpPort.look_up_agent`."""
         if self._deletions.is_waiting((scope, agent_id)):
             return
         with self._tally.misses():
@@ -172,7 +167,6 @@ class RemoteStore:
     def look_up(
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
     ) -> None:
-        """See `LookUpPort.look_up`."""
         with self._tally.misses():
             self._notices.hear()
             self._look_up.chain(scope, links, layout, start)

@@ -87,7 +87,6 @@ class ContiguousMemory:
         return self._transfers.fetch(place, [Rows(1, body.nbytes, body.nbytes)])
 
     def reader(self, caches: Sequence[ContiguousCache]) -> _Reader:
-        """See `BlockMemory.reader`."""
         return _Reader(caches, self._shapes)
 
     # Load
@@ -100,7 +99,6 @@ class ContiguousMemory:
         part: Part,
         tokens: range,
     ) -> list[BodyTarget]:
-        """See `BlockMemory.stage`."""
         n_tokens = blocks_in(tokens) * BLOCK_TOKENS
         if part is Part.WINDOW:
             staging.window = {i: KVBuffer.empty(self._shape(i), n_tokens) for i in layers}
@@ -122,7 +120,6 @@ class ContiguousMemory:
         length: int,
         pieces: Sequence[Piece],
     ) -> list[ContiguousCache]:
-        """See `BlockMemory.restore`."""
         made = {
             piece.layer: read_state(piece.tree, piece.expected, length, self._empty[piece.layer])
             if piece.tokens is None
@@ -188,7 +185,6 @@ class _Reader:
         self._shapes = shapes
 
     def __call__(self, layer: int, tokens: range) -> tuple[list[memoryview], list[memoryview]]:
-        """See `block_codec.ReadTokens`."""
         buffer, start = self.held(layer, tokens)
         if not tokens:
             return [], []
@@ -221,11 +217,9 @@ class _Copied:
 
     @contextmanager
     def address(self) -> Iterator[int | None]:
-        """See `Place.address`."""
         yield None if self._array is None else self._address
 
     def end(self) -> None:
-        """See `Place.end`."""
         self._array = None
 
 

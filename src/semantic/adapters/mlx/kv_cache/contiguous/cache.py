@@ -115,7 +115,6 @@ class FullCache(SequenceCache):
     """Every token of the sequence, token i at index i of the buffer."""
 
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """See `SequenceCache.append`."""
         stop = self.offset + k.shape[2]
         if stop > self.buffer.capacity:
             self.reserve(stop)
@@ -124,25 +123,20 @@ class FullCache(SequenceCache):
         return self.buffer.read(0, stop)
 
     def mask_for(self, n: int) -> Mask:
-        """See `SequenceCache.mask_for`."""
         return "causal" if n > 1 else None
 
     def reserve(self, capacity: int) -> None:
-        """See `SequenceCache.reserve`."""
         if capacity > self.buffer.capacity:
             self.buffer.resize(range(self.offset), whole_blocks(capacity))
 
     def trim(self, length: int) -> None:
-        """See `SequenceCache.trim`."""
         self.offset = min(self.offset, length)
 
     @property
     def held(self) -> range:
-        """See `SequenceCache.held`."""
         return range(self.offset)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """See `SequenceCache.keys_and_values`."""
         return self.buffer.read(0, self.offset)
 
     @property
@@ -183,7 +177,6 @@ class WindowCache(SequenceCache):
         self._seen: tuple[mx.array, mx.array] | None = None  # by the last tokens, until evaluated
 
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """See `SequenceCache.append`."""
         self._seen = None  # before the write: it would copy what something else refers to
         n = k.shape[2]
         self.reserve(self._held + n)
@@ -204,7 +197,6 @@ class WindowCache(SequenceCache):
         return seen
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """See `SequenceCache.keys_and_values`."""
         if self._seen is None:
             raise ValueError("nothing was appended since the cache was evaluated")
         return self._seen
@@ -227,7 +219,6 @@ class WindowCache(SequenceCache):
         return seen.k, seen.v
 
     def mask_for(self, n: int) -> Mask:
-        """See `SequenceCache.mask_for`."""
         if n == 1:
             return None
         before = min(self._held, self.window - 1)
@@ -242,14 +233,12 @@ class WindowCache(SequenceCache):
             self.buffer.resize(range(self._held), target)
 
     def trim(self, length: int) -> None:
-        """See `SequenceCache.trim`."""
         dropped = max(0, self.offset - length)
         self._held -= dropped
         self.offset -= dropped
 
     @property
     def held(self) -> range:
-        """See `SequenceCache.held`."""
         return range(self.offset - self._held, self.offset)
 
 

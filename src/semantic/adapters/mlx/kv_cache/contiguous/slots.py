@@ -132,14 +132,12 @@ class SlottedArray(RaggedKeys):
                 self.parts = None
 
     def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:
-        """See `RaggedArray.swapaxes`."""
         if self.parts is None or {axis1 % 4, axis2 % 4} != {_TOKENS, 3}:
             return super().swapaxes(axis1, axis2, stream)
         parts = self.parts.changed(lambda part: part.swapaxes(axis1, axis2), 5 - self.parts.axis)
         return SlottedArray(parts, self.dtype, self._on_rows)
 
     def __rmatmul__(self, left: mx.array) -> RaggedArray:
-        """See `RaggedArray.__rmatmul__`."""
         if self.parts is None or self.parts.axis == _TOKENS:
             return super().__rmatmul__(left)
         lefts = iter(self.parts.division.split(left))
@@ -243,7 +241,6 @@ class SlottedBatch(RaggedBatch[FullCache]):
         self._offset: mx.array | None = None  # None: a step has been taken
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
-        """See `RaggedBatch.update_and_fetch`."""
         self._fetched = self._offset = None  # before the write, which copies what is in use
         if self.by_row or keys.shape[2] > 1 or self._left is not None:
             self.apart()
@@ -274,7 +271,6 @@ class SlottedBatch(RaggedBatch[FullCache]):
         return self._offset
 
     def apart(self) -> Self:
-        """See `RaggedBatch.apart`."""
         for slots in self.shared:
             for row in slots.rows:
                 if row is not None:
@@ -283,12 +279,10 @@ class SlottedBatch(RaggedBatch[FullCache]):
         return self
 
     def as_rows(self) -> Self:
-        """See `RaggedBatch.as_rows`."""
         self.by_row = True
         return self.apart()
 
     def filter(self, batch_indices: Sequence[int]) -> None:
-        """See `RaggedBatch.filter`."""
         kept = set(batch_indices)
         for i, row in enumerate(self.rows):
             if i not in kept:
@@ -297,7 +291,6 @@ class SlottedBatch(RaggedBatch[FullCache]):
         self._division = self._offset = None
 
     def extend(self, other: RaggedBatch[FullCache]) -> None:
-        """See `RaggedBatch.extend`."""
         if isinstance(other, SlottedBatch):
             self.shared += other.shared
             other.shared = []

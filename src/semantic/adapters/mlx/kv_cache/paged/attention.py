@@ -131,7 +131,6 @@ class PortableAttention:
         return mx.concatenate(results)
 
     def append(self, chunk: PrefillChunk) -> Appended:
-        """See `PagedAttention.append`."""
         k, v, table, at, gather_from, layer, _, padding = chunk
         pool, n = table.pool, k.shape[2] - padding
         kind = pool.kind
@@ -148,13 +147,11 @@ class PortableAttention:
         return Appended(all_k, all_v, pool.data)
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
-        """See `PagedAttention.store`."""
         for page, one in zip(pages, data, strict=True):
             pool.data[page] = one
         return pool.data
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
-        """See `PagedAttention.copy`."""
         return self.store(pool, to, mx.take(pool.data, mx.array(pages), axis=0))
 
 

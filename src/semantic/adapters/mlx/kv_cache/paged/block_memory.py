@@ -64,12 +64,10 @@ class PageTarget:
         self._memory: memoryview | None = None
 
     def put(self, body: bytes | memoryview) -> None:
-        """See `BodyTarget.put`."""
         self._send(body, len(body) * BLOCK_TOKENS // self._kind.page_bytes)
         self.close()
 
     def open(self) -> list[memoryview]:
-        """See `BodyTarget.open`."""
         try:
             self._memory = self._transfers.memory.take(self._kind.page_bytes)
         except MemoryError as error:
@@ -77,7 +75,6 @@ class PageTarget:
         return [self._memory]
 
     def close(self, n_tokens: int = 0) -> None:
-        """See `BodyTarget.close`."""
         memory, self._memory = self._memory, None
         try:
             if memory is not None and n_tokens:
@@ -129,7 +126,6 @@ class PagedMemory:
         return self._transfers.fetch(table.pool.lend(page), rows)
 
     def reader(self, caches: Sequence[PagedCache]) -> _Reader:
-        """See `BlockMemory.reader`."""
         return _Reader(caches)
 
     def stage(
@@ -140,7 +136,6 @@ class PagedMemory:
         part: Part,
         tokens: range,
     ) -> list[BodyTarget]:
-        """See `BlockMemory.stage`."""
         if part is Part.FULL:
             for i in layers:
                 if not caches[i].table.has_capacity(tokens.stop):
@@ -177,7 +172,6 @@ class PagedMemory:
         length: int,
         pieces: Sequence[Piece],
     ) -> list[PagedCache]:
-        """See `BlockMemory.restore`."""
         rings = _rings(caches, staging, length, pieces)
         tables = first_paged(caches).sequence.tables
         evaluated: list[mx.array] = []
@@ -249,7 +243,6 @@ class _Reader:
         self._read: dict[tuple[int, range], tuple[memoryview, memoryview]] = {}
 
     def __call__(self, layer: int, tokens: range) -> tuple[list[memoryview], list[memoryview]]:
-        """See `block_codec.ReadTokens`."""
         cache = self._caches[layer]
         held = cache.held
         require_held(layer, held, tokens)

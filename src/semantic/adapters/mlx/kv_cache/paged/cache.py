@@ -82,7 +82,6 @@ class PagedCache:
         return self._seen
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """See `SequenceCache.keys_and_values`."""
         if self._seen is None:
             raise ValueError("nothing was appended since the cache was evaluated")
         return self._seen

@@ -112,7 +112,6 @@ class PagedKernels:
             self._append_kernel(gather=gather, write=write)
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """See `PagedAttention.attend`."""
         latent = step.rope is not None
         if step.write_first and self.reads_together(step.q.shape[1], latent=latent):
             return self._attend_together(step)
@@ -191,7 +190,6 @@ class PagedKernels:
         )[0]
 
     def append(self, chunk: PrefillChunk) -> Appended:
-        """See `PagedAttention.append`."""
         at, gather_from = chunk.at, chunk.gather_from
         before = self._nothing if chunk.after is None else chunk.after
         if gather_from >= at:
@@ -203,13 +201,11 @@ class PagedKernels:
         return read._replace(done=self._append(chunk, at, read.done).done)
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
-        """See `PagedAttention.store`."""
         inputs = [pool.data, on_device(pages), data]
         names = ["pages", "indices", "data"]
         return self._whole_pages("store", names, source.STORE, inputs, len(pages))
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
-        """See `PagedAttention.copy`."""
         pairs = [page for pair in zip(pages, to, strict=True) for page in pair]
         inputs = [pool.data, on_device(pairs)]
         return self._whole_pages("copy", ["pages", "pairs"], source.COPY, inputs, len(pages))

@@ -141,7 +141,6 @@ class Loan:
     __slots__ = ("_number", "_page", "_pool")
 
     def __init__(self, pool: PagePool, number: int, page: int) -> None:
-        """See `PagePool.lend`."""
         self._pool = pool
         self._number = number
         self._page = page
@@ -151,12 +150,10 @@ class Loan:
 
     @contextmanager
     def address(self) -> Iterator[int | None]:
-        """See `Place.address`."""
         with self._pool.still() as first:
             yield None if first is None else first + self._page * self._pool.kind.page_bytes
 
     def end(self) -> None:
-        """See `Place.end`."""
         self._pool.end_loan(self._number)
 
 

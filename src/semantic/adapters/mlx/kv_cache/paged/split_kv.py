@@ -86,7 +86,7 @@ def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
     costs: list[tuple[int, int]] = []
     for waves in range(1, _MOST_WAVES + 1):
         most = waves * at_once
-        chunk = _rounded(max(least, total // most))
+        chunk = max(SHORTEST, -(-max(least, total // most) // SHORTEST) * SHORTEST)
         while (n := n_items(chunk)) > most and chunk < longest:
             chunk += SHORTEST
         costs.append((-(-n // at_once), chunk))
@@ -97,10 +97,6 @@ def cut_at_blocks(first: int, stop: int) -> list[range]:
     """Positions `first` to `stop`, cut at the edges of blocks."""
     edges = [first, *range(first - first % BLOCK_TOKENS + BLOCK_TOKENS, stop, BLOCK_TOKENS), stop]
     return [range(a, b) for a, b in itertools.pairwise(edges) if a < b]
-
-
-def _rounded(n_tokens: int) -> int:
-    return max(SHORTEST, -(-n_tokens // SHORTEST) * SHORTEST)
 
 
 def plan_split(
