@@ -308,6 +308,26 @@ def test_a_foreign_host_is_refused(server: RunningServer, host: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/ready?a=b", "evil.example", 200),
+        ("HTTP://127.0.0.1:1/ready", "evil.example", 200),
+        ("http://localhost", "localhost", 200),
+        ("http://evil.example/ready", "localhost", 421),
+        ("http://localhost@evil.example/ready", "localhost", 421),
+        ("http:///ready", "localhost", 421),
+        ("ftp://localhost/ready", "localhost", 404),
+    ],
+)
+def test_the_host_of_a_whole_url_counts_and_its_path_is_asked_for(
+    server: RunningServer, target: str, host: str, status: int
+) -> None:
+    with server.connect() as kept:
+        kept.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert kept.recv(64).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.mark.parametrize(
     ("origin", "status"),
     [
         ("https://evil.example", 403),

@@ -143,6 +143,12 @@ def test_a_client_that_leaves_cancels_work_without_a_stream(
     until(lambda: world.closed == ["work", "gone"])
 
 
+def test_a_client_that_closes_its_sending_side_cancels(server: RunningServer, world: World) -> None:
+    with _open(server, "/task") as one:
+        one.shutdown(socket.SHUT_WR)
+        until(lambda: world.closed == ["work", "gone"])
+
+
 def test_a_client_that_does_not_read_is_left_and_holds_no_memory(
     server: RunningServer, world: World
 ) -> None:

@@ -280,6 +280,7 @@ class HostMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _in_origin_form(scope)
         headers = Headers(scope=scope)
         problem = self._problem(scope, headers)
         origin = headers.get("origin", "")
@@ -328,6 +329,19 @@ class HostMiddleware:
     def _is_allowed_origin(self, origin: str) -> bool:
         """Whether pages of this foreign origin may send requests."""
         return bool(origin) and (ANY in self._origins or origin in self._origins)
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A request for http://HOST/PATH, as proxies get it, as one for PATH at that HOST; its Host
+    header counts for nothing (RFC 9112, 3.2.2)."""
+    scheme, mark, rest = scope["path"].partition("://")
+    if not mark or scheme.lower() not in ("http", "https"):
+        return scope
+    authority, _, path = rest.partition("/")
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    host = (b"host", authority.encode())
+    raw_path = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
+    return {**scope, "path": f"/{path}", "raw_path": raw_path, "headers": [host, *others]}
 
 
 _TWO_LENGTHS: Final = Problem(
