@@ -293,9 +293,12 @@ def a_file(folder: Path) -> None:
     folder.write_text("", encoding="ascii")
 
 
-def a_link(folder: Path) -> None:
+def somebody_elses_link(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a link away")
     folder.with_name("real").mkdir(mode=0o700)
     folder.symlink_to(folder.with_name("real"))
+    os.chown(folder, 12345, 12345, follow_symlinks=False)
 
 
 def below_a_file(folder: Path) -> None:
@@ -316,8 +319,8 @@ def without_its_secret(folder: Path) -> None:
 
 
 BAD = [
-    newer, world_writable, full_of_other_things, a_file, a_link, below_a_file, somebody_elses,
-    without_its_secret,
+    newer, world_writable, full_of_other_things, a_file, below_a_file, somebody_elses,
+    somebody_elses_link, without_its_secret,
 ]  # fmt: skip
 
 
@@ -326,6 +329,16 @@ def folder(tmp_path: Path) -> Path:
     place = tmp_path / "place"
     place.mkdir()
     return place / "store"
+
+
+def test_a_link_of_its_user_leads_to_the_store(folder: Path) -> None:
+    elsewhere = folder.with_name("elsewhere")
+    folder.symlink_to(elsewhere)
+    for _ in range(2):
+        ran = semantic("run", SUM, "--store", str(folder))
+        assert (ran.code, ran.out, ran.error_lines) == (0, "3 plus 4 is 7.\n", [])
+    assert (elsewhere / "FORMAT").is_file()
+    assert folder.is_symlink()
 
 
 @pytest.mark.parametrize("spoil", BAD)

@@ -390,8 +390,10 @@ def _open_records(settings: Settings, noun: str) -> tuple[Records, bytes] | None
 
 
 def store_folder(settings: Settings) -> Path:
-    """The store's folder. Raises StoreError when there is no home folder."""
-    return default_store_folder() if settings.store is None else settings.store
+    """The store's folder, where a link of this user's leads. Raises StoreError when there is no
+    home folder."""
+    path = default_store_folder() if settings.store is None else settings.store
+    return path.resolve() if path.is_symlink() and path.lstat().st_uid == os.geteuid() else path
 
 
 def unfinished_folder(settings: Settings) -> Path | None:
