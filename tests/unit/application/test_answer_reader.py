@@ -151,6 +151,51 @@ def test_a_second_thought_is_a_thought() -> None:
     assert pieces == [ReasoningDelta("a"), TextDelta("b"), ReasoningDelta("c"), TextDelta("d")]
 
 
+MENTIONS = (
+    "Write `<think>` first, `</think>` behind it, and `<tool_call>` for a call.",
+    "The <think> mark opens it, and (<think> is a token.",
+    'A template has "<think>\\n" in it.',
+    "`<think>`",
+)
+
+
+@pytest.mark.parametrize("text", MENTIONS)
+@pytest.mark.parametrize("before", ["", "<think>Hm.</think>"])
+def test_marks_that_an_answer_mentions_are_text(text: str, before: str) -> None:
+    thought = [ReasoningDelta("Hm.")] if before else []
+    for pieces in ([before + text], list(before + text)):
+        assert read(reader(), pieces) == ([*thought, TextDelta(text)], "stop")
+
+
+def test_a_thought_ends_once() -> None:
+    text = "The end </think> of it.\n</think>\nYes."
+    for pieces in ([f"Hm.</think>{text}"], list(f"Hm.</think>{text}")):
+        assert read(reader(opens=True), pieces)[0] == [ReasoningDelta("Hm."), TextDelta(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>It says `</think>` there.</think>So.", "It says `</think>` there.", "So."),
+        ("<think>It ends with `</think>So.", "It ends with `", "So."),
+        ("<think>It ends with `</think>", "It ends with `", ""),
+        ("First.\n<think>Hm.</think>So.", "Hm.", "First.\nSo."),
+        ("First.<think>Hm.</think>So.", "Hm.", "First.So."),
+    ],
+)
+def test_marks_beside_other_text_are_marks(text: str, reasoning: str, content: str) -> None:
+    for pieces in ([text], list(text)):
+        found, _ = read(reader(), pieces)
+        assert "".join(one.text for one in found if isinstance(one, ReasoningDelta)) == reasoning
+        assert "".join(one.text for one in found if isinstance(one, TextDelta)) == content
+
+
+def test_a_mark_between_backticks_is_text_and_a_whole_call_is_made() -> None:
+    text = f"Such as `<tool_call>` or `{CALL}`?"
+    pieces, reason = read(reader(), list(text))
+    assert (pieces[0], reason) == (TextDelta("Such as `<tool_call>` or `"), "tool_calls")
+
+
 def test_an_end_of_a_thought_that_never_began_is_dropped() -> None:
     assert read(reader(), ["a </think> b"]) == ([TextDelta("a b")], "stop")
 

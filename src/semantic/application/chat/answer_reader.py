@@ -7,6 +7,7 @@ complete.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -152,7 +153,6 @@ class _WholeCalls:
         return None
 
     def finish(self, *, cut: bool, stopped: bool) -> ReadCall | None:
-        """See `CallText.finish`."""
         if self._wrong is not None:
             return replace(self._wrong, rest=self._rest)
         text = "".join(self._searched) + self._rest
@@ -191,6 +191,9 @@ message, which says what that is; or one of the parts that are passed on."""
 
 _BETWEEN_TEXTS: Final = TokenText("\n\n")
 _LONGEST_HEADER: Final = 512
+_LINE: Final = 64
+"""Characters of a text that tell whether a mark in it is a word."""
+_WORD_BEGINS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
 
 _MOST_OPEN: Final = 8
 """Calls that are never closed, after whose end marks an answer's end is read anew."""
@@ -242,6 +245,8 @@ class AnswerReader:
         self._part: _Part = "thought" if opens_thought else "text"
         self._header = TokenText()
         self._follows_text = False
+        self._line = ""
+        self._has_thought = closes_thought
         self._beginnings: dict[_Part, Callable[[], bool]] = {
             "start": self._begin_bare,
             "header": self._read_header,
@@ -296,7 +301,7 @@ class AnswerReader:
         return pieces, "tool_calls" if by_itself and made else reason
 
     def _advance(self) -> Iterator[AnswerPiece]:
-        """Process what was pushed, as far as it is final."""
+        """Pass on what was pushed, as far as it is final."""
         while not self._done:
             if self._part == "call":
                 self._call.push(self._found.take_all().text)
@@ -314,14 +319,32 @@ class AnswerReader:
             if self._is_formatted and self._part == "text" and self._found.is_at_text:
                 self._found.look_for(())
             text, mark = self._found.take()
+            if mark is not None and self._is_text(mark, text.text):
+                text += self._found.mark
+                self._line = mark
+                yield from self._shown(self._trimmer.push(text))
+                continue
+            self._line = f"{self._line}{text.text}"[-_LINE:]
             yield from self._shown(self._trimmer.push(text) if self._trims else text)
             if mark is None:
                 return
             self._enter(mark)
 
+    def _is_text(self, mark: str, before: str) -> bool:
+        """Whether an answer's text, which ends so, only mentions a mark of reasoning: where that
+        begins as a word of a line, or where it ends once more."""
+        part, line = self._opens[mark], f"{self._line}{before}"[-_LINE:]
+        if self._part != "text" or not line.strip():
+            return False
+        if part == "thought":
+            return _WORD_BEGINS.search(line) is not None
+        return part == "text" and self._has_thought
+
     def _enter(self, mark: str) -> None:
         """Go to the part that `mark` begins."""
         self._trimmer.mark()
+        self._has_thought = self._has_thought or self._part == "thought"
+        self._line = ""
         self._part = self._opens[mark] or self._part
         if self._part == "header":
             self._begin_header(mark)
@@ -385,6 +408,8 @@ class AnswerReader:
 
     def _rest(self, *, cut: bool, stopped: bool) -> Iterator[AnswerPiece]:
         """The remaining text when the answer ends."""
+        self._found.end()
+        yield from self._advance()
         for _ in range(_MOST_OPEN):
             if self._part != "call" or self._done:
                 break

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from semantic.domain.value_objects import TokenLogprob
 
@@ -60,18 +61,28 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
     return len(text), None
 
 
+_QUOTE: Final = "`"
+
+
 class MarkFinder:
     """Cuts a stream of text at marks; holds back what could still become one.
 
-    No mark is part of another one.
+    No mark is part of another one. A mark between backticks is text.
     """
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = tuple(marks)
         self._held = TokenText()
+        self.mark = TokenText()  # the last that was taken
+        self._last = ""  # the character before what is held
+        self._is_whole = False
 
     def push(self, text: TokenText) -> None:
         self._held += text
+
+    def end(self) -> None:
+        """No text follows."""
+        self._is_whole = True
 
     def look_for(self, marks: Sequence[str]) -> None:
         """Cut at these marks from here on."""
@@ -90,20 +101,32 @@ class MarkFinder:
 
         Without a complete mark: the text that cannot be part of one, and None.
         """
-        at, mark = first_mark(self._marks, self._held.text)
+        text = self._held.text
+        at, mark = first_mark(self._marks, text)
+        while mark is not None and (text[at - 1] if at else self._last) == _QUOTE:
+            end = at + len(mark)
+            if end == len(text) and not self._is_whole:
+                mark = None  # what follows tells
+            elif text[end : end + 1] == _QUOTE:
+                at, mark = first_mark(self._marks, text, end)
+            else:
+                break
+        before = self._take(at)
         if mark is not None:
-            before, rest = self._held.split(at)
-            self._held = rest.split(len(mark))[1]
-            return before, mark
-        if at == len(self._held.text):
-            return self.take_all(), None
-        before, self._held = self._held.split(at)
-        return before, None
+            self.mark = self._take(len(mark))
+        return before, mark
 
     def take_all(self) -> TokenText:
         """All text that is held back."""
-        held, self._held = self._held, TokenText()
-        return held
+        return self._take(len(self._held.text))
+
+    def _take(self, size: int) -> TokenText:
+        self._last = self._held.text[:size][-1:] or self._last
+        if size == len(self._held.text):
+            taken, self._held = self._held, TokenText()
+        else:
+            taken, self._held = self._held.split(size)
+        return taken
 
 
 class Trimmer:
