@@ -59,7 +59,7 @@ def part_of(path: str) -> str:
 
 def hand_written(root: Path) -> list[Path]:
     """Documents without those that the program writes."""
-    generated = {"cli.md", "http.md", "models.md"}
+    generated = {"cli.md", "families.md", "http.md", "models.md"}
     docs = [path for path in (root / "docs").rglob("*.md") if path.name not in generated]
     return [*docs, *root.glob("*.md")]
 

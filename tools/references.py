@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.main import get_command
+
+from semantic.application.chat.families import FAMILIES, reasoning_parsers
+from tests.families.answers import ANSWERS
 
 Json = Mapping[str, object]
 
@@ -54,6 +58,44 @@ def command_line() -> str:
     for name, command in program.commands.items():
         parts += _commands(f"semantic {name}", command)
     return "\n\n".join(part for part in parts if part)
+
+
+def families() -> str:
+    """How each family of models writes a call of a tool without arguments, and reasoning."""
+    rows: dict[str, list[str]] = {}
+    for family in FAMILIES:
+        spelling = family.spelling
+        is_own = spelling is None or spelling.arguments is None
+        names = ", ".join(map(_code, family.names))
+        if names in rows:
+            rows[names][0] += f", {family.models}"
+            continue
+        rows[names] = [
+            family.models,
+            _code(ANSWERS[family.names[0]]["nothing"].written.strip()),
+            "one" if family.headers else "any number",
+            "as the model writes it" if is_own else "a JSON object between the marks",
+        ]
+    calls = [[names, *cells] for names, cells in rows.items()]
+    marks = [
+        [_code(name), f"{_code(found.start)} ... {_code(found.end)}"]
+        for name, found in sorted(reasoning_parsers().items())
+    ]
+    heads = ["`--tool-call-parser`", "Models", "A call", "In one answer", "Forced and strict calls"]
+    return "\n\n".join(
+        (_in_rows(heads, calls), _in_rows(["`--reasoning-parser`", "Between"], marks))
+    )
+
+
+def _in_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _code(text: str) -> str:
+    """`text` for a cell of a table, which neither bars nor line breaks end."""
+    shown = escape(text, quote=False).replace("|", "&#124;").replace("\n", "<br>")
+    return f"<code>{shown}</code>"
 
 
 def _commands(name: str, command: object) -> Iterator[str]:

@@ -22,6 +22,7 @@ from semantic.application.agents.finder import AgentFinder, AgentNames, SavedAge
 from semantic.application.agents.listing import newest_first
 from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.cache.discovery import Discovery
+from semantic.application.chat.families import Parsers
 from semantic.application.chat.grammar_checks import GrammarChecks, Verdicts
 from semantic.application.chat.preparation import ImageInput, Preparation
 from semantic.application.chat.replay import Replay
@@ -96,10 +97,10 @@ class ServeSettings:
     in tokens; by default the limit is the model's own or what the pool holds, whichever is less.
     Sampling parameters that are None are those recommended by the model's makers. `max_tokens` is
     an answer's limit in requests without one; None: up to the end of the context. `image_input`
-    says what becomes of a picture that a user has just sent, see `Attachments`. Prefixes of the
-    conversations in `public` are shared by all tenants. `tenants` are the names of those that have
-    keys, in the order of the keys: the log has their ids. `events` are the address at which changes
-    of the store are published, and their topic.
+    says what becomes of a picture that a user has just sent, see `Attachments`. `parsers` read the
+    model's answers. Prefixes of the conversations in `public` are shared by all tenants. `tenants`
+    are the names of those that have keys, in the order of the keys: the log has their ids. `events`
+    are the address at which changes of the store are published, and their topic.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -114,6 +115,7 @@ class ServeSettings:
     min_p: float | None = None
     max_tokens: int | None = None
     image_input: ImageInput = "reject-once"
+    parsers: Parsers = field(default_factory=Parsers)
     limits: QueueLimits = field(default_factory=QueueLimits)
     public: tuple[Chat, ...] = ()
     tenants: tuple[str, ...] = ()
@@ -273,13 +275,13 @@ def _build_serving(
     grammars.guard(verdicts)
     probes = [GrammarProcess(lambda: grammars.vocabulary) for _ in range(_PROBES)]
     checks = GrammarChecks(probes, verdicts, grammars.compile)
-    chat_format = MLXChatFormat(app.tokenizer, grammars)
-    details = read_details(
-        app.model.model,
-        app.model.model_id,
-        folder,
+    chat_format = MLXChatFormat(app.tokenizer, grammars, settings.parsers)
+    details = replace(
+        read_details(app.model.model, app.model.model_id, folder),
         template=chat_format.source,
         thinks=chat_format.thought_marks is not None,
+        tools=chat_format.tools,
+        call_parser=chat_format.call_parser,
     )
     served = ServedModel(
         names,
@@ -292,7 +294,7 @@ def _build_serving(
         settings.parent,
     )
     namespace = _namespace(app)
-    logger.info(chat_format.history)
+    chat_format.tell(logger)
     if app.settings.any_chip:
         logger.warning(_ANY_CHIP)
     if not app.model.together:

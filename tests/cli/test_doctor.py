@@ -16,7 +16,7 @@ import pytest
 
 from semantic.adapters.mlx import device
 from semantic.adapters.mlx.batch.calibration import Calibration, StepTimes
-from semantic.adapters.mlx.model.provider import wrap_model
+from semantic.adapters.mlx.model.provider import load_tokenizer, wrap_model
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import assemble
 from semantic.cli import doctor
@@ -46,7 +46,7 @@ from tests.support.unusual_models import unusual_model
 
 NAMES = [
     "semantic", "python", "platform", "mlx", "mlx-lm", "device", "memory", "blas", "identity",
-    "store", "embedded model", "model", "ragged caches", "caches", "pool", "fits",
+    "store", "embedded model", "model", "calls", "ragged caches", "caches", "pool", "fits",
 ]  # fmt: skip
 GIB = 1 << 30
 
@@ -93,12 +93,12 @@ def test_of_several_models_it_says_what_fits_for_each_and_together(tmp_path: Pat
         return list(doctor.check_models(doctor._served(options, adapters)))
 
     findings = found(f"other+sql={adapter}")
-    assert [one.name for one in findings] == [*NAMES[-5:], *NAMES[-5:], "adapter", "together"]
+    assert [one.name for one in findings] == [*NAMES[-6:], *NAMES[-6:], "adapter", "together"]
     assert {one.verdict for one in findings} == {"ok"}
     assert "other+sql, LoRA" in findings[-2].detail
     assert findings[-1].detail.startswith("all 3 models at once: ")
     wrong = found(f"{DEFAULT_MODEL}+sql={adapter}")
-    assert [one.verdict for one in wrong] == [*["ok"] * 5, "failed", *["ok"] * 5, "failed"]
+    assert [one.verdict for one in wrong] == [*["ok"] * 6, "failed", *["ok"] * 6, "failed"]
     with pytest.raises(InvalidRequestError, match="which of several models it is for"):
         found(f"sql={adapter}")
 
@@ -210,7 +210,8 @@ def test_the_form_of_the_caches_is_told() -> None:
 def test_what_was_measured_is_shown_for_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Calibration((StepTimes(1, 4.0, 4.4), StepTimes(8, 31.00049, 20.123456)))
     backend = wrap_model(tiny_model("llama"), attention=None, calibration=lambda *_: measured)
-    monkeypatch.setattr(doctor, "load", lambda *_, **__: (backend, None))
+    tokenizer = load_tokenizer("semantic-tiny")
+    monkeypatch.setattr(doctor, "load", lambda *_, **__: (backend, tokenizer))
     said = semantic("doctor").out.splitlines()
     at = next(i for i, line in enumerate(said) if "chosen by batch size" in line)
     assert [line.strip() for line in said[at + 1 : at + 3]] == [

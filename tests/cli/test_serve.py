@@ -26,7 +26,9 @@ from semantic.adapters.http.metrics import AnswerRecord
 from semantic.adapters.http.settings import ServerSettings
 from semantic.cli.options import ServeOptions
 from semantic.cli.progress import ServerProgress
-from semantic.cli.serve import _print_ready
+from semantic.cli.serve import _of_model, _print_ready, _serve_settings
+from semantic.composition.engine_settings import Settings
+from semantic.domain.errors import InvalidRequestError
 from tests.cli.support import command_line, environment, semantic
 from tests.support.fake_models import FakeLoader, fake_models
 from tests.support.http_server import until
@@ -244,6 +246,16 @@ def test_several_models_are_one_setting(tmp_path: Path) -> None:
     shown = json.loads(semantic("config", "show", "--config", str(file), "--json").out)
     assert shown["model"]["value"] == ["a", "b"]
     assert shown["kept_models"]["value"] == ["b"]
+
+
+def test_parsers_are_those_of_the_first_model() -> None:
+    named = ServerSettings(tool_call_parser="mistral", reasoning_parser="none")
+    first = _serve_settings(named, Settings(model="a"))
+    assert (first.parsers.calls, first.parsers.reasoning) == ("mistral", "none")
+    second = _of_model(first, "b")
+    assert (second.parsers.calls, second.parsers.reasoning) == (None, None)
+    with pytest.raises(InvalidRequestError, match=r"tool_call_parser must be one of .*kimi_k2"):
+        _serve_settings(ServerSettings(tool_call_parser="kimi"), Settings())
 
 
 @pytest.mark.process

@@ -41,7 +41,7 @@ class Answer:
     calls: tuple[Call, ...] = ()
 
 
-def _json(arguments: dict[str, object]) -> str:
+def _json(arguments: object) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
@@ -95,15 +95,19 @@ _PYTHON: Final = [
     f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
     for name, given in CALLS
 ]
-_GEMMA: Final = [
-    f"call:{name}{{"
-    + ",".join(
-        f'{key}:<|"|>{value}<|"|>' if isinstance(value, str) else f"{key}:{json.dumps(value)}"
-        for key, value in given.items()
-    )
-    + "}"
-    for name, given in CALLS
-]
+
+
+def _listed(quote: str) -> list[str]:
+    """Calls as Gemma writes them, with these marks around a text."""
+    return [
+        f"call:{name}{{"
+        + ",".join(
+            f"{key}:{quote}{value}{quote}" if isinstance(value, str) else f"{key}:{_json(value)}"
+            for key, value in given.items()
+        )
+        + "}"
+        for name, given in CALLS
+    ]
 
 
 def _each(start: str, end: str, calls: list[str]) -> list[str]:
@@ -161,7 +165,7 @@ _HARMONY: Final = {
     "preamble and answer": Answer(
         f"{_C}commentary{_M}I look.<|end|><|start|>assistant{_C}final{_M}Done.", "I look.\n\nDone."
     ),
-    "no arguments": Answer(
+    "nothing": Answer(
         f"{_C}commentary to=functions.stop <|constrain|>json{_M}{{}}<|call|>", calls=(STOP,)
     ),
     "several": Answer(
@@ -252,7 +256,7 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
         think=_THINK,
     ),
     "gemma4": _answers(
-        *_each("<|tool_call>", "<tool_call|>", _GEMMA),
+        *_each("<|tool_call>", "<tool_call|>", _listed('<|"|>')),
         joined="{}",
         think="<|channel>thought\n{}<channel|>",
     ),
@@ -261,6 +265,7 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
         "text": Answer("Hello.", "Hello."),
         "call": Answer(_PARAMETERS[0], calls=(LOOK,)),
         "marked": Answer(f"<|python_tag|>{_PARAMETERS[1]}", calls=(FIND,)),
+        "nothing": Answer(_PARAMETERS[2], calls=(STOP,)),
         "several": Answer("; ".join(_PARAMETERS), calls=CALLS),
         "an object": Answer(
             '{"name": "no tool of ours", "a": 1}', '{"name": "no tool of ours", "a": 1}'
@@ -272,6 +277,7 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
         "bare": Answer(f"[{', '.join(_PYTHON)}]", calls=CALLS),
         "marked": Answer(f"<|python_start|>[{_PYTHON[0]}]<|python_end|>", calls=(LOOK,)),
         "json": Answer(_PARAMETERS[0], calls=(LOOK,)),
+        "nothing": Answer(f"[{_PYTHON[2]}]", calls=(STOP,)),
     },
     "cohere": {
         "text": Answer(
@@ -285,10 +291,12 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
             reasoning="Hm.",
             calls=CALLS,
         ),
+        "nothing": Answer(f"<|START_ACTION|>[{_TOOL_NAMES[2]}]<|END_ACTION|>", calls=(STOP,)),
     },
     "granite": {
         "text": Answer("<think>Hm.</think><response>Hello.</response>", "Hello.", "Hm."),
         "call": Answer(f"<|tool_call|>[{', '.join(_OBJECTS)}]", calls=CALLS),
+        "nothing": Answer(f"<|tool_call|>[{_OBJECTS[2]}]", calls=(STOP,)),
     },
     "nemotron": {
         "call": Answer(
@@ -296,7 +304,33 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
             reasoning="Hm.",
             calls=CALLS,
         ),
+        "nothing": Answer(f"<TOOLCALL>[{_OBJECTS[2]}]</TOOLCALL>", calls=(STOP,)),
     },
-    "apriel": {"call": Answer(f"<tool_calls>[{', '.join(_OBJECTS)}]</tool_calls>", calls=CALLS)},
+    "apriel": {
+        "call": Answer(f"<tool_calls>[{', '.join(_OBJECTS)}]</tool_calls>", calls=CALLS),
+        "nothing": Answer(f"<tool_calls>[{_OBJECTS[2]}]</tool_calls>", calls=(STOP,)),
+    },
+    "functiongemma": _answers(
+        *_each("<start_function_call>", "<end_function_call>", _listed("<escape>")), joined="{}"
+    ),
+    "minicpm5": _answers(
+        *_tags('<function name="{}">', '<param name="{}">{}</param>', "</function>"), joined="{}"
+    ),
+    "muse_spark": _answers(
+        *_tags(
+            '<atem:invoke name="{}">',
+            '<atem:parameter name="{}">{}</atem:parameter>',
+            "</atem:invoke>",
+        ),
+        joined="<atem:function_calls>{}</atem:function_calls>",
+    ),
+    "kimi_k3": _answers(
+        *(
+            f'<|open|>call tool="{name}" index="{i}"<|sep|><|open|>json type="object"<|sep|>'
+            f"{_json(given)}<|close|>json<|sep|><|close|>call<|sep|>"
+            for i, (name, given) in enumerate(CALLS, 1)
+        ),
+        joined="<|open|>tools<|sep|>{}<|close|>tools<|sep|>",
+    ),
 }
 """By family, and "mistral, ids" with ids in calls."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semantic.application.chat.answer_reader import AnswerMessage, AnswerReader
-from semantic.application.chat.families import FAMILIES, Family, family_named
+from semantic.application.chat.families import FAMILIES, Family, Parsers, family_of
 from semantic.domain.answer import ToolCallFailed
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError
@@ -56,6 +56,12 @@ class FamilyFormat(FakeChatFormat):
     @property
     def call_spelling(self) -> CallSpelling | None:
         return self.family.spelling
+
+
+def family_named(name: str) -> Family:
+    found = family_of("", (), name)
+    assert found is not None
+    return found
 
 
 def reader(name: str) -> AnswerReader:
@@ -152,8 +158,20 @@ def test_a_text_may_contain_what_ends_a_parameter(name: str, text: str, value: s
 
 def test_every_family_has_a_name_of_its_own_and_an_answer_here() -> None:
     firsts = {family.names[0] for family in FAMILIES}
-    assert {name.partition(",")[0] for name in ANSWERS} <= firsts
+    assert {name.partition(",")[0] for name in ANSWERS} == firsts
     for family in FAMILIES:
         assert family_named(family.names[0]).marks == family.marks
     with pytest.raises(InvalidRequestError, match="tool_call_parser must be one of"):
-        family_named("no such parser")
+        Parsers(calls="no such parser")
+    with pytest.raises(InvalidRequestError, match="reasoning_parser must be one of"):
+        Parsers(reasoning="no such parser")
+
+
+def test_a_reasoning_parser_is_named_as_elsewhere() -> None:
+    found = Marks("<a>", "</a>")
+    assert Parsers().thought(found) is found
+    assert Parsers(reasoning="none").thought(found) is None
+    assert Parsers(reasoning="qwen3").thought(found) == Marks("<think>", "</think>")
+    harmony = Parsers(reasoning="openai_gptoss").thought(None)
+    assert harmony is not None
+    assert "analysis" in harmony.start

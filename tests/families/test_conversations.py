@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import logging
 import random
 import tempfile
 from collections.abc import Sequence
@@ -11,15 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from semantic.adapters.mlx.model.provider import load_tokenizer
 from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.domain.chat import Chat, Message, ToolCall, in_call_order
+from semantic.application.chat.families import Parsers
+from semantic.domain.chat import Chat, Message, Tool, ToolCall, in_call_order
 from semantic.domain.errors import InvalidRequestError
+from semantic.ports.chat import Marks
 from tests.families.conversations import CONVERSATIONS, TOOLS, answer, result, texts, user
-from tests.support.chat_templates import FORMATS, Format, load_format
+from tests.support.chat_templates import FORMATS, HEADED, Format, load_format
 from tests.support.families import real_formats
 
-OURS = {name: each for name, each in FORMATS.items() if each.template}
+OURS = {name: each for name, each in (FORMATS | HEADED).items() if each.template}
 REAL = real_formats()
 TEXT_OR_CALLS = ("Mistral-Nemo", "Mistral-Small-3.2")
 """Templates that write the calls of an answer alone, and not its text."""
@@ -30,7 +35,7 @@ MOVES_TEXT = ("gemma-4", "ax-gemma4")
 @functools.cache
 def tokenizer_of(name: str) -> MLXTokenizer:
     with tempfile.TemporaryDirectory() as folder:
-        return load_format((FORMATS | REAL)[name], Path(folder))
+        return load_format((OURS | REAL)[name], Path(folder))
 
 
 @functools.cache
@@ -45,8 +50,8 @@ def rendered(name: str, messages: Sequence[Message]) -> str:
 
 
 def single_calls(name: str) -> bool:
-    """Whether a template of real models has one call in an answer."""
-    return is_one_of(name, ("gpt-oss", "meta-llama"))
+    """Whether a template has one call in an answer."""
+    return name == "harmony" or (name in REAL and is_one_of(name, ("gpt-oss", "meta-llama")))
 
 
 def interleaved(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -73,8 +78,7 @@ def test_a_model_sees_all_of_a_conversation(name: str) -> None:
     moves = name in REAL and is_one_of(name, MOVES_TEXT)
     for title, messages in CONVERSATIONS.items():
         text = rendered(name, messages)
-        is_single = name in REAL and single_calls(name)
-        sent = interleaved(messages) if is_single else messages
+        sent = interleaved(messages) if single_calls(name) else messages
         said = [one for one in sent if not (loses_text and one.content and one.tool_calls)]
         at = -1
         for expected in texts(said):
@@ -146,3 +150,71 @@ def test_a_template_that_demands_a_list_of_tools_gets_one(tmp_path: Path) -> Non
     loop = "{{ m.content }}"
     tokenizer, given = chat_format(demands + PARTS.replace("LOOP", loop), tmp_path)
     assert "Q1" in tokenizer.decode(given.render(Chat((user("Q1"),))).tokens)
+
+
+SHOWS_TOOLS = (
+    "{%- if tools -%}<|tools|>{{ tools | tojson }}{%- endif -%}{%- for m in messages -%}"
+    "<|{{ m.role }}|>{{ m.content }}{%- for call in m.tool_calls or [] -%}"
+    "@{{ call.function.name }} {{ call.function.arguments | tojson }}{%- endfor -%}<|end|>"
+    "{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+)
+
+
+def test_a_form_of_calls_that_no_parser_knows_is_said_and_can_be_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer, found = chat_format(SHOWS_TOOLS, tmp_path)
+    assert (found.tools, found.call_parser) == ("unknown", "hermes")
+    found.tell(logging.getLogger("here"))
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+    assert "no parser knows" in caplog.text
+    named = MLXChatFormat(tokenizer, parsers=Parsers("mistral", "qwen3"))
+    assert (named.tools, named.call_parser) == ("native", "mistral")
+    assert (named.call_marks.start, named.thought_marks) == (
+        "[TOOL_CALLS]",
+        Marks("<think>", "</think>"),
+    )
+
+
+def test_a_parser_for_a_template_without_tools_is_refused(tmp_path: Path) -> None:
+    tokenizer, found = chat_format(PARTS.replace("LOOP", "{{ m.content }}"), tmp_path)
+    assert (found.tools, found.call_parser, found.thought_marks) == ("text", "hermes", None)
+    with pytest.raises(InvalidRequestError, match="renders no tools"):
+        MLXChatFormat(tokenizer, parsers=Parsers(calls="mistral"))
+
+
+def test_a_template_beside_a_processor_is_the_models(tmp_path: Path) -> None:
+    load_format(Format("given", None), tmp_path)
+    template = json.dumps({"chat_template": PARTS.replace("LOOP", LOOPS["loop"])})
+    (tmp_path / "chat_template.json").write_text(template, encoding="utf-8")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    tokenizer = load_tokenizer(str(tmp_path))
+    found = MLXChatFormat(tokenizer).render(Chat((user("Q1"),))).tokens
+    assert tokenizer.decode(found) == "<|user|>Q1<|end|><|assistant|>"
+
+
+RECURSES = (
+    "{%- macro type_of(schema) -%}{%- if schema.type == 'array' -%}[{{ type_of(schema.items) }}]"
+    "{%- elif schema.type is string -%}{{ schema.type }}{%- else -%}{{ type_of(schema) }}"
+    "{%- endif -%}{%- endmacro -%}"
+    "{%- for tool in tools or [] -%}{%- for name, schema in tool.function.parameters.properties"
+    ".items() -%}{{ tool.function.name }}.{{ name }}: {{ type_of(schema) }};{%- endfor -%}"
+    "{%- endfor -%}"
+)
+
+
+def test_a_template_that_recurses_on_a_parameter_without_a_type_gets_one(tmp_path: Path) -> None:
+    properties = {
+        "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "any": {"description": "x"},
+        "kind": {"enum": ["a", "b"]},
+        "which": {"$ref": "#/$defs/which"},
+        "text": {"type": "string"},
+    }
+    schema = {"type": "object", "properties": properties, "$defs": {"which": {"type": "boolean"}}}
+    tokenizer, given = chat_format(RECURSES + SHOWS_TOOLS.replace("@", "<tool_call>"), tmp_path)
+    chat = Chat((user("Q1"),), (Tool("look", parameters=schema),))
+    text = tokenizer.decode(given.render(chat).tokens)
+    assert text.startswith(
+        "look.n: integer;look.any: string;look.kind: string;look.which: boolean;look.text: string;"
+    )

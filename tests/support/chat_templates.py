@@ -328,6 +328,44 @@ FORMATS = {
 }
 
 
+_HARMONY = """
+{%- if tools -%}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+<|start|>functions.{{ message.name }} to=assistant<|channel|>commentary<|message|>
+{{- message.content }}<|end|>
+{%- elif message.role == 'assistant' -%}
+{%- if message.thinking -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>
+{%- endif -%}
+{%- if message.tool_calls -%}
+{%- if message.content -%}
+<|start|>assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
+{%- endif -%}
+{%- set call = message.tool_calls[0].function -%}
+<|start|>assistant<|channel|>commentary to=functions.{{ call.name }} <|constrain|>json<|message|>
+{{- call.arguments | tojson }}<|call|>
+{%- else -%}
+<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- endif -%}
+{%- else -%}
+<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
+HEADED = {
+    "harmony": Format(
+        "harmony",
+        _HARMONY,
+        special=(
+            *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
+            *("<|return|>", "<|call|>"),
+        ),
+    )
+}
+"""Formats of answers in messages."""
+
+
 def load_format(each: Format, folder: Path) -> MLXTokenizer:
     """The tokenizer of a format, written to `folder` and loaded as a model's is."""
     source = find_folder("semantic-tiny")
@@ -338,6 +376,8 @@ def load_format(each: Format, folder: Path) -> MLXTokenizer:
     config = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
     if each.template is not None:
         config["chat_template"] = each.template
+    if "<|return|>" in each.special:
+        config["eos_token"] = "<|return|>"  # what ends a message ends no answer
     if each.begin is not None:
         config["bos_token"] = each.begin
     if each.parser is not None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from semantic.application.chat.call_grammar import (
     CallLanguage,
-    SpelledMark,
     arguments_schema,
     call_grammar,
 )
@@ -87,11 +86,8 @@ class FakeChatFormat:
         del tenant
         if chat.tool_choice.mode == "required" and not chat.tools:
             raise InvalidRequestError("tool_choice asks for a call, but there are no tools")
-        calls, thought = self._call_marks, self._thought_marks
-        start, end = _spelled(calls.start), _spelled(calls.end)
-        language = CallLanguage(start, end)
-        if thought is not None:
-            language = CallLanguage(start, end, (_spelled(thought.start), _spelled(thought.end)))
+        thought = self._thought_marks
+        language = CallLanguage(self._call_marks, thought)
         after = thought.end if thought is not None and opens_thought else None
         return call_grammar(chat, language, arguments_schema, after=after)
 
@@ -102,7 +98,3 @@ def _lines(messages: Sequence[Message]) -> str:
         calls = "".join(f"({call.name} {call.arguments})" for call in message.tool_calls)
         lines.append(f"<{message.role}>{message.reasoning}{message.content}{calls}\n")
     return "".join(lines)
-
-
-def _spelled(mark: str) -> SpelledMark:
-    return SpelledMark(mark, (mark,) if mark else ())

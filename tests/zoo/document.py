@@ -58,7 +58,8 @@ change may lower them.
 
 This page is written by `python -m tests.zoo --document`; do not edit it. It is measured anew by
 `python -m tests.zoo --record`. Which models belong to which module of mlx-lm was matched by hand;
-`model_type` in a model's `config.json` names the module.
+`model_type` in a model's `config.json` names the module. [Families of models](families.md) says how
+they write calls.
 
 ## What is reused
 

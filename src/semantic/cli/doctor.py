@@ -36,6 +36,7 @@ from semantic.domain.value_objects import ModelCacheSpec
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx.backend import MLXBackend
+    from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
     from semantic.serve import ServeSettings
     from semantic.serve_models import ModelsPlan
 
@@ -287,13 +288,14 @@ def check_together(plan: ModelsPlan) -> Finding:
 def check_model(settings: Settings) -> Iterator[Finding]:
     """Whether the requested model loads, and how its layers are cached."""
     try:
-        model, _ = load(settings.model, any_chip=settings.any_chip)
+        model, tokenizer = load(settings.model, any_chip=settings.any_chip)
         spec = model.cache_spec()
         pool: BlockPool = make_pool(settings, spec)
     except SemanticError as error:
         yield Finding("model", "failed", str(error))
         return
     yield Finding("model", "ok", f"{settings.model}, {spec.n_layers} layers")
+    yield check_calls(tokenizer)
     yield Finding("ragged caches", "ok", _ragged(model.ragged_layers))
     yield check_caches(model)
     if spec.reusable_tokens is not None:
@@ -306,6 +308,14 @@ def check_model(settings: Settings) -> Iterator[Finding]:
         )
     yield Finding("pool", "ok", _budget(pool, spec))
     yield check_fit(pool, model)
+
+
+def check_calls(tokenizer: MLXTokenizer) -> Finding:
+    """How the model's calls and reasoning are read."""
+    from semantic.adapters.mlx.text.chat_format import MLXChatFormat
+
+    found = MLXChatFormat(tokenizer)
+    return Finding("calls", "warning" if found.tools == "unknown" else "ok", found.calls)
 
 
 def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:

@@ -571,6 +571,20 @@ class ServeOptions:
             rich_help_panel=_ANSWERS,
         ),
     ] = None
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the first model writes calls: a name of docs/families.md, as vLLM has them.",
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the first model marks reasoning; none: its answers have none.",
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None
     force_usage: Annotated[
         bool | None,
         typer.Option(

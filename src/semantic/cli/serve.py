@@ -233,7 +233,8 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
     """The settings of another model than the first."""
     model = model_of(name)
     engine = replace(first.engine, model=model)
-    return replace(first, engine=engine, names=own_names(model, name))
+    parsers = replace(first.parsers, calls=None, reasoning=None)
+    return replace(first, engine=engine, names=own_names(model, name), parsers=parsers)
 
 
 def with_adapters(
@@ -267,6 +268,7 @@ def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings
     """What the server's settings say of its first model, that of `engine`, and of requests."""
     from semantic.adapters.http.lifecycle import read_public_prefix
     from semantic.adapters.http.middleware import tenant_name
+    from semantic.application.chat.families import Parsers
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings
 
@@ -280,6 +282,7 @@ def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings
         min_p=settings.min_p,
         max_tokens=settings.max_tokens,
         image_input=settings.image_input,
+        parsers=Parsers(settings.tool_call_parser, settings.reasoning_parser),
         limits=QueueLimits(settings.max_waiting, shared=len(settings.api_keys) > 1),
         public=tuple(map(read_public_prefix, settings.public_prefix)),
         tenants=tuple(tenant_name(key.get_secret_value()) for key in settings.api_keys),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from semantic.domain.chat import Chat
 from semantic.domain.grammar import Grammar
@@ -115,8 +115,10 @@ class Headers:
     """An answer in messages, each with a header that says what it is.
 
     A header is between one of `starts` and `end`, and the answer begins within one; one of `ends`
-    ends a message. Its group "thought" matches in the header of reasoning, "name" is the tool in
-    that of a call, whose text goes on with the arguments.
+    ends a message. `thought` matches in the header of reasoning, and `call` in that of a call, with
+    the tool in its group "name"; its text goes on with the arguments. `begins` are the texts of
+    which one begins a header. Behind a message `following` begins the next one, and `answer` is the
+    header of an answer's text.
     """
 
     starts: tuple[str, ...]
@@ -125,8 +127,26 @@ class Headers:
     thought: re.Pattern[str]
     call: re.Pattern[str]
     begins: tuple[str, ...]
+    following: str
     answer: str
-    """`begins` are the texts of which one begins a header; `answer` is that of an answer's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """A call with arguments in JSON, as a model is made to write it.
+
+    `before` and `after` its arguments are texts; $name is the tool's, $quoted that in JSON, and a
+    $number and an $id are what the model chooses. Several calls have marks each, are one after the
+    other within the marks, or a list.
+    """
+
+    before: str = '{"name": $quoted, "arguments": '
+    after: str = "}"
+    several: Literal["marked", "within", "listed"] = "marked"
+
+
+OBJECTS: Final = CallForm()
+"""Objects with a name and arguments."""
 
 
 class ChatFormat(Protocol):

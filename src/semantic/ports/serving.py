@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.chat import Chat
@@ -46,6 +46,11 @@ class Ask:
     hints: Hints = NO_HINTS
 
 
+ToolSupport = Literal["native", "text", "unknown"]
+"""How a model is offered tools: by its chat template, or as text, because that has none, or none
+whose calls a parser knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
     """What a model is. `digest` is the hash of its files in hexadecimal, `stored_as` the type of
@@ -54,7 +59,8 @@ class ModelDetails:
     `file_bytes` is the size of its weights on disk, `memory_bytes` in memory, on a GPU if `on_gpu`.
     `modified` is the newest time of its files, Unix time in seconds. `trained_tokens` is the
     context that it was made for, None if its configuration has none. `template` is its chat
-    template, "" without one. `thinks`: there are marks of reasoning in it.
+    template, "" without one. `thinks`: there are marks of reasoning in it. `call_parser` reads its
+    calls.
     """
 
     architecture: str
@@ -70,6 +76,8 @@ class ModelDetails:
     width: int | None = None
     template: str = ""
     thinks: bool = False
+    tools: ToolSupport = "text"
+    call_parser: str = ""
 
 
 @dataclass(frozen=True, slots=True)

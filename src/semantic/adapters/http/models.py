@@ -25,13 +25,21 @@ from semantic.application.models.model_names import unknown_model
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.ports.embedding import EmbeddingModel
 from semantic.ports.models import ModelsPort, ModelState, ModelStatus
-from semantic.ports.serving import ServedModel
+from semantic.ports.serving import ServedModel, ToolSupport
 
 router: Final = APIRouter()
 
 _OWNER: Final = "semantic"
 
 AnyModel = ServedModel | EmbeddingModel
+
+
+class Capabilities(BaseModel):
+    """`tools`: by the chat template, or as text, as it has none or in a form that is unknown."""
+
+    reasoning: bool
+    tools: ToolSupport
+    tool_call_parser: str
 
 
 class Model(BaseModel):
@@ -59,15 +67,14 @@ class Model(BaseModel):
             "share are those of the first that is loaded."
         ),
     ] = None
+    capabilities: Capabilities | None = None
     parent: Annotated[
         str | None, Field(description="The model that this one is under an adapter.")
     ] = None
     pinned: Annotated[bool | None, Field(description="Whether it stays loaded.")] = None
-    running: Annotated[int | None, Field(description="Requests that use it; not for tenants.")] = (
-        None
-    )
+    running: Annotated[int | None, Field(description="Requests with it; not for tenants.")] = None
     waiting: Annotated[
-        int | None, Field(description="Requests that wait for it to be loaded; not for tenants.")
+        int | None, Field(description="Requests that wait for it; not for tenants.")
     ] = None
     expires_in: Annotated[
         float | None, Field(description="Seconds until it is unloaded, without a request.")
@@ -188,6 +195,11 @@ def _model(
         max_input_tokens=tokens,
         parent=served.parent if isinstance(served, ServedModel) else None,
     )
+    details = served.details
+    if isinstance(served, ServedModel) and details is not None:
+        model.capabilities = Capabilities(
+            reasoning=details.thinks, tools=details.tools, tool_call_parser=details.call_parser
+        )
     if status is not None:
         model.state, model.memory_bytes = status.state, status.n_bytes
         model.pinned, model.expires_in = status.pinned, status.expires_in

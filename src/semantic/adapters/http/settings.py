@@ -97,6 +97,8 @@ class ServerSettings(BaseSettings):
     min_p: Annotated[float, Ge(0), Le(1)] | None = None
     max_tokens: Count | None = None
     image_input: Literal["note", "reject-once", "reject"] = "reject-once"
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     force_usage: bool = False
 
     max_body_mb: Annotated[float, Gt(0), Le(4096)] = 16

@@ -18,9 +18,7 @@ Kinds = frozenset[str]
 """JSON types that a schema allows; none if it does not say."""
 
 _ANY: Final[Kinds] = frozenset()
-_KINDS: Final[Kinds] = frozenset(
-    {"string", "integer", "number", "boolean", "null", "object", "array"}
-)
+_KINDS: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _CONTAINERS: Final[Kinds] = frozenset({"object", "array"})
 _MOST_SCHEMAS: Final = 200
 """Schemas that are looked at for one argument: references may be circular."""
@@ -65,9 +63,14 @@ class ArgumentTypes:
         kinds = self._kinds(name)
         if not kinds:
             declared = name in self._properties
-            kinds = _CONTAINERS if declared and self._untyped_is_text else _KINDS - {"string"}
+            kinds = _CONTAINERS if declared and self._untyped_is_text else frozenset(_KINDS[1:])
         found = _json_of(text.strip(), kinds)
         return _string(text) if found is None else found
+
+    def kind(self, name: str) -> str:
+        """One type of an argument, the first of `_KINDS` that it may have."""
+        kinds = self._kinds(name) or {"string"}
+        return next(kind for kind in _KINDS if kind in kinds)
 
     def json(self, text: str) -> str:
         """The JSON of a value of any type; of what has none, the text itself as a string."""
@@ -81,9 +84,22 @@ class ArgumentTypes:
         return self._known[name]
 
 
+def with_types(parameters: JsonSchema) -> JsonSchema:
+    """`parameters` with one type for each that has none, or several."""
+    types, found = ArgumentTypes(parameters), parameters.get("properties")
+    if not isinstance(found, Mapping):
+        return parameters
+    typed = {
+        name: {**schema, "type": types.kind(name)}
+        for name, schema in found.items()
+        if isinstance(schema, Mapping) and not isinstance(schema.get("type"), str)
+    }
+    return {**parameters, "properties": {**found, **typed}}
+
+
 def any_json(text: str) -> str | None:
     """A JSON text or Python literal as JSON; None if it is neither."""
-    return _json_of(text.strip(), _KINDS)
+    return _json_of(text.strip(), frozenset(_KINDS))
 
 
 def _kinds_of(schema: object, root: JsonSchema, seen: list[object]) -> Kinds:
@@ -108,7 +124,7 @@ def _own_kinds(schema: Mapping[str, object]) -> Kinds:
     """The types that a schema names itself, or those of the values that it lists."""
     given = schema.get("type")
     names = [given] if isinstance(given, str) else _list(given)
-    kinds = frozenset(name for name in names if isinstance(name, str)) & _KINDS
+    kinds = frozenset(name for name in names if isinstance(name, str)) & {*_KINDS}
     if kinds:
         return kinds
     values = _list(schema.get("enum")) or ([schema["const"]] if "const" in schema else [])

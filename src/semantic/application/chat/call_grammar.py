@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from semantic.domain.chat import AnswerFormat, Chat, JsonSchema, Tool
 from semantic.domain.grammar import Grammar
+from semantic.ports.chat import OBJECTS, CallForm, Headers, Marks
 
 _dumps = partial(json.dumps, ensure_ascii=False)
 
@@ -27,6 +29,9 @@ ANY_OBJECT: JsonSchema = {"type": "object"}
 # limit a degenerate model writes white space until max_tokens.
 _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
+
+_CHOSEN: Final = {"$number": "/[0-9]{1,3}/", "$id": "/[a-zA-Z0-9]{9}/"}
+"""What a model chooses before the arguments of a call."""
 
 MOST_FORCED_CALLS = 16
 """Calls of an answer that must call: a model without a next idea repeats itself to max_tokens."""
@@ -63,13 +68,23 @@ class SpelledMark:
         return f"({self.tokens()} | {_dumps(self.text)})" if self.has_tokens else self.tokens()
 
 
+def as_text(mark: str) -> SpelledMark:
+    """`mark` without special tokens."""
+    return SpelledMark(mark, (mark,) if mark else ())
+
+
 @dataclass(frozen=True, slots=True)
 class CallLanguage:
-    """The marks of calls, and of reasoning if the answer may begin with it."""
+    """The `marks` of calls and the `form` of one, and the marks of a `thought` if the answer may
+    begin with it. `headers` are those of an answer in messages. `bare`: a call may lack its mark at
+    an answer's beginning. `spell` finds the special tokens in a text."""
 
-    start: SpelledMark
-    end: SpelledMark
-    thought: tuple[SpelledMark, SpelledMark] | None = None
+    marks: Marks
+    thought: Marks | None = None
+    form: CallForm = OBJECTS
+    headers: Headers | None = None
+    bare: bool = False
+    spell: Callable[[str], SpelledMark] = as_text
 
 
 def arguments_schema(tool: Tool) -> JsonSchema:
@@ -95,7 +110,8 @@ def call_grammar(
     answer = chat.answer_format
     if not forced and answer is None and not strict:
         return None
-    if answer is not None and not tools and after is None and language.thought is None:
+    is_plain = after is None and language.thought is None and language.headers is None
+    if answer is not None and not tools and is_plain:
         return answer_grammar(answer)
     # As OpenAI's API has it: of a tool that is named exactly one call.
     many = chat.parallel_tool_calls and chat.tool_choice.name is None
@@ -106,7 +122,7 @@ def call_grammar(
         rules.add("start", "lead mixed")
         rules.mixed()
     else:
-        rules.add("start", "lead (calls | answer)" if tools else "lead answer")
+        rules.add("start", "lead (calls | head answer)" if tools else "lead head answer")
         rules.add("answer", _answer(answer))
     rules.lead(thinks=after is None)
     if tools:
@@ -169,6 +185,8 @@ class _Rules:
 
     def __init__(self, language: CallLanguage, *, many: bool) -> None:
         self._language = language
+        self._headers = language.headers
+        self._spell = language.spell
         self._many = many
         self._lines: list[str] = []
 
@@ -180,10 +198,16 @@ class _Rules:
 
     def lead(self, *, thinks: bool) -> None:
         """The start of the answer: white space, and reasoning where it is possible."""
-        if self._language.thought is None or not thinks:
+        headers, marks = self._headers, self._language.thought
+        if headers is not None:
+            self.add("head", self._lark(headers.answer))
+        else:
+            self.add("head", '""')
+        if marks is None or not thinks:
             self.add("lead", "WS")
             return
-        start, end = self._language.thought
+        following = "" if headers is None else headers.following
+        start, end = self._spell(marks.start), self._spell(marks.end + following)
         self.add("lead", "WS | WS thought WS")
         if end.starts_with_token:
             self.add("thought", f"{start.lark()} TEXT {end.lark()}")
@@ -193,29 +217,62 @@ class _Rules:
 
     def mixed(self) -> None:
         """Free text in which every call is valid: the text ends where a call's mark begins."""
-        self.add("mixed", "tagged* TEXT" if self._many else "TEXT | tagged")
-        start, body = self._language.start, f"body {self._end()}"
+        if self._headers is not None:
+            self.add("mixed", "head TEXT | calls")
+            return
+        free = "tagged* TEXT" if self._many else "TEXT | tagged"
+        if self._language.bare:
+            # What could be a call without its mark is one.
+            self.add("mixed", "calls | (/[^\\[{ \\n\\r\\t]/ free)?")
+            self.add("free", free)
+        else:
+            self.add("mixed", free)
+        start = self._spell(self._language.marks.start)
+        body = f"body {self._end()}"
         by_token = f"TEXT {start.tokens()} {body} | " if start.starts_with_token else ""
         self.add("tagged", f"{by_token}call_start {body}")
         self.add("call_start[lazy]", f"TEXT {_dumps(start.text)}")
 
     def calls(self, tools: Sequence[Tool], schema_of: Callable[[Tool], JsonSchema]) -> None:
         """One call between its marks; a bounded number where parallel calls are allowed."""
-        more = f"{{0,{MOST_FORCED_CALLS - 1}}}"
-        self.add("calls", f"one (WS one){more}" if self._many else "one")
-        self.add("one", f"{self._language.start.lark()} body {self._end()}")
-        if self._language.end.text or not self._many:
-            self.add("body", "WS call WS" if self._language.end.text else "WS call")
-        else:
-            # Without an end mark only the end of the answer ends a call: several form one list.
-            self.add("body", f'WS "[" call (", " call){more} "]"')
+        language, form = self._language, self._language.form
+        many = self._many and self._headers is None
+        more = f"({{}}){{{{0,{MOST_FORCED_CALLS - 1}}}}}" if many else ""
+        before = "" if self._headers else "WS"
+        after = before if language.marks.end else ""
+        bodies = {
+            "marked": f"{before} call {after}",
+            "within": f"WS call {more.format('WS call')} WS",
+            "listed": f"""WS "[" call {more.format('", " call')} "]" {after}""",
+        }
+        others = more.format("WS one") if form.several == "marked" else ""
+        self.add("calls", f"head? one {others}")
+        start = self._lark(language.marks.start)
+        self.add("one", f"({start}){'?' * language.bare} body {self._end()}")
+        self.add("body", bodies[form.several])
         self.add("call", " | ".join(f"call_{i}" for i in range(len(tools))))
         for i, tool in enumerate(tools):
-            head = f'{{"name": {_dumps(tool.name)}, "arguments": '
-            self.add(f"call_{i}", f'{_dumps(head)} {_json(schema_of(tool))} "}}"')
+            before, after = self._before(tool.name), self._lark(form.after)
+            self.add(f"call_{i}", f"{before} {_json(schema_of(tool))} {after}")
+
+    def _before(self, name: str) -> str:
+        """What precedes the arguments of a call of `name`, in Lark."""
+        given = {"$name": name, "$quoted": _dumps(name)}
+        pieces = re.split(r"(\$number|\$id)", self._language.form.before)
+        return " ".join(
+            _CHOSEN[piece] if piece in _CHOSEN else self._lark(_filled(piece, given))
+            for piece in pieces
+        )
 
     def _end(self) -> str:
-        return self._language.end.lark() if self._language.end.text else ""
+        return self._lark(self._language.marks.end)
+
+    def _lark(self, text: str) -> str:
+        return self._spell(text).lark() if text else ""
+
+
+def _filled(text: str, given: Mapping[str, str]) -> str:
+    return re.sub(r"\$(name|quoted)", lambda found: given[found[0]], text)
 
 
 _COMBINING = frozenset(

@@ -49,15 +49,12 @@ class ListedArguments(SpelledArguments):
 
     @property
     def is_between(self) -> bool:
-        """See `SpelledArguments.is_between`."""
         return self._key is None and not self.is_broken and not self._text.strip()
 
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """See `SpelledArguments.may_end`."""
         return self.is_between and not cut and not stopped
 
     def ending(self, *, at_mark: bool) -> str:
-        """See `SpelledArguments.ending`."""
         if not at_mark or self._key is None or self._quote is not None or self._text:
             return ""
         end = self._end_of_argument()

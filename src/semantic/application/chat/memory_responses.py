@@ -20,19 +20,16 @@ class MemoryResponses:
         self._mutex = threading.Lock()
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """See `ResponsesPort.get`."""
         with self._mutex:
             data = self._kept.peek(tenant, response_id)
         return None if data is None else decoded(data)
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """See `ResponsesPort.put`."""
         data = encoded(response)
         with self._mutex:
             self._kept.put(tenant, response.id, data, len(data) + ROW_BYTES)
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`."""
         with self._mutex:
             return self._kept.remove(tenant, response_id)
 

@@ -4,7 +4,8 @@ A template may render an answer differently from how the model generated it: it 
 re-renders calls, moves messages. So only new messages are rendered; earlier ones are replayed from
 the recorded turns. Clients also send the same tools with their keys in different orders, and a
 template renders them in that order before all messages: each tool keeps its first spelling. Knows
-points and tokens; no engine.
+points and tokens; no engine. A model that answers in messages is to see its reasoning between its
+calls alone: behind an answer without calls its history is rendered.
 """
 
 from __future__ import annotations
@@ -151,6 +152,8 @@ class Replay:
         found: dict[int, Answered] = {}
         for position in reversed(range(len(numbers))):
             number = numbers[position]
+            if self._format.headers is not None and not chat.messages[number].tool_calls:
+                break
             found[number] = _answered(turns.ending_with(number), chat.messages[number])
             known = self._known(turns, chat.messages, numbers[: position + 1])
             if known is None:

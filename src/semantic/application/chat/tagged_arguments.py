@@ -48,16 +48,13 @@ class TaggedArguments(SpelledArguments):
 
     @property
     def is_between(self) -> bool:
-        """See `SpelledArguments.is_between`."""
         at_end = self._state == "end" and _BLANK.fullmatch(self._text) is not None
         return self._state == "between" or at_end
 
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """See `SpelledArguments.may_end`."""
         return self.is_between and not cut and not (stopped and self._tags.call_end)
 
     def close(self) -> str:
-        """See `SpelledArguments.close`."""
         if self._state == "end":
             self._end_argument()
         return super().close()

@@ -36,15 +36,12 @@ class BorrowedTurns:
         self._turns = turns
 
     def get(self, point: Point) -> Turn | None:
-        """See `TurnsPort.get`."""
         return self._turns.get(point)
 
     def put(self, turn: Turn) -> Future[None] | None:
-        """See `TurnsPort.put`."""
         return self._turns.put(turn)
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """See `TurnsPort.look_up`."""
         self._turns.look_up(owner, points)
 
     def close(self) -> None:
@@ -127,7 +124,6 @@ class TurnCache:
         return self._n_bytes
 
     def get(self, point: Point) -> Turn | None:
-        """See `TurnsPort.get`."""
         with self._lock:
             packed = self._turns.get(point)
             if packed is not None:
@@ -140,7 +136,6 @@ class TurnCache:
         return turn
 
     def put(self, turn: Turn) -> Future[None] | None:
-        """See `TurnsPort.put`."""
         if not (turn.tokens or self._replaces_none(turn.point)):
             return None
         packed = _packed(turn)
@@ -155,7 +150,6 @@ class TurnCache:
         return None if is_in_doubt else uploading
 
     def close(self) -> None:
-        """See `TurnsPort.close`."""
         wait(self._writer.waiting | self._uploads.waiting, self._close_seconds)
         self._writer.close()
         self._uploads.close()

@@ -76,7 +76,6 @@ class DecoderEmbedder:
         self.dimensions = self._states(mx.array([_DECODER_PROBE])).shape[-1]
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """See `Embedder.encode`."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=True))
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -87,7 +86,6 @@ class DecoderEmbedder:
         return (*tokens[: self.max_tokens - len(ends)], *ends)
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> DecoderRun:
-        """See `Embedder.start`."""
         return DecoderRun(self._states, make_prompt_cache(self._model), batch, self._pooling)
 
 
@@ -113,7 +111,6 @@ class DecoderRun:
         self._sum: mx.array | None = None
 
     def step(self) -> tuple[Vector, ...] | None:
-        """See `EmbeddingRun.step`."""
         end = min(self._begin + self._n_columns, self._longest)
         ids = mx.array([row[self._begin : end] for row in self._ids])
         states = self._states(ids, cache=self._caches)
@@ -212,7 +209,6 @@ class EncoderEmbedder:
         self.dimensions = states.shape[-1]
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """See `Embedder.encode`."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=True))
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -222,7 +218,6 @@ class EncoderEmbedder:
         return (*tokens[: self.max_tokens - len(self._end)], *self._end)
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EncoderRun:
-        """See `Embedder.start`."""
         return EncoderRun(self, batch)
 
     def vectors(self, rows: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
@@ -249,7 +244,6 @@ class EncoderRun:
         self._done: list[Vector] = []
 
     def step(self) -> tuple[Vector, ...] | None:
-        """See `EmbeddingRun.step`."""
         first = len(self._done)
         self._done += self._embedder.vectors(self._batch[first : first + self._n_rows])
         return None if len(self._done) < len(self._batch) else tuple(self._done)
@@ -280,7 +274,7 @@ def _decoder(folder: Path) -> tuple[Embedder, ModelDetails]:
     model, tokenizer, model_id = at_once(reading_model(folder))
     most = _least(read_length(folder), read_context(model))
     embedder = DecoderEmbedder(model, tokenizer, f"{model_id}:{pooling}", pooling, most)
-    return embedder, read_details(model, model_id, folder, template="", thinks=False)
+    return embedder, read_details(model, model_id, folder)
 
 
 def _encoder(folder: Path) -> tuple[Embedder, ModelDetails]:
@@ -296,7 +290,7 @@ def _encoder(folder: Path) -> tuple[Embedder, ModelDetails]:
     most = _least(read_length(folder), context)
     model_id = f"{fingerprint(folder)}:{version('mlx-embeddings')}"
     embedder = EncoderEmbedder(model, tokenizer, f"{model_id}:{pooling}", pooling, most, padding)
-    return embedder, read_details(model, model_id, folder, template="", thinks=False)
+    return embedder, read_details(model, model_id, folder)
 
 
 def _least(*limits: int | None) -> int:

@@ -24,10 +24,9 @@ from semantic.ports.serving import ModelDetails
 _HASH = "sha256:"
 
 
-def read_details(
-    model: Module, model_id: str, folder: Path, *, template: str, thinks: bool
-) -> ModelDetails:
-    """The details of `model`, which was loaded from `folder` and has the fingerprint `model_id`.
+def read_details(model: Module, model_id: str, folder: Path) -> ModelDetails:
+    """The details of `model`, which was loaded from `folder` and has the fingerprint `model_id`;
+    not those of its chat template.
 
     Raises OSError if the folder is not there any more.
     """
@@ -48,8 +47,6 @@ def read_details(
         trained_tokens=read_context(model),
         layers=_whole(text.get("num_hidden_layers")),
         width=_whole(text.get("hidden_size")),
-        template=template,
-        thinks=thinks,
     )
 
 

@@ -169,7 +169,6 @@ class MLXModelProvider:
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
-        """See `ModelProviderPort.load_in_slices`."""
         folder = find_folder(model_id)
         if self.ranks is None and self._meet is not None:
             self.ranks = self._meet()
@@ -217,7 +216,6 @@ class MLXModelProvider:
         return found
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
-        """See `ModelProviderPort.extract_spec`."""
         return model.cache_spec()
 
 
@@ -244,8 +242,7 @@ def reading_model(
         first_kernels.wait()
         model, config = cast("tuple[Module, Mapping[str, object]]", load_weights(folder, lazy=True))
         yield None
-        ends = config.get("eos_token_id")
-        reading = beside.submit(load_wrapped_tokenizer, folder, eos_token_ids=ends)
+        reading: Future[object] = beside.submit(_tokenizer_in, folder, config.get("eos_token_id"))
         if shard is not None:
             shard(model)
         if on_cpu():
@@ -428,8 +425,18 @@ def load_tokenizer(model_id: str) -> MLXTokenizer:
     """The tokenizer of a model, without loading its weights. Raises ModelNotFoundError."""
     folder = find_folder(model_id)
     with _Reading("the tokenizer", folder):
-        wrapped = load_wrapped_tokenizer(folder)
-    return MLXTokenizer(cast(HuggingFaceTokenizer, wrapped))
+        return MLXTokenizer(_tokenizer_in(folder))
+
+
+def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
+    """The tokenizer of a model whose answers end with any of `ends`; models that see keep their
+    chat template beside their processor."""
+    wrapped = load_wrapped_tokenizer(folder, eos_token_ids=ends)
+    path = folder / "chat_template.json"
+    if not wrapped.has_chat_template and path.is_file():
+        template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+        wrapped = load_wrapped_tokenizer(folder, {"chat_template": template}, eos_token_ids=ends)
+    return cast(HuggingFaceTokenizer, wrapped)
 
 
 def read_context(model: object) -> int | None:

@@ -9,8 +9,9 @@ for the history. Knows the tokenizer; not the model, and not how a grammar is en
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -31,9 +32,9 @@ from semantic.adapters.mlx.text.template_messages import (
 )
 from semantic.adapters.mlx.text.tokenizer import (
     NO_TEMPLATE,
-    HuggingFaceTokenizer,
     MLXTokenizer,
 )
+from semantic.application.chat.argument_types import with_types
 from semantic.application.chat.call_grammar import (
     ANY_OBJECT,
     CallLanguage,
@@ -43,12 +44,13 @@ from semantic.application.chat.call_grammar import (
     call_grammar,
     enforced_schemas,
 )
-from semantic.application.chat.families import FAMILIES, HERMES, Family, family_of, thought_of
-from semantic.domain.chat import Chat, JsonSchema, Message, Tool, replace_surrogates
+from semantic.application.chat.families import HERMES, Parsers, family_of, thought_of
+from semantic.domain.chat import Chat, JsonSchema, Message, Tool, ToolCall, replace_surrogates
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 from semantic.domain.prefix import common_prefix
-from semantic.ports.chat import CallSpelling, Headers, Marks, RenderedChat
+from semantic.ports.chat import OBJECTS, Marks, RenderedChat
+from semantic.ports.serving import ToolSupport
 
 Render = Callable[[Chat], RenderedChat]
 
@@ -64,18 +66,25 @@ class IncrementalRenderer:
     """
 
     def __init__(
-        self, render: Render, eos: frozenset[int], *, thinks: bool, single_calls: bool = False
+        self,
+        render: Render,
+        eos: frozenset[int],
+        *,
+        thinks: bool,
+        single_calls: bool = False,
+        calls_only: bool = False,
     ) -> None:
         """`render` renders a whole chat, `eos` tokens end an answer, `thinks` is whether the model
-        marks thoughts. `single_calls`: several calls are rendered as several answers."""
+        marks thoughts. `single_calls`: several calls are rendered as several answers. `calls_only`:
+        only answers with a call are continued."""
         self._render = render
         self._eos = eos
         self._single_calls = single_calls
+        self._calls_only = calls_only
         self.is_supported = self._is_supported()
         self.preserves_history = self._preserves_history(thinks=thinks)
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        """See `ChatFormat.render_after`."""
         return self._render_after(chat, n_messages) if self.is_supported else None
 
     def _render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
@@ -97,12 +106,15 @@ class IncrementalRenderer:
 
     def _is_supported(self) -> bool:
         """Whether a substitute's tokens are those of a full rendering, right after the answer."""
-        question = Message("user", "probe1")
+        question, tool = Message("user", "probe1"), Tool("probetool")
+        later = Message("tool", "probe4", tool_call_id="probe5") if self._calls_only else question
         last = []
         try:
             for text in ("probe2", "probe3"):
-                answer = Message("assistant", text)
-                chat = Chat((question, answer, question, answer, question))
+                call = ToolCall("probe5", tool.name, json.dumps({text: text}))
+                said, calls = ("", (call,)) if self._calls_only else (text, ())
+                answer = Message("assistant", said, tool_calls=calls)
+                chat = Chat((question, answer, later, answer, later), (tool,) if calls else ())
                 whole = self._render(chat).tokens
                 after = self._render_after(chat, 4)
                 if after is None or whole[-len(after.tokens) :] != after.tokens:
@@ -110,7 +122,7 @@ class IncrementalRenderer:
                 last.append(whole[: -len(after.tokens)][-1:])
         except InvalidRequestError:
             return False
-        return last[0] != last[1]
+        return self._calls_only or last[0] != last[1]
 
     def _preserves_history(self, *, thinks: bool) -> bool:
         """Whether an answer is rendered as generated, also when a later question follows."""
@@ -216,6 +228,17 @@ NO_USERS = (
     "give its folder another chat_template.jinja"
 )
 
+_NO_TOOLS = (
+    "cannot use tool_call_parser {}: the model's chat template renders no tools; leave it out, and "
+    "tools are offered as text"
+)
+_CALLS: Mapping[ToolSupport, str] = {
+    "native": "calls are read as {}",
+    "text": "the chat template has no tools: they are offered as text, and calls read as {}",
+    "unknown": "the chat template shows tools in a form that no parser knows: they are offered as "
+    "text, and calls read as {}; --tool-call-parser names another form",
+}
+
 # Arguments of `apply_chat_template` itself; a request cannot set them.
 _RESERVED_OPTIONS = frozenset(
     {
@@ -231,14 +254,23 @@ _THINKING_OPTIONS = ("enable_thinking", "thinking")
 class MLXChatFormat:
     """Implements `ChatFormat` for one tokenizer. Any thread may call it."""
 
-    def __init__(self, tokenizer: MLXTokenizer, grammars: GrammarCompiler | None = None) -> None:
-        """`grammars` compiles the grammars of answers; it may demand that schemas are checked."""
+    def __init__(
+        self,
+        tokenizer: MLXTokenizer,
+        grammars: GrammarCompiler | None = None,
+        parsers: Parsers | None = None,
+    ) -> None:
+        """`grammars` compiles the grammars of answers; it may demand that schemas are checked.
+        `parsers` go before what the tokenizer's files say. Raises InvalidRequestError for a parser
+        of calls that the template has no tools for."""
         inner = tokenizer.inner
         self._grammars = grammars or GrammarCompiler(None, (), 0)
         self._tokenizer = tokenizer
         self._inner = inner
         self.source = source = _template_source(inner.chat_template)
-        family = _family_of(inner, source)
+        named = parsers or Parsers()
+        parser = named.calls or str(inner.init_kwargs.get("tool_parser_type"))
+        family = family_of(source, inner.get_vocab(), parser)
         self._features = TemplateFeatures()
         if inner.has_chat_template:
             self._features = detect_features(
@@ -247,21 +279,26 @@ class MLXChatFormat:
                 parses_calls=family is not None,
                 numbered_ids=family is not None and family.numbered_ids,
             )
-        self._thought_marks: Marks | None = None
+        self._no_tools: list[TemplateMessage] | None = [] if self._features.lists_tools else None
+        if named.calls is not None and not self._features.tools:
+            raise InvalidRequestError(_NO_TOOLS.format(named.calls))
+        found = thought_of(source)
         if family is not None and family.thought is not None:
-            self._thought_marks = family.thought
+            found = family.thought
         elif inner.think_start and inner.think_end:
-            self._thought_marks = Marks(inner.think_start, inner.think_end)
-        else:
-            self._thought_marks = thought_of(source)
-        self._call_marks, self._call_spelling = HERMES.marks, HERMES.spelling
-        self._headers = None if family is None else family.headers
-        self._silent_marks = () if family is None else family.silent
-        self._bare_calls = False
+            found = Marks(inner.think_start, inner.think_end)
+        self.thought_marks = named.thought(found)
+        self.call_marks, self.call_spelling = HERMES.marks, HERMES.spelling
+        self.call_parser = HERMES.names[0]
+        self.headers = None if family is None else family.headers
+        self.silent_marks = () if family is None else family.silent
+        self.bare_calls = False
+        self._form = OBJECTS
         self._write: WriteCalls = HERMES.written
         if self._features.tools and family is not None:
-            self._call_marks, self._call_spelling = family.marks, family.spelling
-            self._bare_calls = family.bare
+            self.call_marks, self.call_spelling = family.marks, family.spelling
+            self.call_parser = named.calls or family.names[0]
+            self.bare_calls, self._form = family.bare, family.form
             self._write = family.written
         self._added = {
             token.content: number for number, token in inner.added_tokens_decoder.items()
@@ -270,48 +307,20 @@ class MLXChatFormat:
         self._incremental = IncrementalRenderer(
             self.render,
             tokenizer.eos_token_ids,
-            thinks=self._thought_marks is not None,
+            thinks=self.thought_marks is not None,
             single_calls=self._features.single_calls,
+            calls_only=self.headers is not None,
         )
 
     @property
-    def thought_marks(self) -> Marks | None:
-        """See `ChatFormat.thought_marks`."""
-        return self._thought_marks
-
-    @property
     def thought_end_tokens(self) -> tuple[int, ...]:
-        """See `ChatFormat.thought_end_tokens`."""
-        marks, headers = self._thought_marks, self._headers
+        marks, headers = self.thought_marks, self.headers
         if marks is None:
             return ()
-        end = marks.end if headers is None else f"{marks.end}{headers.answer}"
+        end = marks.end
+        if headers is not None:
+            end += headers.following + headers.answer
         return tuple(self._special_tokens.encode_following(end))
-
-    @property
-    def call_marks(self) -> Marks:
-        """See `ChatFormat.call_marks`."""
-        return self._call_marks
-
-    @property
-    def headers(self) -> Headers | None:
-        """See `ChatFormat.headers`."""
-        return self._headers
-
-    @property
-    def silent_marks(self) -> tuple[str, ...]:
-        """See `ChatFormat.silent_marks`."""
-        return self._silent_marks
-
-    @property
-    def bare_calls(self) -> bool:
-        """See `ChatFormat.bare_calls`."""
-        return self._bare_calls
-
-    @property
-    def call_spelling(self) -> CallSpelling | None:
-        """See `ChatFormat.call_spelling`."""
-        return self._call_spelling
 
     def render(self, chat: Chat) -> RenderedChat:
         """See `ChatFormat.render`.
@@ -327,25 +336,43 @@ class MLXChatFormat:
             raise InvalidRequestError("messages must hold at least one message, got none")
         escaper = Escaper(self._special_tokens, _texts(chat))
         options = _options(chat.template_options, escaper)
-        tools = template_tools(chat.tools, escaper) if self._features.tools else []
-        given = tools if tools or self._features.lists_tools else None
         messages = template_messages(chat, self._features, escaper, self._write)
         try:
-            text = self._apply(messages, given, options)
+            text = self._applied(messages, chat.tools, options, escaper)
         except TEMPLATE_ERRORS as error:
             reason = str(error) or type(error).__name__
             message = f"the chat template refused the messages: {reason}"
             raise InvalidRequestError(message) from error
         text = replace_surrogates(text)
-        marks = self._thought_marks
+        marks = self.thought_marks
         return RenderedChat(
             tuple(self._special_tokens.encode(text, escaper)),
             opens_thought=marks is not None and text.rstrip().endswith(marks.start),
         )
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        """See `ChatFormat.render_after`."""
         return self._incremental.render_after(chat, n_messages)
+
+    @property
+    def tools(self) -> ToolSupport:
+        """How the model is offered tools."""
+        if self._features.tools:
+            return "native"
+        return "unknown" if self._features.unread_calls else "text"
+
+    @property
+    def calls(self) -> str:
+        """How calls and reasoning are read, as a line for the log."""
+        marks = self.thought_marks
+        thought = (
+            "no reasoning" if marks is None else f"reasoning between {marks.start} and {marks.end}"
+        )
+        return f"{_CALLS[self.tools].format(self.call_parser)}; {thought}"
+
+    def tell(self, logger: logging.Logger) -> None:
+        """Log how the model is spoken with."""
+        logger.info(self.history)
+        logger.log(logging.WARNING if self.tools == "unknown" else logging.INFO, self.calls)
 
     @property
     def history(self) -> str:
@@ -365,7 +392,7 @@ class MLXChatFormat:
         _check_choice(chat)
         schemas = [json.dumps(schema) for schema in enforced_schemas(chat)]
         self._grammars.require_checked(schemas, tenant)
-        after = self._thought_marks.end if opens_thought and self._thought_marks else None
+        after = self.thought_marks.end if opens_thought and self.thought_marks else None
         wanted = chat.answer_format
         if wanted is not None and wanted.grammar is None:
             self._check_schema(wanted.schema or ANY_OBJECT, "the answer's format", tenant)
@@ -391,15 +418,10 @@ class MLXChatFormat:
             raise InvalidRequestError(f"{what} cannot be enforced: {problem}")
 
     def _language(self, chat: Chat) -> CallLanguage:
-        thought = None
-        if self._thought_marks is not None and _may_think(chat):
-            marks = self._thought_marks
-            behind = "" if self._headers is None else self._headers.answer
-            thought = self._spelled_pair(replace(marks, end=marks.end + behind))
-        return CallLanguage(*self._spelled_pair(self._call_marks), thought)
-
-    def _spelled_pair(self, marks: Marks) -> tuple[SpelledMark, SpelledMark]:
-        return self._spelled(marks.start), self._spelled(marks.end)
+        marks = self.thought_marks if _may_think(chat) else None
+        return CallLanguage(
+            self.call_marks, marks, self._form, self.headers, self.bare_calls, self._spelled
+        )
 
     def _spelled(self, mark: str) -> SpelledMark:
         """`mark` as text and added tokens, which a grammar refers to by id."""
@@ -420,6 +442,23 @@ class MLXChatFormat:
         fitting = (token for token in self._added if token and mark.startswith(token, at))
         return max(fitting, key=len, default=None)
 
+    def _applied(
+        self,
+        messages: list[TemplateMessage],
+        tools: Sequence[Tool],
+        options: Mapping[str, object],
+        escaper: Escaper,
+    ) -> str:
+        given = template_tools(tools, escaper) if self._features.tools else []
+        try:
+            return self._apply(messages, given or self._no_tools, options)
+        except RecursionError:
+            if not given:
+                raise
+        # Some templates recurse for ever on a parameter without a type.
+        typed = [replace(one, parameters=with_types(one.parameters)) for one in tools]
+        return self._apply(messages, template_tools(typed, escaper), options)
+
     def _apply(
         self,
         messages: list[TemplateMessage],
@@ -439,7 +478,7 @@ class MLXChatFormat:
 
         An added token that stands around messages counts as special: it says who speaks.
         """
-        pairs = [pair for pair in (self._thought_marks, self._call_marks) if pair]
+        pairs = [pair for pair in (self.thought_marks, self.call_marks) if pair]
         ours = "".join(mark for pair in pairs for mark in (pair.start, pair.end))
         around = self._around_messages()
         special, marks = {}, {}
@@ -461,16 +500,9 @@ class MLXChatFormat:
         features = self._features
         given = in_parts(roles) if features.parts else roles
         try:
-            return self._apply(given, [] if features.lists_tools else None, {})
+            return self._apply(given, self._no_tools, {})
         except TEMPLATE_ERRORS:
             return ""
-
-
-def _family_of(tokenizer: HuggingFaceTokenizer, source: str) -> Family | None:
-    """The family that the files name, else by the template or the vocabulary."""
-    name = tokenizer.init_kwargs.get("tool_parser_type")
-    named = next((one for one in FAMILIES if name in one.names), None)
-    return named or family_of(source, tokenizer.get_vocab())
 
 
 def _template_source(chat_template: object) -> str:

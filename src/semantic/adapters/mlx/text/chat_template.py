@@ -66,7 +66,7 @@ class TemplateFeatures:
     `user_after_result`: a user's text may follow the result of a call. `orphan_results`: a result
     may follow no call. `empty_answers`: an answer may be empty. `parts`: it takes contents as lists
     of parts alone. `loses_users`: it leaves out what a user says. `lists_tools`: it demands a list
-    of tools, which may be empty.
+    of tools, which may be empty. `unread_calls`: it renders tools, and no parser reads their calls.
     """
 
     tools: bool = False
@@ -88,6 +88,7 @@ class TemplateFeatures:
     parts: bool = False
     loses_users: bool = False
     lists_tools: bool = False
+    unread_calls: bool = False
 
 
 def in_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
@@ -112,7 +113,8 @@ def detect_features(
     loses_users = is_lost and not parts and probe.accepts_users()
     lists_tools = is_lost and _Probe(apply, no_tools=[]).renders_users()
     probe = _Probe(apply, parts=parts, no_tools=[] if lists_tools else None)
-    tools = parses_calls and probe.renders_tools()
+    shows_tools = probe.renders_tools()
+    tools = parses_calls and shows_tools
     known: tuple[Ids, ...] = ("numbered",) if numbered_ids else ("any", "short")
     forms = [(text, ids) for text in (False, True) for ids in known] if tools else []
     form = next((one for one in forms if probe.renders_calls(*one)), None)
@@ -147,6 +149,7 @@ def detect_features(
         parts=parts,
         loses_users=loses_users,
         lists_tools=lists_tools,
+        unread_calls=shows_tools and not parses_calls,
     )
 
 

@@ -138,18 +138,13 @@ class MLXTokenizer:
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
         self.inner = inner
-        self._eos = frozenset(inner.eos_token_ids)
+        self.eos_token_ids = frozenset(inner.eos_token_ids)
         self._encoding = threading.Lock()
         self._decode = plain_decode(inner.decode)
         self._bytes_of = bytes_of_tokens(inner.decode)
         added = inner.added_tokens_decoder.items()
         self._special = frozenset(number for number, token in added if token.special)
         self._some_text = self.encode("a", add_special_tokens=False)[-1:]
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """See `Tokenizer.eos_token_ids`."""
-        return self._eos
 
     @property
     def longest_token(self) -> int:
@@ -169,11 +164,9 @@ class MLXTokenizer:
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See `Tokenizer.decode`."""
         return self._decode(list(tokens))
 
     def text_of(self, token: int) -> str:
-        """See `Tokenizer.text_of`."""
         if self._bytes_of is not None:
             return self.decode([token])
         return StreamingDetokenizer(self.decode, self._some_text).whole(token)
@@ -188,7 +181,6 @@ class MLXTokenizer:
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """See `Tokenizer.render_chat`."""
         if not self.inner.has_chat_template:
             raise InvalidRequestError(NO_TEMPLATE)
         try:
