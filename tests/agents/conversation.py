@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.support.serve_process import OURS, ROOT, ServeProcess
 LEAST_CACHED: Final = 0.95
 """Of the prompt, from the second turn on."""
 
-_TURN_SECONDS: Final = 300
+TURN_SECONDS: Final = 300
 _SHORTEST_PROMPT: Final = 4_000
 """Tokens. An agent's own prompt has more: less would say that it was not sent."""
 _TURNS: Final = ("Say hello.", "Say it again.", "And after a restart?", "And after a crash?")
@@ -79,24 +79,23 @@ def hold(agent: Agent, place: Place) -> Iterator[Report]:
     place.home.mkdir(parents=True)
     place.work.mkdir()
     write_model(place.model, agent.tool, agent.arguments)
-    port = free_port()
     before: Report | None = None
-    with _server(place, port) as servers:
-        _launch(agent, place, servers[-1].url)
+    with running_server(place) as servers:
+        launch(agent, place, servers[-1].url)
         for position, words in enumerate(_TURNS):
             if position in _STOPS_BEFORE:
                 _STOPS_BEFORE[position](servers[-1])
-                servers.append(_started(place, port))
+                servers.append(started(place, port_of(servers)))
             how = agent.go_on if position else agent.begin
-            told = agent.read(_run(place, agent, (*how, words)))
+            told = agent.read(run_program(place, agent, (*how, words)))
             report = told.since(before) if before is not None and agent.sums_up else told
             before = told
             _check(report, position)
             yield report
         servers[-1].stop()
-        servers.append(_started(place, port, SEMANTIC_API_KEYS=_KEY))
+        servers.append(started(place, port_of(servers), SEMANTIC_API_KEYS=_KEY))
         _ask_with_key(agent, place, servers[-1].url)
-        _check_log(line for server in servers for line in server.log)
+        check_log(line for server in servers for line in server.log)
 
 
 def meet(agent: Stranger, place: Place) -> None:
@@ -107,33 +106,33 @@ def meet(agent: Stranger, place: Place) -> None:
     place.home.mkdir(parents=True)
     place.work.mkdir()
     write_model(place.model, "no_such_tool", '{"command": "true"}')
-    with _server(place, free_port()) as servers:
+    with running_server(place) as servers:
         names = {"{url}": servers[-1].url, "{home}": str(place.home)}
         for name, text in agent.files.items():
-            (place.home / name).write_text(_filled(text, names), encoding="utf-8")
-        extra = {name: _filled(value, names) for name, value in agent.variables.items()}
+            (place.home / name).write_text(filled(text, names), encoding="utf-8")
+        extra = {name: filled(value, names) for name, value in agent.variables.items()}
         place = replace(place, extra={**place.extra, **extra})
         for command in agent.commands:
-            printed = _run(place, agent, tuple(_filled(part, names) for part in command))
+            printed = run_program(place, agent, tuple(filled(part, names) for part in command))
         if ANSWER.strip() not in printed:
             raise CheckFailedError(f"expected {ANSWER!r}, got {printed[-600:]!r}")
         servers[-1].stop()
         asked = [line for line in servers[-1].log if "POST /v1/chat/completions" in line]
         if len(asked) != _REQUESTS:
             raise CheckFailedError(f"expected {_REQUESTS} requests, got {len(asked)}")
-        _check_log(iter(servers[-1].log))
+        check_log(iter(servers[-1].log))
 
 
-def _filled(text: str, names: Mapping[str, str]) -> str:
+def filled(text: str, names: Mapping[str, str]) -> str:
     for name, value in names.items():
         text = text.replace(name, value)
     return text
 
 
 @contextmanager
-def _server(place: Place, port: int) -> Iterator[list[ServeProcess]]:
+def running_server(place: Place) -> Iterator[list[ServeProcess]]:
     """All servers of the conversation, the running one last; it is stopped at the end."""
-    servers = [_started(place, port)]
+    servers = [started(place, free_port())]
     try:
         yield servers
         servers[-1].stop()
@@ -141,7 +140,12 @@ def _server(place: Place, port: int) -> Iterator[list[ServeProcess]]:
         servers[-1].kill()
 
 
-def _started(place: Place, port: int, **variables: str) -> ServeProcess:
+def port_of(servers: Sequence[ServeProcess]) -> int:
+    """The port of all servers of a conversation."""
+    return int(servers[0].url.rpartition(":")[2])
+
+
+def started(place: Place, port: int, **variables: str) -> ServeProcess:
     command = (
         *(sys.executable, "-m", "semantic", "serve", "--port", str(port)),
         *("--model", str(place.model), "--served-model-name", "one-sentence"),
@@ -155,8 +159,8 @@ def _started(place: Place, port: int, **variables: str) -> ServeProcess:
 def _ask_with_key(agent: Agent, place: Place, url: str) -> None:
     """A server that wants a key gets the user's own, and no file has it."""
     place = replace(place, extra={**place.extra, _KEY_VARIABLE: _KEY})
-    _launch(agent, place, url)
-    report = agent.read(_run(place, agent, (*agent.begin, _TURNS[0])))
+    launch(agent, place, url)
+    report = agent.read(run_program(place, agent, (*agent.begin, _TURNS[0])))
     if report.text.strip() != ANSWER.strip():
         raise CheckFailedError(f"with a key: expected {ANSWER!r}, got {report.text!r:.300}")
     files = [path for path in place.home.rglob("*") if path.is_file()]
@@ -165,7 +169,7 @@ def _ask_with_key(agent: Agent, place: Place, url: str) -> None:
         raise CheckFailedError(f"the key is in {', '.join(map(str, told))}")
 
 
-def _launch(agent: Agent, place: Place, url: str) -> None:
+def launch(agent: Agent, place: Place, url: str) -> None:
     """The settings are those that a user would get."""
     command = (sys.executable, "-m", "semantic", "launch", agent.name, "--url", url, "--write")
     done = subprocess.run(
@@ -175,13 +179,13 @@ def _launch(agent: Agent, place: Place, url: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=_TURN_SECONDS,
+        timeout=TURN_SECONDS,
     )
     if done.returncode:
         raise CheckFailedError(f"semantic launch ended with {done.returncode}: {done.stderr}")
 
 
-def _run(place: Place, agent: Program, arguments: tuple[str, ...]) -> str:
+def run_program(place: Place, agent: Program, arguments: tuple[str, ...]) -> str:
     try:
         done = subprocess.run(
             (str(place.program), *arguments),
@@ -191,12 +195,12 @@ def _run(place: Place, agent: Program, arguments: tuple[str, ...]) -> str:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_TURN_SECONDS,
+            timeout=TURN_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise CheckFailedError(f"{agent.name} did not end in {_TURN_SECONDS} seconds") from None
+        raise CheckFailedError(f"{agent.name} did not end in {TURN_SECONDS} seconds") from None
     if done.returncode:
-        told = (done.stderr.strip() or done.stdout.strip())[-600:]
+        told = f"{done.stderr.strip()} {done.stdout.strip()}"[-900:]
         raise CheckFailedError(f"{agent.name} ended with {done.returncode}: {told}")
     return done.stdout
 
@@ -216,7 +220,7 @@ def _check(report: Report, position: int) -> None:
         )
 
 
-def _check_log(lines: Iterator[str]) -> None:
+def check_log(lines: Iterator[str]) -> None:
     bad = [line for line in lines if " error " in line or "status=5" in line]
     if bad:
         raise CheckFailedError("the server's log tells of a failure: " + " | ".join(bad[:3]))

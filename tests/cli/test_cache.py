@@ -331,6 +331,13 @@ def folder(tmp_path: Path) -> Path:
     return place / "store"
 
 
+def test_a_link_to_itself_is_one_line(folder: Path) -> None:
+    folder.symlink_to(folder)
+    ran = semantic("run", SUM, "--store", str(folder))
+    assert (ran.code, ran.out) == (0, "3 plus 4 is 7.\n")
+    assert [line[:23] for line in ran.error_lines] == ["the disk store is off: "]
+
+
 def test_a_link_of_its_user_leads_to_the_store(folder: Path) -> None:
     elsewhere = folder.with_name("elsewhere")
     folder.symlink_to(elsewhere)

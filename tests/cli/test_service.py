@@ -307,6 +307,7 @@ VALUES: dict[str, object] = {
     "adapters": ["x=/y"], "remote_store": "s3://a/b",
     "kv_events": "ipc:///a", "kv_events_topic": "kv",
     "log_format": "json",
+    "tool_call_parser": "hermes", "reasoning_parser": "none",
     "image_input": "note", "log_level": "debug", "no_store": True, "force_usage": True,
     "share_across_chips": True,
     **dict.fromkeys(

@@ -101,10 +101,13 @@ def test_what_asks_for_a_form_has_a_grammar(speaks: ChatFormat) -> None:
 def test_a_grammar_waits_for_the_end_of_a_thought(speaks: ChatFormat) -> None:
     if speaks.thought_marks is None:
         return
+    grammar = speaks.call_grammar(Chat(TALK, answer_format=AnswerFormat()), opens_thought=True)
+    assert grammar is not None
+    assert grammar.after == speaks.thought_marks.end
     chat = Chat(TALK, TOOLS, ToolChoice("required"))
     grammar = speaks.call_grammar(chat, opens_thought=True)
     assert grammar is not None
-    assert grammar.after == speaks.thought_marks.end
+    assert grammar.after is None, "a call may end the thought"
 
 
 def test_a_call_that_nothing_offers_is_refused(speaks: ChatFormat) -> None:

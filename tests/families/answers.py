@@ -175,12 +175,31 @@ _HARMONY: Final = {
     "forced": Answer(f"{_C}commentary to=functions{_M}{_OBJECTS[0]}<|call|>", calls=(LOOK,)),
     "no header": Answer("Hello there.", "Hello there."),
     "a text that quotes marks": Answer(f"{_C}final{_M}A <|x|> b.", "A <|x|> b."),
+    "a text that mentions marks": Answer(
+        f"{_C}final{_M}The {_C} begins a header, <|start|> a message. Bye.",
+        f"The {_C} begins a header, <|start|> a message. Bye.",
+    ),
+    "a text that ends with a mark": Answer(f"{_C}final{_M}It is {_C} x.", f"It is {_C} x."),
 }
 
+_WITH_IDS: Final = json.dumps(
+    [{"name": name, "arguments": given, "id": f"call{i}"} for i, (name, given) in enumerate(CALLS)],
+    ensure_ascii=False,
+)
+"""A list of calls as some templates write them in history."""
+
 ANSWERS: Final[dict[str, dict[str, Answer]]] = {
-    "hermes": _answers(
-        *_each("\n<tool_call>\n", "\n</tool_call>", _OBJECTS), joined="{}", think=_THINK
-    ),
+    "hermes": {
+        **_answers(
+            *_each("\n<tool_call>\n", "\n</tool_call>", _OBJECTS), joined="{}", think=_THINK
+        ),
+        "ids": Answer(f"<tool_call>{_WITH_IDS}</tool_call>", calls=CALLS),
+        "forgotten ends": Answer("".join(f"<tool_call>\n{one}\n" for one in _OBJECTS), calls=CALLS),
+        "code": Answer(
+            "```\n<think>\nHm\n</think>\n```\nSo.", "```\n<think>\nHm\n</think>\n```\nSo."
+        ),
+        "backticks": Answer("<think>It is `x`</think>```\ny\n```", "```\ny\n```", "It is `x`"),
+    },
     "qwen3_coder": _answers(
         *_each(
             "\n<tool_call>\n",
@@ -250,6 +269,10 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
         ),
         joined="{}",
     ),
+    "mistral, listed": {
+        "several": Answer(f"[TOOL_CALLS]{_WITH_IDS}", calls=CALLS),
+        "text behind": Answer(f"[TOOL_CALLS][{_OBJECTS[0]}] So.", "So.", calls=(LOOK,)),
+    },
     "lfm2": _answers(
         *(f"<|tool_call_start|>[{call}]<|tool_call_end|>" for call in _PYTHON),
         joined="{}",
@@ -267,6 +290,11 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
         "marked": Answer(f"<|python_tag|>{_PARAMETERS[1]}", calls=(FIND,)),
         "nothing": Answer(_PARAMETERS[2], calls=(STOP,)),
         "several": Answer("; ".join(_PARAMETERS), calls=CALLS),
+        "commas": Answer(", ".join(_PARAMETERS), calls=CALLS),
+        "types": Answer(
+            _PARAMETERS[0].replace('{"name"', '{"type": "function", "name"', 1), calls=(LOOK,)
+        ),
+        "text behind": Answer(f"{_PARAMETERS[0]}\nI looked.", "I looked.", calls=(LOOK,)),
         "an object": Answer(
             '{"name": "no tool of ours", "a": 1}', '{"name": "no tool of ours", "a": 1}'
         ),
@@ -295,6 +323,9 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
     },
     "granite": {
         "text": Answer("<think>Hm.</think><response>Hello.</response>", "Hello.", "Hm."),
+        "code": Answer(
+            "```xml\n<response>\n</response>\n```", "```xml\n<response>\n</response>\n```"
+        ),
         "call": Answer(f"<|tool_call|>[{', '.join(_OBJECTS)}]", calls=CALLS),
         "nothing": Answer(f"<|tool_call|>[{_OBJECTS[2]}]", calls=(STOP,)),
     },
@@ -308,6 +339,7 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
     },
     "apriel": {
         "call": Answer(f"<tool_calls>[{', '.join(_OBJECTS)}]</tool_calls>", calls=CALLS),
+        "ids": Answer(f"<tool_calls>{_WITH_IDS}</tool_calls>", calls=CALLS),
         "nothing": Answer(f"<tool_calls>[{_OBJECTS[2]}]</tool_calls>", calls=(STOP,)),
     },
     "functiongemma": _answers(

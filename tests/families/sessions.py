@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from tests.support.chat_templates import Format
 from tests.support.scripted_model import Said
 
 Call = tuple[str, dict[str, object]]
@@ -158,7 +159,9 @@ def _qwen_coder(steps: Sequence[Step]) -> Iterator[Said]:
 @dataclass(frozen=True)
 class Speaker:
     """How a family's models write, and what they can say. `template`: a real one, and `own`: the
-    project's of the same form. `forgets`: reasoning is not shown behind an answer without calls."""
+    project's of the same form. `forgets`: reasoning is not shown behind an answer without calls.
+    `moves_tools`: they are written before the last question.
+    """
 
     template: str
     own: str
@@ -167,17 +170,22 @@ class Speaker:
     parallel: bool = True
     text_beside_calls: bool = True
     forgets: bool = False
+    moves_tools: bool = False
 
-    def steps(self) -> list[Step]:
-        """The session as such a model has it."""
+    def said(self, step: Step) -> Step:
+        """An answer as such a model gives it."""
+        return Step(
+            step.reasoning if self.thinks and (step.calls or not self.forgets) else "",
+            step.text if self.text_beside_calls or not step.calls else "",
+            step.calls if self.parallel else step.calls[:1],
+            step.interrupted,
+        )
+
+    def answers(self, written: Format, steps: Sequence[Step]) -> list[Said]:
+        """What it writes; the project's own templates end all that is said with one token."""
         return [
-            Step(
-                step.reasoning if self.thinks and (step.calls or not self.forgets) else "",
-                step.text if self.text_beside_calls or not step.calls else "",
-                step.calls if self.parallel else step.calls[:1],
-                step.interrupted,
-            )
-            for step in STEPS
+            one if one.end in written.special else replace(one, end="<|end|>")
+            for one in self.write(steps)
         ]
 
 
@@ -190,6 +198,7 @@ SPEAKERS: Final = {
         _mistral,
         thinks=False,
         text_beside_calls=False,
+        moves_tools=True,
     ),
     "glm": Speaker("GLM-4.6", "glm47", _glm),
     "qwen": Speaker("Qwen-Qwen3-0.6B", "json_tools", _qwen),

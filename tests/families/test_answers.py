@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from semantic.application.chat.answer_reader import AnswerMessage, AnswerReader
 from semantic.application.chat.families import FAMILIES, Family, Parsers, family_of
-from semantic.domain.answer import ToolCallFailed
+from semantic.domain.answer import TextDelta, ToolCallFailed
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError
 from semantic.ports.chat import CallSpelling, Headers, Marks
@@ -165,6 +165,14 @@ def test_every_family_has_a_name_of_its_own_and_an_answer_here() -> None:
         Parsers(calls="no such parser")
     with pytest.raises(InvalidRequestError, match="reasoning_parser must be one of"):
         Parsers(reasoning="no such parser")
+
+
+def test_a_call_of_nothing_that_is_offered_is_shown_once() -> None:
+    written = "<|channel|>commentary to=python code<|message|>print(1)<|call|>"
+    for pieces in ([written], list(written)):
+        reading = reader("openai")
+        found = [one for text in pieces for one in reading.push(text)] + reading.finish("stop")[0]
+        assert "".join(one.text for one in found if isinstance(one, TextDelta)) == written
 
 
 def test_a_reasoning_parser_is_named_as_elsewhere() -> None:

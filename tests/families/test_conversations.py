@@ -218,3 +218,27 @@ def test_a_template_that_recurses_on_a_parameter_without_a_type_gets_one(tmp_pat
     assert text.startswith(
         "look.n: integer;look.any: string;look.kind: string;look.which: boolean;look.text: string;"
     )
+
+
+LATE_TOOLS = (
+    "{%- set asked = namespace(at=-1) -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"
+    "{%- set asked.at = loop.index0 -%}{%- endif -%}{%- endfor -%}{%- for m in messages -%}"
+    "{%- if loop.index0 == asked.at and tools -%}<|tools|>{{ tools | tojson }}{%- endif -%}"
+    "<|{{ m.role }}|>{{ m.content }}{%- for call in m.tool_calls or [] -%}<tool_call>"
+    "{{ call.function.name }} {{ call.function.arguments | tojson }}{%- endfor -%}<|end|>"
+    "{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+)
+
+
+def test_tools_before_the_last_question_are_all_there_and_only_once(tmp_path: Path) -> None:
+    tokenizer, found = chat_format(LATE_TOOLS, tmp_path)
+    assert found.loops_only
+    begun = (user("Q1"), answer("", "C1"))
+    by_result = found.render_after(Chat((*begun, result("C1", "R1")), TOOLS), 2)
+    assert by_result is not None
+    assert tokenizer.decode(by_result.tokens) == "<|end|><|tool|>R1<|end|><|assistant|>"
+    asked = Chat((*begun, result("C1", "R1"), answer("A1"), user("Q2")), TOOLS)
+    assert found.render_after(asked, 4) is None
+    text = tokenizer.decode(found.render(asked).tokens)
+    assert [text.count(f'"name": "{tool.name}"') for tool in TOOLS] == [1, 1]
+    assert found.render_after(replace(asked, tools=()), 4) is not None

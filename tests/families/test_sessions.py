@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from tests.families.sessions import SPEAKERS, TOOLS, Speaker, Step
+from tests.families.sessions import SPEAKERS, STEPS, TOOLS, Speaker, Step
 from tests.support.chat_templates import FORMATS, HEADED, Format
 from tests.support.families import real_formats
 from tests.support.http_server import RunningServer
@@ -72,6 +72,8 @@ class Session:
             if not step.calls:
                 if self.speaks.forgets:
                     self.before = replace(self.begun, written=0)
+                if self.speaks.moves_tools:
+                    self.before = None
                 self.begun = None
             go_on(self.wire, heard, step, number)
 
@@ -83,14 +85,9 @@ class Session:
 )
 def test_a_session_of_ten_answers(family: str, name: str, streams: bool, tmp_path: Path) -> None:
     speaks = SPEAKERS[family]
-    steps = speaks.steps()
+    steps = [speaks.said(step) for step in STEPS]
     written = format_of(family)
-    # The project's own templates end what a model says with the same token.
-    ends = [
-        one if one.end in written.special else replace(one, end="<|end|>")
-        for one in speaks.write(steps)
-    ]
-    write_script(tmp_path / "model", written, ends)
+    write_script(tmp_path / "model", written, speaks.answers(written, steps))
     session = Session(WIRES[name](TOOLS, streams=streams), speaks)
     session.wire.user("Mend a.py.")
     with served(tmp_path, tmp_path / "model") as server:

@@ -496,8 +496,12 @@ def test_a_model_may_think_before_the_grammar(name: str) -> None:
         assert fits(name, language, marked(name, GOOD)) == FULL
         assert fits(name, language, thought + marked(name, BAD)) == WRONG
         opened = grammar(name, chat, opens=True)
-        assert opened.after == marks.end
-        assert fits(name, opened, "\n\n" + marked(name, GOOD)) == FULL
+        assert opened.after is None
+        closed = f"Hm, {{}}.\n{marks.end}\n\n"
+        assert fits(name, opened, closed + marked(name, GOOD)) == FULL
+        assert fits(name, opened, closed + marked(name, BAD)) == WRONG
+        assert fits(name, opened, "Hm.\n" + marked(name, GOOD)) == FULL
+        assert fits(name, opened, "Hm.\n" + marked(name, BAD)) == WRONG
     quiet = grammar(name, replace(FORCED, template_options={"enable_thinking": False}))
     assert fits(name, quiet, thought) == WRONG
 

@@ -54,6 +54,10 @@ class FakeChatFormat:
         return None
 
     @property
+    def loops_only(self) -> bool:
+        return False
+
+    @property
     def silent_marks(self) -> tuple[str, ...]:
         return ()
 

@@ -393,7 +393,9 @@ def store_folder(settings: Settings) -> Path:
     """The store's folder, where a link of this user's leads. Raises StoreError when there is no
     home folder."""
     path = default_store_folder() if settings.store is None else settings.store
-    return path.resolve() if path.is_symlink() and path.lstat().st_uid == os.geteuid() else path
+    if not path.is_symlink() or path.lstat().st_uid != os.geteuid():
+        return path
+    return Path(os.path.realpath(path))
 
 
 def unfinished_folder(settings: Settings) -> Path | None:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.digest import digest
 
 Point = bytes
+Defaults = Mapping[str, Mapping[str, bytes]]
+"""Arguments that say nothing, by the name of the tool and theirs, as canonical text."""
+_ENDS_OF_LINES = re.compile(r"[ \t\r]+(?=\n|\Z)")
 
 _LARGEST_EXACT = 1 << 53
 """Largest range of integers that a float represents exactly."""
@@ -49,23 +54,42 @@ def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) 
     Tools and template options are part of every point, since templates render them first.
     `tool_texts` are the results of `tool_text`, if already computed.
     """
-    options = canonical(dict(chat.template_options))
+    options, defaults = canonical(dict(chat.template_options)), defaults_of(chat.tools)
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
     found = [digest("history-v1", scope, options, *texts)]
     for message in chat.messages:
-        found.append(point_after(found[-1], message))
+        found.append(point_after(found[-1], message, defaults))
     return found
 
 
-def point_after(point: Point, message: Message) -> Point:
-    """The point after `message`."""
+def defaults_of(tools: Sequence[Tool]) -> Defaults:
+    """The arguments that clients add to calls of `tools`: the defaults of their schemas."""
+    found = {tool.name: tool.parameters.get("properties") for tool in tools}
+    return {
+        name: {
+            key: canonical(schema["default"])
+            for key, schema in properties.items()
+            if isinstance(schema, Mapping) and "default" in schema
+        }
+        for name, properties in found.items()
+        if isinstance(properties, Mapping)
+    }
+
+
+def point_after(point: Point, message: Message, defaults: Defaults = MappingProxyType({})) -> Point:
+    """The point after `message`. Clients may leave out arguments that are `defaults`, and white
+    space at the ends of lines: Claude Code does of its edits."""
     content = message.content
     if message.role == "assistant":
         content = content.strip()  # wires and clients trim answers
     calls = [
         field
         for call in message.tool_calls
-        for field in (_text(call.id), _text(call.name), _arguments(call.arguments))
+        for field in (
+            _text(call.id),
+            _text(call.name),
+            _arguments(call.arguments, defaults.get(call.name, {})),
+        )
     ]
     fields = (message.role, content, message.tool_call_id or "", message.name or "")
     return digest("message-v1", point, *map(_text, fields), *calls)
@@ -96,12 +120,31 @@ def canonical(value: object) -> bytes:
     return _text(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str))
 
 
-def _arguments(text: str) -> bytes:
-    """Canonical JSON of a call's arguments, equal for clients with one number type only."""
+def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
+    """Canonical JSON of a call's arguments without `defaults`, equal for clients with one number
+    type only."""
     try:
-        return canonical(json.loads(text, parse_int=_number, parse_float=_number))
+        found = _trimmed(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):
         return _text(text)
+    if isinstance(found, dict):
+        found = {
+            name: value
+            for name, value in found.items()
+            if name not in defaults or canonical(value) != defaults[name]
+        }
+    return canonical(found)
+
+
+def _trimmed(value: object) -> object:
+    """`value` without white space at the ends of lines."""
+    if isinstance(value, str):
+        return _ENDS_OF_LINES.sub("", value)
+    if isinstance(value, list):
+        return [_trimmed(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _trimmed(one) for name, one in value.items()}
+    return value
 
 
 def _number(text: str) -> int | float:

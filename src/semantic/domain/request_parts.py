@@ -13,7 +13,14 @@ from enum import StrEnum
 
 from semantic.domain.chat import Chat, Message, Role
 from semantic.domain.digest import digest
-from semantic.domain.history import canonical, point_after, thought_digest, tool_text
+from semantic.domain.history import (
+    Defaults,
+    canonical,
+    defaults_of,
+    point_after,
+    thought_digest,
+    tool_text,
+)
 
 MAX_MESSAGES = 4096
 """Messages that are compared; a conversation with more exceeds the contexts of today."""
@@ -150,13 +157,13 @@ def parts_of(
     the results of `tool_text`, if already computed.
     """
     options = sorted(chat.template_options.items())
-    known = answers or {}
+    known, defaults = answers or {}, defaults_of(chat.tools)
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
     return Parts(
         _named((name, canonical(value)) for name, value in options),
         _named((tool.name, text) for tool, text in zip(chat.tools, texts, strict=True)),
         tuple(
-            _digested(message, known.get(number, Answered.PLAIN))
+            _digested(message, known.get(number, Answered.PLAIN), defaults)
             for number, message in enumerate(chat.messages[:MAX_MESSAGES])
         ),
         len(chat.messages),
@@ -284,10 +291,11 @@ def _of_message(kind: PartKind, change: Change, parts: Parts, at: int) -> Differ
     return Difference(kind, change, at - first + 1, parts.messages[at].role)
 
 
-def _digested(message: Message, answered: Answered) -> MessageDigest:
+def _digested(message: Message, answered: Answered, defaults: Defaults) -> MessageDigest:
     thinks = message.role == "assistant" and message.reasoning.strip()
     thought = _short(thought_digest(message.reasoning)) if thinks else ""
-    return MessageDigest(message.role, _short(point_after(b"", message)), thought, answered)
+    content = _short(point_after(b"", message, defaults))
+    return MessageDigest(message.role, content, thought, answered)
 
 
 def _named(parts: Iterable[tuple[str, bytes]]) -> tuple[Named, ...]:

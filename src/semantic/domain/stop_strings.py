@@ -7,9 +7,15 @@ that quotes one goes on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from semantic.domain.value_objects import Thoughts
+
+_LINE: Final = 64
+"""Characters of a line that tell whether a mark in it is a word."""
+_MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'`]\Z""")
 
 
 def _held_back(text: str, marks: Sequence[str]) -> int:
@@ -22,7 +28,8 @@ def _held_back(text: str, marks: Sequence[str]) -> int:
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string that is not within `thoughts`.
+    """Cuts a stream of text at the first stop string that is not within `thoughts`. A text that
+    mentions where these begin, as a word of a line, is no thought.
 
     Of two that end at the same character the one that began first wins, so the result does not
     depend on how the text was divided.
@@ -33,7 +40,7 @@ class StopStrings:
         self._begins = () if thoughts is None else (thoughts.start,)
         self._ends = () if thoughts is None else (thoughts.end,)
         self._is_thought = thoughts is not None and thoughts.opened
-        self._pending = ""
+        self._pending = self._line = ""
         self.matched: str | None = None
 
     @property
@@ -56,11 +63,13 @@ class StopStrings:
                 self._pending = ""
                 return emitted
             at = start + len(mark)
-            emitted += self._pending[:at]
-            self._pending = self._pending[at:]
+            shown, self._pending = self._pending[:at], self._pending[at:]
+            emitted += shown
+            before, self._line = self._line + shown[:start], f"{self._line}{shown}"[-_LINE:]
             if not mark:
                 return emitted
-            self._is_thought = not self._is_thought
+            if self._is_thought or not _MENTIONS.search(before):
+                self._is_thought = not self._is_thought
 
     def flush(self) -> str:
         """The text still held back, at the end of an answer that no stop string cut."""

@@ -117,8 +117,9 @@ class Headers:
     A header is between one of `starts` and `end`, and the answer begins within one; one of `ends`
     ends a message. `thought` matches in the header of reasoning, and `call` in that of a call, with
     the tool in its group "name"; its text goes on with the arguments. `begins` are the texts of
-    which one begins a header. Behind a message `following` begins the next one, and `answer` is the
-    header of an answer's text.
+    which one begins a header, and `known` matches one that is not finished. Behind a message
+    `following` begins the next one; `answer` is the header of an answer's text, and `remark` that
+    of a text before a call.
     """
 
     starts: tuple[str, ...]
@@ -127,8 +128,10 @@ class Headers:
     thought: re.Pattern[str]
     call: re.Pattern[str]
     begins: tuple[str, ...]
+    known: re.Pattern[str]
     following: str
     answer: str
+    remark: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,12 @@ class ChatFormat(Protocol):
     @property
     def headers(self) -> Headers | None:
         """The headers of an answer's messages, if this model writes those."""
+        ...
+
+    @property
+    def loops_only(self) -> bool:
+        """Whether only an answer with calls is continued in its own tokens, by their results: a
+        later question changes what is before it."""
         ...
 
     @property

@@ -88,6 +88,43 @@ def test_a_number_is_the_same_when_javascript_sends_it_back(written: str, sent_b
     assert points(one, b"scope") == points(other, b"scope")
 
 
+EDIT = Tool(
+    "edit",
+    parameters={
+        "type": "object",
+        "properties": {
+            "new": {"type": "string"},
+            "all": {"type": "boolean", "default": False},
+            "limit": {"type": "number", "default": 2000},
+            "odd": True,
+        },
+    },
+)
+
+
+def edits(arguments: str) -> list[bytes]:
+    call = ToolCall("call_1", "edit", arguments)
+    return points(Chat((Message("assistant", tool_calls=(call,)),), (EDIT,)), b"scope")
+
+
+@pytest.mark.parametrize(
+    ("written", "sent_back", "same"),
+    [
+        ('{"new": "a  \\n\\tb\\t"}', '{"all": false, "new": "a\\n\\tb"}', True),
+        ('{"new": "a\\r\\n"}', '{"limit": 2000.0, "new": "a\\n"}', True),
+        ('{"new": ["a "], "o": {"p": "b "}}', '{"new": ["a"], "o": {"p": "b"}}', True),
+        ('{"new": "a"}', '{"new": "a", "all": true}', False),
+        ('{"new": "a"}', '{"new": "a", "limit": 1}', False),
+        ('{"new": "a"}', '{"new": "a", "odd": true}', False),
+        ('{"new": " a"}', '{"new": "a"}', False),
+        ('{"new": "a\\n\\n"}', '{"new": "a\\n"}', False),
+        ('{"new": "a  b"}', '{"new": "a b"}', False),
+    ],
+)
+def test_clients_add_defaults_and_trim_lines(written: str, sent_back: str, same: bool) -> None:
+    assert (edits(written) == edits(sent_back)) is same
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [("1", "2"), ("1", "1.5"), ("1", '"1"'), ("1", "true"), ("1e400", "1e401"), ("0.1", "0.2")],

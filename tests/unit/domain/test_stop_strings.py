@@ -78,6 +78,14 @@ def test_the_marks_of_a_thought_may_come_in_pieces() -> None:
     )
 
 
+def test_a_text_that_mentions_the_mark_is_searched() -> None:
+    thoughts = Thoughts("<think>", "</think>", opened=True)
+    for text in ("Hm</think>The `<think>` mark. STOP here", "Hm</think>A <think> is it. STOP here"):
+        for pieces in ([text], list(text)):
+            emitted, stopped = feed(pieces, ["STOP"], thoughts)
+            assert ("".join(emitted), stopped) == (text.partition("STOP")[0], True)
+
+
 @given(letters, stop_lists)
 def test_what_was_emitted_is_never_taken_back(text: str, stops: list[str]) -> None:
     kept, _ = cut_whole(text, stops)

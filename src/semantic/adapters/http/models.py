@@ -98,7 +98,7 @@ async def list_models(
     """The names that requests may use, the first model's own id first, those of the embedding model
     last."""
     found = [
-        _model(name, served, status, shows_load=_sees_load(request))
+        _model(request, name, served, status)
         for served, status in listed_models(request)
         for name in served.names
     ]
@@ -115,7 +115,7 @@ async def list_models(
 async def show_model(request: Request, model_id: str) -> Model:
     """One of the names."""
     served, status = model_called(request, model_id)
-    return _model(model_id, served, status, shows_load=_sees_load(request))
+    return _model(request, model_id, served, status)
 
 
 def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]:
@@ -173,7 +173,7 @@ async def _changed(
         )
     await request.body()
     status = await until_disconnect(request, change(models))
-    return _model(model_id, status.served, status, shows_load=True)
+    return _model(request, model_id, status.served, status)
 
 
 def _sees_load(request: Request) -> bool:
@@ -182,7 +182,7 @@ def _sees_load(request: Request) -> bool:
 
 
 def _model(
-    name: str, served: AnyModel, status: ModelStatus | None = None, *, shows_load: bool = False
+    request: Request, name: str, served: AnyModel, status: ModelStatus | None = None
 ) -> Model:
     tokens = context_length(served)
     model = Model(
@@ -195,15 +195,15 @@ def _model(
         max_input_tokens=tokens,
         parent=served.parent if isinstance(served, ServedModel) else None,
     )
-    details = served.details
-    if isinstance(served, ServedModel) and details is not None:
+    details = served.details if "anthropic-version" not in request.headers else None
+    if isinstance(served, ServedModel) and details is not None:  # Anthropic's has other members
         model.capabilities = Capabilities(
             reasoning=details.thinks, tools=details.tools, tool_call_parser=details.call_parser
         )
     if status is not None:
         model.state, model.memory_bytes = status.state, status.n_bytes
         model.pinned, model.expires_in = status.pinned, status.expires_in
-        if shows_load:
+        if _sees_load(request):
             model.running, model.waiting = status.running, status.waiting
     return model
 

@@ -139,9 +139,7 @@ class CommonPrefixes:
         """The requests of `group` to compare with, and its version."""
         with self._lock:
             if group.compared_at != group.version:
-                live = sorted(
-                    group.live.values(), key=lambda at: at.request.phase is Phase.WAITING
-                )
+                live = sorted(group.live.values(), key=lambda at: at.request.phase is Phase.WAITING)
                 group.compared, group.compared_at = live[:_MOST_COMPARED], group.version
             return group.compared_at, group.compared
 

@@ -77,7 +77,7 @@ class CallText:
             return
         calls = self._streamed
         self._certain += calls.push(text)
-        if calls.is_known is False or calls.is_strange:
+        if calls.is_known is False or calls.has_object:
             self._whole = _WholeCalls(self._syntax, follows=calls.is_strange)
             self._whole.push(calls.rest)
 
@@ -91,7 +91,8 @@ class CallText:
         if self._whole is not None:
             return self._done(self._whole.next())
         calls = self._streamed
-        return self._done(ReadCall(rest=calls.rest)) if calls.is_ended else None
+        is_over = calls.is_ended or calls.is_strange
+        return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
         """The text's end at the answer's end; None if there is nothing of a call.
@@ -104,7 +105,7 @@ class CallText:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)
             if calls.is_known:
-                rest = calls.rest if calls.is_ended else ""
+                rest = "" if cut and not calls.is_ended else calls.rest
                 return self._done(ReadCall(rest=rest, unfinished=calls.is_unfinished))
             self._whole = _WholeCalls(self._syntax, follows=False)
             self._whole.push(calls.rest)
@@ -178,9 +179,6 @@ class _WholeCalls:
         try:
             return ReadCall(text, tuple(read_calls(text, self._syntax.tools)))
         except ToolCallError as error:
-            is_call = text.startswith(LIST_START)
-            if self._follows and not is_call:
-                return ReadCall(text)  # such as more members behind the arguments
             shown = text.removeprefix(LIST_START) if self._follows else text
             return ReadCall(shown, problem=str(error), follows=self._follows)
 
@@ -191,8 +189,8 @@ message, which says what that is; or one of the parts that are passed on."""
 
 _BETWEEN_TEXTS: Final = TokenText("\n\n")
 _LONGEST_HEADER: Final = 512
-_LINE: Final = 64
-"""Characters of a text that tell whether a mark in it is a word."""
+_PROSE: Final = re.compile(r"[a-z,.;:!?]+(?: [A-Za-z,.;:!?]+){2} ")
+"""Three words in a row, which no header has."""
 _WORD_BEGINS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
 
 _MOST_OPEN: Final = 8
@@ -245,8 +243,10 @@ class AnswerReader:
         self._part: _Part = "thought" if opens_thought else "text"
         self._header = TokenText()
         self._follows_text = False
-        self._line = ""
         self._has_thought = closes_thought
+        self._is_fenced = False  # where a call begins
+        self._given = ""  # of a call's text, by its header
+        self._mention = TokenText()  # what is no header
         self._beginnings: dict[_Part, Callable[[], bool]] = {
             "start": self._begin_bare,
             "header": self._read_header,
@@ -315,36 +315,40 @@ class AnswerReader:
             if begin is not None:
                 if not begin():
                     return
+                mention, self._mention = self._mention, TokenText()
+                yield from self._shown(self._text_trimmer.push(mention))
                 continue
             if self._is_formatted and self._part == "text" and self._found.is_at_text:
                 self._found.look_for(())
             text, mark = self._found.take()
             if mark is not None and self._is_text(mark, text.text):
-                text += self._found.mark
-                self._line = mark
-                yield from self._shown(self._trimmer.push(text))
+                yield from self._shown(self._trimmer.push(text + self._found.mark))
                 continue
-            self._line = f"{self._line}{text.text}"[-_LINE:]
             yield from self._shown(self._trimmer.push(text) if self._trims else text)
             if mark is None:
                 return
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
-        """Whether an answer's text, which ends so, only mentions a mark of reasoning: where that
-        begins as a word of a line, or where it ends once more."""
-        part, line = self._opens[mark], f"{self._line}{before}"[-_LINE:]
-        if self._part != "text" or not line.strip():
+        """Whether text that ends with `before` only mentions a mark: in code, as a word of a line
+        that would begin reasoning, or its end once more."""
+        part = self._opens[mark]
+        line = self._found.line.removesuffix(mark)
+        if self._part != "text" or part in ("call", "header"):
             return False
+        if self._found.is_fenced:
+            return True
         if part == "thought":
             return _WORD_BEGINS.search(line) is not None
-        return part == "text" and self._has_thought
+        has_begun = self._text_trimmer.has_emitted or bool(before.strip())
+        return part == "text" and self._has_thought and has_begun
 
     def _enter(self, mark: str) -> None:
         """Go to the part that `mark` begins."""
         self._trimmer.mark()
         self._has_thought = self._has_thought or self._part == "thought"
-        self._line = ""
+        self._is_fenced = self._found.is_fenced
+        self._found.begin()
         self._part = self._opens[mark] or self._part
         if self._part == "header":
             self._begin_header(mark)
@@ -355,12 +359,11 @@ class AnswerReader:
 
     def _begin_bare(self) -> bool:
         """Whether it is certain what the answer begins with: a call of a tool, or text."""
-        held = self._found.take_all()
-        at = behind_space(held.text, 0)
-        in_list = held.text.startswith(LIST_START, at)
-        found = find_head(self._syntax.heads(in_list=in_list), held.text, at + in_list)
-        self._found.push(held)
-        if found.read == "some" or (in_list and at + 1 == len(held.text)):
+        held = self._found.held
+        at = behind_space(held, 0)
+        in_list = held.startswith(LIST_START, at)
+        found = find_head(self._syntax.heads(in_list=in_list), held, at + in_list)
+        if found.read == "some" or (in_list and at + 1 == len(held)):
             return False
         self._part = "call" if found.read == "all" and found.name in self._syntax.tools else "text"
         return True
@@ -382,10 +385,12 @@ class AnswerReader:
         self._header += text
         header = self._header.text.lstrip()
         is_header = any(one.startswith(header) or header.startswith(one) for one in headers.begins)
-        if not is_header or len(header) > _LONGEST_HEADER:
-            text = self._header + TokenText(mark or "") + self._found.take_all()
+        if not is_header or len(header) > _LONGEST_HEADER or _PROSE.search(header):
+            whole = self._header + TokenText(mark or "") + self._found.take_all()
+            begins = next((one for one in headers.starts if header.startswith(one)), "")
+            self._mention, rest = whole.split(whole.text.find(begins) + len(begins))
+            self._found.push(rest)
             self._found.look_for(tuple(self._opens))
-            self._found.push(text)
             self._part = "text"
             return True
         if mark is None:
@@ -395,7 +400,8 @@ class AnswerReader:
         if called is not None:
             self._part, self._opening = "call", header + mark
             name = called["name"]  # none before a call in JSON that has it
-            self._call.push(f"{name}{mark}" if name else "")
+            self._given = f"{name}{mark}" if name else ""
+            self._call.push(self._given)
         else:
             self._part = "thought" if headers.thought.search(header) else "text"
             self._follows_text = self._part == "text" and self._text_trimmer.has_emitted
@@ -421,6 +427,11 @@ class AnswerReader:
             self._is_unfinished = read.unfinished
             yield from self._end_call(read)
             yield from self._advance()
+        if self._part == "header" and not cut and self._headers is not None:
+            self._found.push(self._header + self._found.take_all())
+            if self._headers.known.fullmatch(self._found.held):
+                return
+            self._part = "text"  # it was none
         if self._part in ("call", "header") or self._done:
             return
         if self._part == "start":
@@ -434,6 +445,7 @@ class AnswerReader:
     def _end_call(self, read: ReadCall) -> Iterator[AnswerPiece]:
         """Emit the parsed calls, or what was written instead of one."""
         self._part = "text"
+        self._found.begin(fenced=self._is_fenced)
         self._text_trimmer.mark()
         opening, self._opening = self._opening, self._marks.start
         problem = read.problem
@@ -444,7 +456,7 @@ class AnswerReader:
             yield ToolCallFailed(problem)
             start = "" if read.follows else opening
             end = self._marks.end if read.closed and not read.follows else ""
-            written = f"{start}{read.text}{end}"
+            written = f"{start}{read.text.removeprefix(self._given)}{end}"
             yield from self._shown(self._text_trimmer.push(TokenText(written)))
             self._end_message(read.rest)
             self._done = read.follows and not self._many

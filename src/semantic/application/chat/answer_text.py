@@ -61,21 +61,38 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
     return len(text), None
 
 
-_QUOTE: Final = "`"
+_LINE: Final = 64
+_FENCE: Final = "```"
 
 
 class MarkFinder:
     """Cuts a stream of text at marks; holds back what could still become one.
 
-    No mark is part of another one. A mark between backticks is text.
+    No mark is part of another one. A mark between backticks, of which the first one opens, is text.
+    `line` is the end of the line before what is held, and `is_fenced` whether that is code.
     """
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = tuple(marks)
         self._held = TokenText()
         self.mark = TokenText()  # the last that was taken
-        self._last = ""  # the character before what is held
         self._is_whole = False
+        self.begin()
+
+    def begin(self, *, fenced: bool = False) -> None:
+        """A part of the answer begins here, `fenced`: within code."""
+        self.line = self._start = ""
+        self._n_quotes = 0
+        self._fenced = fenced
+
+    @property
+    def is_fenced(self) -> bool:
+        return self._fenced or self._start == _FENCE
+
+    @property
+    def held(self) -> str:
+        """The text that is held back."""
+        return self._held.text
 
     def push(self, text: TokenText) -> None:
         self._held += text
@@ -103,11 +120,11 @@ class MarkFinder:
         """
         text = self._held.text
         at, mark = first_mark(self._marks, text)
-        while mark is not None and (text[at - 1] if at else self._last) == _QUOTE:
+        while mark is not None and self._opens_quote(text[:at]):
             end = at + len(mark)
             if end == len(text) and not self._is_whole:
                 mark = None  # what follows tells
-            elif text[end : end + 1] == _QUOTE:
+            elif text[end : end + 1] == "`":
                 at, mark = first_mark(self._marks, text, end)
             else:
                 break
@@ -120,12 +137,24 @@ class MarkFinder:
         """All text that is held back."""
         return self._take(len(self._held.text))
 
+    def _opens_quote(self, before: str) -> bool:
+        """Whether `before`, which follows `line`, ends with a backtick that opens."""
+        _, ends_line, line = before.rpartition("\n")
+        last = line[-1:] or ("" if ends_line else self.line[-1:])
+        n_quotes = line.count("`") + (0 if ends_line else self._n_quotes)
+        return last == "`" and n_quotes % 2 == 1
+
     def _take(self, size: int) -> TokenText:
-        self._last = self._held.text[:size][-1:] or self._last
         if size == len(self._held.text):
             taken, self._held = self._held, TokenText()
         else:
             taken, self._held = self._held.split(size)
+        for number, piece in enumerate(taken.text.split("\n")):
+            if number:
+                self.begin(fenced=self._fenced != (self._start == _FENCE))
+            self._start = f"{self._start}{piece}".lstrip()[:3]
+            self.line = f"{self.line}{piece}"[-_LINE:]
+            self._n_quotes += piece.count("`")
         return taken
 
 

@@ -115,19 +115,22 @@ def call_grammar(
         return answer_grammar(answer)
     # As OpenAI's API has it: of a tool that is named exactly one call.
     many = chat.parallel_tool_calls and chat.tool_choice.name is None
-    rules = _Rules(language, many=many)
+    # A call ends reasoning that the prompt has opened: the grammar has to bind it there.
+    opened = after is not None and bool(tools) and language.thought is not None
+    rules = _Rules(language, many=many, opened=opened)
     if forced:
-        rules.add("start", "lead calls")
+        rules.add("start", "lead calls | unclosed" if opened else "lead calls")
     elif answer is None:
-        rules.add("start", "lead mixed")
+        rules.add("start", "lead mixed | mixed" if opened else "lead mixed")
         rules.mixed()
     else:
-        rules.add("start", "lead (calls | head answer)" if tools else "lead head answer")
+        start = "lead (calls | head answer)" if tools else "lead head answer"
+        rules.add("start", f"{start} | unclosed" if opened else start)
         rules.add("answer", _answer(answer))
     rules.lead(thinks=after is None)
     if tools:
         rules.calls(tools, schema_of)
-    return Grammar("lark", rules.text(), after)
+    return Grammar("lark", rules.text(), None if opened else after)
 
 
 def answer_grammar(wanted: AnswerFormat) -> Grammar:
@@ -183,11 +186,12 @@ def _json(schema: JsonSchema) -> str:
 class _Rules:
     """The rules of one grammar."""
 
-    def __init__(self, language: CallLanguage, *, many: bool) -> None:
+    def __init__(self, language: CallLanguage, *, many: bool, opened: bool) -> None:
         self._language = language
         self._headers = language.headers
         self._spell = language.spell
         self._many = many
+        self._opened = opened
         self._lines: list[str] = []
 
     def add(self, name: str, rule: str) -> None:
@@ -203,16 +207,16 @@ class _Rules:
             self.add("head", self._lark(headers.answer))
         else:
             self.add("head", '""')
-        if marks is None or not thinks:
+        if marks is None or not (thinks or self._opened):
             self.add("lead", "WS")
             return
         following = "" if headers is None else headers.following
         start, end = self._spell(marks.start), self._spell(marks.end + following)
-        self.add("lead", "WS | WS thought WS")
+        self.add("lead", "thought_rest WS" if self._opened else "WS | WS thought WS")
+        self.add("thought", f"{start.lark()} thought_rest")
         if end.starts_with_token:
-            self.add("thought", f"{start.lark()} TEXT {end.lark()}")
+            self.add("thought_rest", f"TEXT {end.lark()}")
         else:
-            self.add("thought", f"{start.lark()} thought_rest")
             self.add("thought_rest[lazy]", f"TEXT {_dumps(end.text)}")
 
     def mixed(self) -> None:
@@ -227,6 +231,11 @@ class _Rules:
             self.add("free", free)
         else:
             self.add("mixed", free)
+        if not self._opened:
+            self._tagged()
+
+    def _tagged(self) -> None:
+        """Free text that ends where a call's mark begins, and the call."""
         start = self._spell(self._language.marks.start)
         body = f"body {self._end()}"
         by_token = f"TEXT {start.tokens()} {body} | " if start.starts_with_token else ""
@@ -246,9 +255,16 @@ class _Rules:
             "listed": f"""WS "[" call {more.format('", " call')} "]" {after}""",
         }
         others = more.format("WS one") if form.several == "marked" else ""
-        self.add("calls", f"head? one {others}")
-        start = self._lark(language.marks.start)
-        self.add("one", f"({start}){'?' * language.bare} body {self._end()}")
+        first = f"(one | {bodies['marked']})" if language.bare else "one"
+        remark = ""
+        if self._headers is not None:
+            end = self._lark(f"{self._headers.ends[0]}{self._headers.following}")
+            remark = f"({self._lark(self._headers.remark)} TEXT {end})?"
+        self.add("calls", f"head? {remark} {first} {others}")
+        if self._opened:
+            self.add("unclosed", f"tagged {others}")
+            self._tagged()
+        self.add("one", f"{self._lark(language.marks.start)} body {self._end()}")
         self.add("body", bodies[form.several])
         self.add("call", " | ".join(f"call_{i}" for i in range(len(tools))))
         for i, tool in enumerate(tools):

@@ -263,7 +263,7 @@ _COHERE: Final = CallSpelling(
         re.compile(
             r'(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"tool_name"\s*:\s*(?P<name>"[^"\\]*")'
         ),
-        re.compile(r'"[^{}]*'),
+        re.compile(r'(?:"[^{}]*)?'),
         ((",",), ('"parameters"',), (":",)),
         ("{",),
         quoted=True,
@@ -271,7 +271,7 @@ _COHERE: Final = CallSpelling(
     in_list=True,
 )
 
-_LLAMA: Final = CallSpelling(between=(";", "<|python_tag|>", "<|eom_id|>"))
+_LLAMA: Final = CallSpelling(between=(";", ",", "<|python_tag|>", "<|eom_id|>"))
 
 _HARMONY: Final = Headers(
     # <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
@@ -281,8 +281,10 @@ _HARMONY: Final = Headers(
     thought=re.compile(r"<\|channel\|>\s*analysis"),
     call=re.compile(r"\bto=(?:functions\b\.?)?(?P<name>[^\s<]*)"),
     begins=("<|start|>", "<|channel|>", "assistant", "to="),
+    known=re.compile(r"(?:<\|\w+\|>|assistant|analysis|commentary|final|to=\S*|\s)*"),
     following="<|start|>assistant",
     answer="<|channel|>final<|message|>",
+    remark="<|channel|>commentary<|message|>",
 )
 _HARMONY_CALL: Final = CallSpelling(
     # The name and what ends the header, as the reader of headers gives them.

@@ -187,7 +187,9 @@ class Preparation:
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
         """Where stop strings are not searched."""
-        marks = self._format.thought_marks
+        marks, headers = self._format.thought_marks, self._format.headers
+        if headers is not None:
+            return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None
         return Thoughts(marks.start, marks.end, opened) if stop and marks is not None else None
 
     def _rendered(

@@ -4,8 +4,8 @@ A template may render an answer differently from how the model generated it: it 
 re-renders calls, moves messages. So only new messages are rendered; earlier ones are replayed from
 the recorded turns. Clients also send the same tools with their keys in different orders, and a
 template renders them in that order before all messages: each tool keeps its first spelling. Knows
-points and tokens; no engine. A model that answers in messages is to see its reasoning between its
-calls alone: behind an answer without calls its history is rendered.
+points and tokens; no engine. Some formats go on so between calls alone: behind an answer without
+calls their history is rendered.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.digest import digest
 from semantic.domain.history import (
+    Defaults,
     Point,
     Turn,
     agrees,
     answers,
+    defaults_of,
     point_after,
     points,
     thought_digest,
@@ -91,7 +93,7 @@ class Replayed:
     Its first `start` tokens, whose digest is `parent`, are those of a recorded turn; `point` is its
     own point, and `owner` what its tenant's turns are counted under. The first `n_replayed`
     messages are in those tokens; `answers` is what is known of later answers, by index.
-    `tool_texts` are the canonical texts of the tools.
+    `tool_texts` are the canonical texts of the tools, and `defaults` what clients add to calls.
     """
 
     rendered: RenderedChat
@@ -102,6 +104,7 @@ class Replayed:
     answers: Mapping[int, Answered] = field(default_factory=dict)
     tool_texts: Sequence[bytes] | None = None
     owner: bytes = b""
+    defaults: Defaults = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,8 @@ class Replay:
         name = tenant.encode("utf-8", "surrogatepass")
         owner = turns_owner(tenant)
         scope = digest("turns-v1", self._namespace, name)
-        return replace(self._render(chat, scope, owner, keep=keep), owner=owner)
+        found = self._render(chat, scope, owner, keep=keep)
+        return replace(found, owner=owner, defaults=defaults_of(chat.tools))
 
     def _render(self, chat: Chat, scope: bytes, owner: bytes, *, keep: bool) -> Replayed:
         texts = [tool_text(tool) for tool in chat.tools]
@@ -164,6 +168,8 @@ class Replay:
                 rendered = RenderedChat((*known.tokens, *after.tokens), after.opens_thought)
                 start = len(known.tokens)
                 return Replayed(rendered, at[-1], known.digest, start, number + 1, found, texts)
+            if self._format.loops_only:
+                break
         return Replayed(self._format.render(chat), at[-1], answers=found, tool_texts=texts)
 
     def record(
@@ -177,7 +183,7 @@ class Replay:
         tokens `generated`. Returns what `TurnsPort.put` does."""
         return self._turns.put(
             Turn(
-                point_after(replayed.point, message),
+                point_after(replayed.point, message, replayed.defaults),
                 replayed.parent,
                 replayed.start,
                 (*prompt[replayed.start :], *generated),
@@ -189,7 +195,8 @@ class Replay:
     def record_cut(self, replayed: Replayed, message: Message) -> Future[None] | None:
         """Record a turn that cannot be continued: the model generated more than `message`. Returns
         what `TurnsPort.put` does."""
-        point, thought = point_after(replayed.point, message), thought_digest(message.reasoning)
+        point = point_after(replayed.point, message, replayed.defaults)
+        thought = thought_digest(message.reasoning)
         return self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
 
     def close(self) -> None:

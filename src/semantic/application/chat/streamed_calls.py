@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from semantic.application.chat.answer_text import first_mark
@@ -40,6 +40,15 @@ OBJECT_HEAD: Final = CallHead(
     ("{",),
     quoted=True,
 )
+
+
+TYPED_HEAD: Final = replace(
+    OBJECT_HEAD, before=("{", '"type"', ":", '"function"', ",", '"name"', ":")
+)
+_MEMBER: Final = re.compile(r',\s*"(?:[^"\\]|\\.)*"\s*:\s*')
+_BEGINS_MEMBER: Final = re.compile(r',\s*(?:"(?:[^"\\]|\\.)*(?:"\s*:?\s*)?)?')
+_LONGEST_MEMBER: Final = 4096
+_DECODER: Final = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +162,9 @@ class CallSyntax:
         """What may begin a call; `in_list`: in a list of calls."""
         spelling = self.spelling
         if spelling is None or spelling.in_list != in_list:
-            return (OBJECT_HEAD,)
+            return (OBJECT_HEAD, TYPED_HEAD)
         own = (spelling.json_head, spelling.head)
-        return (OBJECT_HEAD, *(head for head in own if head is not None))
+        return (OBJECT_HEAD, TYPED_HEAD, *(head for head in own if head is not None))
 
     def arguments(self, name: str) -> SpelledArguments | None:
         """What reads the arguments of a call of `name`, unless they are JSON."""
@@ -214,9 +223,14 @@ class StreamedCalls:
 
     @property
     def rest(self) -> str:
-        """The text that is not read; the rest of a list is one itself."""
-        start = LIST_START if self.is_strange and self._is_list else ""
+        """The text that is not read; more objects of a list are one itself."""
+        start = LIST_START if self.has_object and self._is_list else ""
         return start + self._text[self._at :]
+
+    @property
+    def has_object(self) -> bool:
+        """Whether what is strange is an object, which may be a call."""
+        return self.is_strange and self._text.startswith("{", behind_space(self._text, self._at))
 
     def push(self, text: str) -> list[CallPart]:
         """What is certain with more text."""
@@ -283,6 +297,9 @@ class StreamedCalls:
         rest = self._text[self._at :]
         if not rest:
             return False
+        member = self._skip_member() if self._head is not None and self._head.quoted else None
+        if member is not None:
+            return member
         if rest.startswith(self._end_marks):
             self._end(rest)
             return False
@@ -296,6 +313,21 @@ class StreamedCalls:
         if any(one.startswith(rest) for one in (*separators, *self._end_marks)):
             return False
         return None
+
+    def _skip_member(self) -> bool | None:
+        """Skip a member behind the arguments; False if it takes more text, None for none."""
+        more = False if len(self._text) - self._at < _LONGEST_MEMBER else None
+        found = _MEMBER.match(self._text, self._at)
+        if found is None:
+            return more if _BEGINS_MEMBER.fullmatch(self._text, self._at) else None
+        try:
+            _, end = _DECODER.raw_decode(self._text, found.end())
+        except (ValueError, RecursionError):
+            return more
+        if end == len(self._text):
+            return more  # a number may go on
+        self._at = end
+        return True
 
     def _repeated(self) -> tuple[str, ...]:
         """The start mark, where only the answer's end ends the calls."""
@@ -411,7 +443,7 @@ class StreamedCalls:
             self._written.append(CallPart(None, self._ending))
         source = "".join(self._source)
         rest = source[:n_source].rstrip()
-        if self._head is OBJECT_HEAD and rest.endswith("}"):
+        if self._head in (OBJECT_HEAD, TYPED_HEAD) and rest.endswith("}"):
             rest = rest[:-1].rstrip()  # the brace of the call itself
         if rest and isinstance(self._arguments, ObjectText):
             self._written.append(CallPart(None, rest))

@@ -32,9 +32,11 @@ SMALL = 1_960_000
 WORKER = """
 import sys
 from pathlib import Path
-from semantic.adapters.stores.disk import DiskStore
+from semantic.adapters.stores.disk import DiskStore, folder, index
 from tests.support import store_blocks as make
 
+# A machine that computes something else may take longer than a user would wait.
+folder._LOCK_SECONDS = index._WAIT_SECONDS = 100
 root, max_bytes, number = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 store = DiskStore.open(root, max_bytes, durable=False)
 for turn in range(12):
@@ -44,7 +46,8 @@ for turn in range(12):
             body = store.read(make.header(link))
             assert body in (None, make.block(link).body)
     store.save(make.manifest("shared", number * 100 + turn))
-    assert store.save(make.manifest(f"own {number}", 256 * 4 + turn, (number + turn) % 5))
+    saved = store.save(make.manifest(f"own {number}", 256 * 4 + turn, (number + turn) % 5))
+    assert saved, store.stats()
     found = store.manifest(make.SCOPE, f"own {number}")
     assert found is not None and len(found.token_ids) == 256 * 4 + turn
     if turn == 6:

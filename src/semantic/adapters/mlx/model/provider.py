@@ -434,7 +434,10 @@ def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
     wrapped = load_wrapped_tokenizer(folder, eos_token_ids=ends)
     path = folder / "chat_template.json"
     if not wrapped.has_chat_template and path.is_file():
-        template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+        found = json.loads(path.read_text(encoding="utf-8"))
+        template = found.get("chat_template") if isinstance(found, dict) else None
+        if not isinstance(template, str):
+            raise ValueError(f"{path.name} must have a text chat_template")
         wrapped = load_wrapped_tokenizer(folder, {"chat_template": template}, eos_token_ids=ends)
     return cast(HuggingFaceTokenizer, wrapped)
 

@@ -72,20 +72,26 @@ class IncrementalRenderer:
         *,
         thinks: bool,
         single_calls: bool = False,
-        calls_only: bool = False,
+        loops_only: bool = False,
     ) -> None:
         """`render` renders a whole chat, `eos` tokens end an answer, `thinks` is whether the model
-        marks thoughts. `single_calls`: several calls are rendered as several answers. `calls_only`:
-        only answers with a call are continued."""
+        marks thoughts. `single_calls`: several calls are rendered as several answers. `loops_only`:
+        see `ChatFormat.loops_only`; it is so, too, where tools are written before a last
+        question."""
         self._render = render
         self._eos = eos
         self._single_calls = single_calls
-        self._calls_only = calls_only
+        self._has_late_tools = self._writes_tools_late()
+        self.loops_only = loops_only or self._has_late_tools
         self.is_supported = self._is_supported()
         self.preserves_history = self._preserves_history(thinks=thinks)
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        return self._render_after(chat, n_messages) if self.is_supported else None
+        after = self._render_after(chat, n_messages) if self.is_supported else None
+        if after is None or not (self._has_late_tools and chat.tools):
+            return after
+        other = replace(chat, tools=(Tool("probeother"),))
+        return after if after == self._render_after(other, n_messages) else None
 
     def _render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
         answer = chat.messages[n_messages - 1]
@@ -104,15 +110,24 @@ class IncrementalRenderer:
                 return replace(whole, tokens=whole.tokens[at:])
         return None
 
+    def _writes_tools_late(self) -> bool:
+        question, tools = Message("user", "probe1"), (Tool("probetool"), Tool("probeother"))
+        chat = Chat((question, Message("assistant", "probe2"), question), tools)
+        try:
+            after, whole = self._render_after(chat, 2), self._render(chat).tokens
+        except InvalidRequestError:
+            return False
+        return after is not None and whole[-len(after.tokens) :] != after.tokens
+
     def _is_supported(self) -> bool:
         """Whether a substitute's tokens are those of a full rendering, right after the answer."""
         question, tool = Message("user", "probe1"), Tool("probetool")
-        later = Message("tool", "probe4", tool_call_id="probe5") if self._calls_only else question
+        later = Message("tool", "probe4", tool_call_id="probe5") if self.loops_only else question
         last = []
         try:
             for text in ("probe2", "probe3"):
                 call = ToolCall("probe5", tool.name, json.dumps({text: text}))
-                said, calls = ("", (call,)) if self._calls_only else (text, ())
+                said, calls = ("", (call,)) if self.loops_only else (text, ())
                 answer = Message("assistant", said, tool_calls=calls)
                 chat = Chat((question, answer, later, answer, later), (tool,) if calls else ())
                 whole = self._render(chat).tokens
@@ -122,7 +137,7 @@ class IncrementalRenderer:
                 last.append(whole[: -len(after.tokens)][-1:])
         except InvalidRequestError:
             return False
-        return self._calls_only or last[0] != last[1]
+        return self.loops_only or last[0] != last[1]
 
     def _preserves_history(self, *, thinks: bool) -> bool:
         """Whether an answer is rendered as generated, also when a later question follows."""
@@ -309,8 +324,9 @@ class MLXChatFormat:
             tokenizer.eos_token_ids,
             thinks=self.thought_marks is not None,
             single_calls=self._features.single_calls,
-            calls_only=self.headers is not None,
+            loops_only=self.headers is not None,
         )
+        self.loops_only = self._incremental.loops_only
 
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
@@ -418,9 +434,12 @@ class MLXChatFormat:
             raise InvalidRequestError(f"{what} cannot be enforced: {problem}")
 
     def _language(self, chat: Chat) -> CallLanguage:
-        marks = self.thought_marks if _may_think(chat) else None
+        thought = self.thought_marks if _may_think(chat) else None
+        marks = self.call_marks
+        if set(self._spelled(marks.end).pieces) & self._tokenizer.eos_token_ids:
+            marks = replace(marks, end="")  # the answer ends with it, and no grammar has that
         return CallLanguage(
-            self.call_marks, marks, self._form, self.headers, self.bare_calls, self._spelled
+            marks, thought, self._form, self.headers, self.bare_calls, self._spelled
         )
 
     def _spelled(self, mark: str) -> SpelledMark:

@@ -123,11 +123,12 @@ class Folder:
         self._session_fd = self._lock_fd = None
 
     @contextmanager
-    def locked(self, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+    def locked(self, seconds: float | None = None) -> Iterator[None]:
         """Exclusive access to the folder; reentrant within a thread.
 
         Raises OSError when the lock is not free after `seconds`, or the folder is gone.
         """
+        seconds = seconds or _LOCK_SECONDS
         if not self._mutex.acquire(timeout=seconds):
             raise OSError(errno.EAGAIN, "another thread holds the lock of the store")
         try:
