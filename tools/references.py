@@ -82,14 +82,7 @@ def families() -> str:
         for name, found in sorted(reasoning_parsers().items())
     ]
     heads = ["`--tool-call-parser`", "Models", "A call", "In one answer", "Forced and strict calls"]
-    return "\n\n".join(
-        (_in_rows(heads, calls), _in_rows(["`--reasoning-parser`", "Between"], marks))
-    )
-
-
-def _in_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n\n".join((_table(heads, calls), _table(["`--reasoning-parser`", "Between"], marks)))
 
 
 def _code(text: str) -> str:
