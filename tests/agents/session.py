@@ -27,8 +27,7 @@ from tests.agents.conversation import (
 )
 from tests.agents.hands import HANDS, Hands
 from tests.families.sessions import NEW, OLD, SPEAKERS, Call, Step
-from tests.support.chat_templates import FORMATS, HEADED
-from tests.support.families import real_formats
+from tests.support.families import OURS, REAL
 from tests.support.http_server import until
 from tests.support.scripted_model import write_script
 from tests.support.serve_process import ServeProcess
@@ -115,7 +114,7 @@ def hold_session(agent: Agent | Stranger, place: Place, family: str) -> Cached:
     (place.work / _PICTURE).write_bytes(base64.b64decode(PIXEL))
     script = turns(hands, place.work)
     steps = [speaks.said(step) for turn in script for step in turn.steps]
-    spoken = real_formats().get(speaks.template, (FORMATS | HEADED)[speaks.own])
+    spoken = REAL.get(speaks.template, OURS[speaks.own])
     write_script(place.model, spoken, speaks.answers(spoken, steps))
     with running_server(place) as servers:
         place, arguments = _ready(agent, place, servers[-1].url)

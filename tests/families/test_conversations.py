@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import random
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,26 +19,14 @@ from semantic.domain.chat import Chat, Message, Tool, ToolCall, in_call_order
 from semantic.domain.errors import InvalidRequestError
 from semantic.ports.chat import Marks
 from tests.families.conversations import CONVERSATIONS, TOOLS, answer, result, texts, user
-from tests.support.chat_templates import FORMATS, HEADED, Format, load_format
-from tests.support.families import real_formats
+from tests.support.chat_templates import Format, load_format
+from tests.support.families import OURS, REAL, format_of, tokenizer_of
 
-OURS = {name: each for name, each in (FORMATS | HEADED).items() if each.template}
-REAL = real_formats()
+WITH_TEMPLATE = [name for name, each in OURS.items() if each.template]
 TEXT_OR_CALLS = ("Mistral-Nemo", "Mistral-Small-3.2")
 """Templates that write the calls of an answer alone, and not its text."""
 MOVES_TEXT = ("gemma-4", "ax-gemma4")
 """Templates that write the text of an answer behind its calls."""
-
-
-@functools.cache
-def tokenizer_of(name: str) -> MLXTokenizer:
-    with tempfile.TemporaryDirectory() as folder:
-        return load_format((OURS | REAL)[name], Path(folder))
-
-
-@functools.cache
-def format_of(name: str) -> MLXChatFormat:
-    return MLXChatFormat(tokenizer_of(name))
 
 
 def rendered(name: str, messages: Sequence[Message]) -> str:
@@ -72,7 +58,7 @@ def is_one_of(name: str, parts: Sequence[str]) -> bool:
     return any(part in name for part in parts)
 
 
-@pytest.mark.parametrize("name", [*OURS, *REAL])
+@pytest.mark.parametrize("name", [*WITH_TEMPLATE, *REAL])
 def test_a_model_sees_all_of_a_conversation(name: str) -> None:
     loses_text = name in REAL and is_one_of(name, TEXT_OR_CALLS)
     moves = name in REAL and is_one_of(name, MOVES_TEXT)
@@ -86,7 +72,7 @@ def test_a_model_sees_all_of_a_conversation(name: str) -> None:
             assert at >= 0, (title, expected, text)
 
 
-@pytest.mark.parametrize("name", [*OURS, *REAL])
+@pytest.mark.parametrize("name", [*WITH_TEMPLATE, *REAL])
 def test_the_order_in_which_results_come_changes_no_prompt(name: str) -> None:
     calls = answer("", "C1", "C2", "C3")
     results = [result(what, text) for what, text in (("C1", "R1"), ("C2", "R2"), ("C3", "R3"))]

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from semantic.adapters.mlx.text.chat_format import MLXChatFormat
-from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.domain.chat import Chat, Message, ToolChoice
 from semantic.domain.grammar import Grammar
 from tests.families.answers import ANSWERS, CALLS, LOOK, TOOLS, Answer
-from tests.support.chat_templates import FORMATS, HEADED, load_format
-from tests.support.families import real_formats
+from tests.support.families import OURS, REAL, format_of, tokenizer_of
 from tests.support.grammar_fit import FULL, WRONG, fits
 
-ALL: Final = FORMATS | HEADED | real_formats()
+ALL: Final = OURS | REAL
 OBJECTS: Final = ("minimax_m2", "gemma4", "functiongemma", "longcat", "glm45", "lfm2", "seed_oss",
                   "qwen3_coder", "minicpm5", "muse_spark", "deepseek_v32", "kimi_k3",
                   "llama4_pythonic")  # fmt: skip
@@ -30,17 +24,6 @@ PLAIN: Final = ("call", "name", "nothing", "thought, call", "marked", "preamble"
 STRICT: Final = tuple(replace(tool, strict=True) for tool in TOOLS)
 ASKED: Final = Chat((Message("user", "?"),), STRICT)
 FORCED: Final = replace(ASKED, tool_choice=ToolChoice("required"))
-
-
-@functools.cache
-def tokenizer_of(name: str) -> MLXTokenizer:
-    with tempfile.TemporaryDirectory() as folder:
-        return load_format(ALL[name], Path(folder))
-
-
-@functools.cache
-def format_of(name: str) -> MLXChatFormat:
-    return MLXChatFormat(tokenizer_of(name))
 
 
 def grammar(name: str, chat: Chat) -> Grammar:

@@ -10,15 +10,14 @@ from typing import cast
 import pytest
 
 from tests.families.sessions import SPEAKERS, STEPS, TOOLS, Speaker, Step
-from tests.support.chat_templates import FORMATS, HEADED, Format
-from tests.support.families import real_formats
+from tests.support.chat_templates import Format
+from tests.support.families import OURS, REAL
 from tests.support.http_server import RunningServer
 from tests.support.lanes import more_rows
 from tests.support.scripted_model import write_script
 from tests.support.served_store import served
 from tests.support.wires import WIRES, Heard, Wire
 
-REAL = real_formats()
 RESTARTS_BEFORE = 5
 FIRST = [
     (family, list(WIRES)[number % len(WIRES)], number % 2 == 0)
@@ -29,7 +28,7 @@ ALL = [(family, wire, how) for family in SPEAKERS for wire in WIRES for how in (
 
 def format_of(family: str) -> Format:
     speaks = SPEAKERS[family]
-    own = (FORMATS | HEADED)[speaks.own]
+    own = OURS[speaks.own]
     # Here no prompt begins a thought.
     own = replace(own, template=str(own.template).replace("<think>\n{% endif %}", "{% endif %}"))
     return REAL.get(speaks.template, own)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.support.chat_templates import Format
+from semantic.adapters.mlx.text.chat_format import MLXChatFormat
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+from tests.support.chat_templates import FORMATS, HEADED, Format, load_format
 
 FOLDER: Final = os.environ.get("SEMANTIC_TEMPLATES", "")
 LEFT_OUT: Final = ("fireworks-ai-llama-3-firefunction-v2",)
@@ -30,3 +34,20 @@ def real_format(path: Path) -> Format:
     special = tuple(dict.fromkeys(_SPECIAL.findall(text)))
     plain = tuple(dict.fromkeys(one for one in _PLAIN.findall(text) if one not in special))
     return Format(path.stem, text, special=(*special, "<s>"), plain=plain, begin="<s>")
+
+
+OURS: Final = FORMATS | HEADED
+"""The project's own formats by name."""
+REAL: Final = real_formats()
+
+
+@functools.cache
+def tokenizer_of(name: str) -> MLXTokenizer:
+    """The tokenizer of one of these formats."""
+    with tempfile.TemporaryDirectory() as folder:
+        return load_format((OURS | REAL)[name], Path(folder))
+
+
+@functools.cache
+def format_of(name: str) -> MLXChatFormat:
+    return MLXChatFormat(tokenizer_of(name))
