@@ -141,6 +141,46 @@ def test_marks_of_calls_are_the_same_tokens_in_the_process(tmp_path: Path) -> No
         assert probe.problem(grammar) == ""
 
 
+FAILS = """
+from pathlib import Path
+
+names = {{"__name__": "child"}}
+exec(Path({real!r}).read_text(), names)
+failed, problem = Path({failed!r}), names["_problem"]
+
+def fails(*given):
+    if {always} or not failed.exists():
+        failed.touch()
+        raise RuntimeError("cannot start a thread")
+    return problem(*given)
+
+names["_problem"] = fails
+names["_main"]()
+"""
+"""A process that fails for no grammar's fault, once or always."""
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_process_that_fails_by_itself_is_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, always: bool
+) -> None:
+    failed, script, real = tmp_path / "failed", tmp_path / "child.py", str(grammar_child.__file__)
+    script.write_text(FAILS.format(real=real, failed=str(failed), always=always))
+    monkeypatch.setattr(grammar_child, "__file__", str(script))
+    with closing(process()) as probe:
+        if always:
+            ends = r"ended: status 1, RuntimeError: cannot start a thread; retry"
+            with pytest.raises(CapacityError, match=ends):
+                probe.problem(json_grammar({}))
+        else:
+            assert probe.problem(json_grammar({})) == ""
+    assert failed.exists()
+
+
+def test_threads_that_start_on_a_deep_stack_have_none() -> None:
+    assert grammar_child.on_deep_stack(threading.stack_size) == threading.stack_size()
+
+
 def test_a_process_that_compiles_can_be_ended() -> None:
     found: list[str] = []
 

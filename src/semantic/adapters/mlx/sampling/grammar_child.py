@@ -4,7 +4,7 @@ The process runs this file alone: it imports llguidance and the standard library
 It reads frames (a length of four bytes, big-endian, then as many bytes) from its standard input: a
 header and the bytes of all tokens, then one grammar after the other. For each it answers with a
 frame of what is wrong with it. A grammar that exceeds a limit ends the process: by SIGPROF for CPU
-time, with `OUT_OF_MEMORY` or an abort for memory. Status 0 is no grammar's fault.
+time, with `OUT_OF_MEMORY` or an abort for memory. Other statuses are the process's own fault.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Generic, TypedDict, TypeVar
+from typing import IO, TypedDict, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -31,8 +32,10 @@ _STACK = 512 << 20
 """Bytes of address space; memory is committed only as far as the stack grows."""
 _POLL_S = 0.02
 """Seconds between two looks at the memory in use."""
+_SMALL_STACK = 1 << 20
+"""Bytes of any other thread's stack; the system's default may exceed what `_THREADS` allows."""
 _THREADS = 64 << 20
-"""Bytes of address space for the stacks of other threads."""
+"""Bytes of address space for other threads."""
 _FRESH = 4
 """A process ends itself when earlier grammars have left this part of the memory in use."""
 _NICE = 10
@@ -97,27 +100,16 @@ Result = TypeVar("Result")
 _stack_size_lock = threading.Lock()
 
 
-class _Call(threading.Thread, Generic[Result]):
-    def __init__(self, function: Callable[[], Result]) -> None:
-        super().__init__(name="deep-stack", daemon=True)
-        self._function = function
-        self.results: list[Result] = []
-
-    def run(self) -> None:
-        self.results.append(self._function())
-
-
 def on_deep_stack(function: Callable[[], Result]) -> Result:
-    """What `function` returns. It must not raise."""
-    call = _Call(function)
-    with _stack_size_lock:  # the size is global: it applies to any thread that starts meanwhile
-        before = threading.stack_size(_STACK)
-        try:
-            call.start()
-        finally:
-            threading.stack_size(before)
-    call.join()
-    return call.results[0]
+    """What `function` returns, or raises."""
+    with ThreadPoolExecutor(1, "deep-stack") as pool:
+        with _stack_size_lock:  # the size is global: it applies to any thread that starts meanwhile
+            before = threading.stack_size(_STACK)
+            try:
+                pool.submit(int)  # starts the thread; `function` may start others
+            finally:
+                threading.stack_size(before)
+        return pool.submit(function).result()
 
 
 # Frames
@@ -216,6 +208,8 @@ def _main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's; then the input ends
     os.nice(_NICE)
+    os.set_blocking(sys.stderr.fileno(), False)  # it is read when the process has ended
+    threading.stack_size(_SMALL_STACK)
     on_deep_stack(lambda: _serve(sys.stdin.buffer, sys.stdout.buffer))
 
 

@@ -40,7 +40,9 @@ _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
 """What the interpreter may need; nothing else of the environment, where keys may be."""
 _STARTS = 2
-"""Attempts: a process may have ended itself after the grammar before."""
+"""Attempts: a process may have ended itself after the grammar before, or failed by chance."""
+_LINE = 200
+"""Characters of a message of the process that an error repeats."""
 _MIB = 1 << 20
 
 
@@ -87,9 +89,9 @@ class GrammarProcess:
                 return f"{name_of(grammar)}: {error_line(answer)}" if answer else ""
             self._drop(child)
             status = child.end()
-            if status:
+            if status < 0 or status == OUT_OF_MEMORY:
                 return f"{name_of(grammar)}: {_reason(status, self._limits)}"
-        raise CapacityError("the process that compiles grammars ends at once; retry")
+        raise CapacityError(f"the process that compiles grammars ended: {child.last_words()}")
 
     def _exchange(self, child: _Child, source: bytes) -> str | None:
         watch = threading.Timer(self._limits.stuck_s, child.kill)
@@ -126,8 +128,8 @@ class GrammarProcess:
                 self._running = child
             if not child.introduce(vocabulary, self._limits):
                 self._drop(child)
-                status = child.end()
-                raise CapacityError(f"the process that compiles grammars ended: status {status}")
+                child.end()
+                raise CapacityError(f"cannot start the compiler of grammars: {child.last_words()}")
         return child
 
     def _drop(self, child: _Child) -> None:
@@ -148,13 +150,14 @@ class _Child:
 
     def __init__(self) -> None:
         self.is_killed = False
+        self._said = b""
         packages = str(Path(llguidance.__file__).parents[1])
         script = str(Path(grammar_child.__file__))
         self.process = subprocess.Popen(  # noqa: S603  files of our own
             [sys.executable, "-I", "-S", "-c", _RUN, packages, script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             close_fds=True,
             env=_ONE_ARENA | {name: os.environ[name] for name in _ENVIRONMENT & os.environ.keys()},
         )
@@ -185,12 +188,14 @@ class _Child:
 
     def end(self) -> int:
         """Close the pipes of a process that ends, and wait for it; its exit status."""
-        for pipe in (_pipe(self.process.stdin), _pipe(self.process.stdout)):
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                continue
-        return self.process.wait()
+        _, self._said = self.process.communicate()
+        return self.process.returncode
+
+    def last_words(self) -> str:
+        """How the process ended, with the last line it wrote to stderr."""
+        lines = self._said.decode(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "no message")
+        return f"status {self.process.returncode}, {last[:_LINE]}; retry"
 
     def _send(self, content: bytes) -> bool:
         try:
