@@ -68,6 +68,10 @@ def _answers(*calls: str, joined: str, think: str = "") -> dict[str, Answer]:
     return found
 
 
+_LOOKS: Final = (
+    f"<function=look>\n<parameter=what>\n{CODE}\n</parameter>\n<parameter=n>\n5\n</parameter>\n"
+    "<parameter=all>\nfalse\n</parameter>\n</function>"
+)
 _THINK: Final = "<think>\n{}\n</think>\n\n"
 _OBJECTS: Final = [_json({"name": name, "arguments": given}) for name, given in CALLS]
 _PARAMETERS: Final = [_json({"name": name, "parameters": given}) for name, given in CALLS]
@@ -208,7 +212,18 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
         ),
         joined="{}",
         think=_THINK,
-    ),
+    )
+    | {
+        "forgotten start": Answer(f"I look.\n\n{_LOOKS}\n</tool_call>", "I look.", calls=(LOOK,)),
+        "forgotten marks": Answer(f"{_LOOKS}\n", calls=(LOOK,)),
+        "forgotten start of several": Answer(
+            f"{_LOOKS}\n</tool_call>\n<tool_call>\n{_LOOKS}\n</tool_call>", calls=(LOOK, LOOK)
+        ),
+        "mentions": Answer("Use <function=look> so.", "Use <function=look> so."),
+        "code, tags": Answer(f"```\n{_LOOKS}\n```\nSo.", f"```\n{_LOOKS}\n```\nSo."),
+        "no tool": Answer("<function=f>\n</function>\nSo.", "<function=f>\n</function>\nSo."),
+        "thought of": Answer(f"<think>\n{_LOOKS}\n</think>\nSo.", "So.", _LOOKS),
+    },
     "seed_oss": _answers(
         *_each(
             "<seed:tool_call>",

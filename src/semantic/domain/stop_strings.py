@@ -15,16 +15,26 @@ from semantic.domain.value_objects import Thoughts
 
 _LINE: Final = 64
 """Characters of a line that tell whether a mark in it is a word."""
-_MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'`]\Z""")
+MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
+"""The end of a line that makes a mark behind it a word, which begins no reasoning."""
 
 
-def _held_back(text: str, marks: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins a mark."""
-    longest = max(map(len, marks)) - 1
-    for size in range(min(longest, len(text)), 0, -1):
+def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
+    """The position of the first of `marks` in `text`, from `start` on, and that mark.
+
+    Without one: the position up to which the text cannot be part of one, and None.
+    """
+    found: tuple[int, str] | None = None
+    for mark in marks:
+        at = text.find(mark, start, None if found is None else found[0] + len(mark) - 1)
+        found = found if at < 0 else (at, mark)
+    if found is not None:
+        return found
+    longest = max(map(len, marks), default=1) - 1
+    for size in range(min(longest, len(text) - start), 0, -1):
         if any(mark.startswith(text[-size:]) for mark in marks):
-            return size
-    return 0
+            return len(text) - size, None
+    return len(text), None
 
 
 class StopStrings:
@@ -68,7 +78,7 @@ class StopStrings:
             before, self._line = self._line + shown[:start], f"{self._line}{shown}"[-_LINE:]
             if not mark:
                 return emitted
-            if self._is_thought or not _MENTIONS.search(before):
+            if self._is_thought or not (MENTIONS.search(before) or before.endswith("`")):
                 self._is_thought = not self._is_thought
 
     def flush(self) -> str:
@@ -79,11 +89,9 @@ class StopStrings:
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
         """Where the mark that is complete first begins, and which it is; without one, how much of
         the text may be emitted, and ""."""
-        found = []
-        for mark in marks:
-            start = self._pending.find(mark)
-            if start >= 0:
-                found.append((start + len(mark), start, mark))
+        text = self._pending
+        found = [(text.find(mark) + len(mark), mark) for mark in marks if mark in text]
         if not found:
-            return len(self._pending) - _held_back(self._pending, marks), ""
-        return min(found)[1:]
+            return first_mark(marks, text)[0], ""
+        end, mark = min(found, key=lambda one: (one[0], -len(one[1])))
+        return end - len(mark), mark

@@ -99,7 +99,8 @@ class CallSpelling:
     A call begins with `head`, or is such an object all the same. Without `arguments` in a form of
     their own they are JSON; so they are behind `json_head`. What
     ends a call is in `between`, any number of each, and what ends all of them beside the end mark
-    in `ends`. `in_list`: only within a list of calls.
+    in `ends`. `in_list`: only within a list of calls. At the beginning of a line of text `unmarked`
+    begins a call too, without the start mark.
     """
 
     head: CallHead | None = None
@@ -108,6 +109,7 @@ class CallSpelling:
     json_head: CallHead | None = None
     ends: tuple[str, ...] = ()
     in_list: bool = False
+    unmarked: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from semantic.application.chat.answer_text import MarkFinder, TokenText, Trimmer, first_mark
+from semantic.application.chat.answer_text import MarkFinder, TokenText, Trimmer
 from semantic.application.chat.json_calls import WrittenCall, read_calls
 from semantic.application.chat.streamed_calls import (
     LIST_START,
@@ -34,6 +34,7 @@ from semantic.domain.answer import (
 )
 from semantic.domain.chat import Chat, Message, ToolCall
 from semantic.domain.errors import ToolCallError
+from semantic.domain.stop_strings import MENTIONS, first_mark
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent, TokenLogprob
 from semantic.ports.chat import ChatFormat, Marks
 
@@ -191,7 +192,6 @@ _BETWEEN_TEXTS: Final = TokenText("\n\n")
 _LONGEST_HEADER: Final = 512
 _PROSE: Final = re.compile(r"[a-z,.;:!?]+(?: [A-Za-z,.;:!?]+){2} ")
 """Three words in a row, which no header has."""
-_WORD_BEGINS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
 
 _MOST_OPEN: Final = 8
 """Calls that are never closed, after whose end marks an answer's end is read anew."""
@@ -234,7 +234,9 @@ class AnswerReader:
         self._may_call = chat.may_call
         self._marks = chat_format.call_marks
         self._new_id = new_id
-        self._opens = _marks(chat_format, chat)
+        spelling = chat_format.call_spelling
+        self._unmarked = "" if spelling is None else spelling.unmarked
+        self._opens = _marks(chat_format, chat, self._unmarked)
         self._trims = bool(self._opens)
         self._is_formatted = chat.answer_format is not None
         self._found = MarkFinder(tuple(self._opens))
@@ -247,10 +249,6 @@ class AnswerReader:
         self._is_fenced = False  # where a call begins
         self._given = ""  # of a call's text, by its header
         self._mention = TokenText()  # what is no header
-        self._beginnings: dict[_Part, Callable[[], bool]] = {
-            "start": self._begin_bare,
-            "header": self._read_header,
-        }
         if self._headers is not None:
             self._begin_header("")
         elif chat_format.bare_calls and chat.may_call and not opens_thought:
@@ -311,9 +309,8 @@ class AnswerReader:
                     return
                 yield from self._end_call(read)
                 continue
-            begin = self._beginnings.get(self._part)
-            if begin is not None:
-                if not begin():
+            if self._part in ("start", "header"):
+                if not (self._begin_bare() if self._part == "start" else self._read_header()):
                     return
                 mention, self._mention = self._mention, TokenText()
                 yield from self._shown(self._text_trimmer.push(mention))
@@ -327,6 +324,10 @@ class AnswerReader:
             yield from self._shown(self._trimmer.push(text) if self._trims else text)
             if mark is None:
                 return
+            if mark == self._unmarked:
+                self._part, self._opening, self._is_fenced = "start", "", False
+                self._found.put_back()
+                continue
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
@@ -334,12 +335,14 @@ class AnswerReader:
         that would begin reasoning, or its end once more."""
         part = self._opens[mark]
         line = self._found.line.removesuffix(mark)
+        if mark == self._unmarked:
+            return self._part != "text" or self._found.is_fenced or bool(line.strip())
         if self._part != "text" or part in ("call", "header"):
             return False
         if self._found.is_fenced:
             return True
         if part == "thought":
-            return _WORD_BEGINS.search(line) is not None
+            return MENTIONS.search(line) is not None
         has_begun = self._text_trimmer.has_emitted or bool(before.strip())
         return part == "text" and self._has_thought and has_begun
 
@@ -366,6 +369,9 @@ class AnswerReader:
         if found.read == "some" or (in_list and at + 1 == len(held)):
             return False
         self._part = "call" if found.read == "all" and found.name in self._syntax.tools else "text"
+        if self._part == "text" and not self._opening:
+            self._found.take()
+            self._mention, self._opening = self._found.mark, self._marks.start
         return True
 
     def _begin_header(self, mark: str) -> None:
@@ -499,7 +505,7 @@ class AnswerReader:
         return self._text_trimmer if self._part == "text" else self._thought_trimmer
 
 
-def _marks(chat_format: ChatFormat, chat: Chat) -> dict[str, _Part | None]:
+def _marks(chat_format: ChatFormat, chat: Chat, unmarked: str) -> dict[str, _Part | None]:
     """The marks to find in an answer to `chat`, and the part that each begins, if any."""
     opens: dict[str, _Part | None] = dict.fromkeys(chat_format.silent_marks)
     headers = chat_format.headers
@@ -509,7 +515,7 @@ def _marks(chat_format: ChatFormat, chat: Chat) -> dict[str, _Part | None]:
         opens[chat_format.thought_marks.start] = "thought"
         opens[chat_format.thought_marks.end] = "text"
     if chat.may_call:
-        opens[chat_format.call_marks.start] = "call"
+        opens |= dict.fromkeys((chat_format.call_marks.start, unmarked), "call")
         opens.setdefault(chat_format.call_marks.end, None)
     return {mark: part for mark, part in opens.items() if mark}
 

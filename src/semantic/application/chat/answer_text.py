@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from semantic.domain.stop_strings import first_mark
 from semantic.domain.value_objects import TokenLogprob
 
 
@@ -41,24 +42,6 @@ class TokenText:
     def values(self) -> tuple[TokenLogprob, ...]:
         """The log-probabilities alone, in order."""
         return tuple(logprob for _, logprob in self.logprobs)
-
-
-def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
-    """The position of the first of `marks` in `text`, from `start` on, and that mark.
-
-    Without one: the position up to which the text cannot be part of one, and None.
-    """
-    found: tuple[int, str] | None = None
-    for mark in marks:
-        at = text.find(mark, start, None if found is None else found[0] + len(mark) - 1)
-        found = found if at < 0 else (at, mark)
-    if found is not None:
-        return found
-    longest = max(map(len, marks), default=1) - 1
-    for size in range(min(longest, len(text) - start), 0, -1):
-        if any(mark.startswith(text[-size:]) for mark in marks):
-            return len(text) - size, None
-    return len(text), None
 
 
 _LINE: Final = 64
@@ -132,6 +115,11 @@ class MarkFinder:
         if mark is not None:
             self.mark = self._take(len(mark))
         return before, mark
+
+    def put_back(self) -> None:
+        """Hold the last mark again."""
+        self._held = self.mark + self._held
+        self.line = self.line.removesuffix(self.mark.text)
 
     def take_all(self) -> TokenText:
         """All text that is held back."""

@@ -110,6 +110,7 @@ def _function_tags() -> CallSpelling:
             "</function>",
             trims="line",
         ),
+        unmarked="<function=",
     )
 
 

@@ -10,9 +10,9 @@ import json
 import re
 from typing import Final, Literal
 
-from semantic.application.chat.answer_text import first_mark
 from semantic.application.chat.argument_types import any_json
 from semantic.application.chat.spelled_arguments import SpelledArguments
+from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallList
 
 _LONGEST_KEY: Final = 256

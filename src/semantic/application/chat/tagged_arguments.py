@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable
 from typing import Final, Literal
 
-from semantic.application.chat.answer_text import first_mark
 from semantic.application.chat.argument_types import ArgumentTypes
 from semantic.application.chat.spelled_arguments import SpelledArguments
+from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallTags
 
 _LONGEST_KEY: Final = 256

@@ -117,32 +117,28 @@ class GrammarProcess:
     def _child(self) -> _Child:
         with self._lock:
             child = self._running
-        if child is not None and child.is_killed:
+        if child is not None and not child.is_killed:
+            return child
+        if child is not None:
             self._drop(child)
             child.end()
-            child = None
-        if child is None:
-            vocabulary = self._vocabulary()
-            child = _spawned()
-            with self._lock:
-                self._running = child
-            if not child.introduce(vocabulary, self._limits):
-                self._drop(child)
-                child.end()
-                raise CapacityError(f"cannot start the compiler of grammars: {child.last_words()}")
+        vocabulary = self._vocabulary()
+        try:
+            child = _Child()
+        except OSError as error:
+            raise CapacityError(f"cannot start the compiler of grammars: {error}") from error
+        with self._lock:
+            self._running = child
+        if not child.introduce(vocabulary, self._limits):
+            self._drop(child)
+            child.end()
+            raise CapacityError(f"cannot start the compiler of grammars: {child.last_words()}")
         return child
 
     def _drop(self, child: _Child) -> None:
         with self._lock:
             if self._running is child:
                 self._running = None
-
-
-def _spawned() -> _Child:
-    try:
-        return _Child()
-    except OSError as error:
-        raise CapacityError(f"cannot start a process to compile grammars: {error}") from error
 
 
 class _Child:
