@@ -29,7 +29,7 @@ from semantic.domain.value_objects import (
     whole_blocks,
 )
 from semantic.ports.generation import BatchBackend
-from tests.support.bodies import exported, fill
+from tests.support.bodies import exported, fill, put
 from tests.support.fake_backend import FULL, STATE, FakeBackend, window
 from tests.support.lanes import THOROUGH, more, more_rows
 
@@ -1014,8 +1014,8 @@ def test_others_decode_while_a_sequence_is_loaded(subject: Subject) -> None:
     if saved.window:
         window = subject.backend.loading(sequence, Part.WINDOW, saved.window_start, 300)
     said += subject.decode(company, 4)
-    fill(full, saved.full)
-    fill(window, saved.window)
+    put(full, saved.full)
+    put(window, saved.window)
     del full, window
     said += subject.decode(company, 4)
     subject.backend.loaded(sequence, 300, saved.checkpoint)

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.process
 _MODELS = (
     "tests/fleet/test_ranks_models.py::test_two_ranks_answer_as_one_device_and_after_a_restore"
 )
+_SECONDS = 400.0
 _SERVER = "tests/fleet/test_ranks.py::test_"
 CHECKS = {
     "answers": (f"{_MODELS}[llama]",),
@@ -39,5 +40,7 @@ CHECKS = {
 def test_over_nccl_ranks_do_what_they_do_over_a_ring(check: str) -> None:
     command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *CHECKS[check])
     over_nccl = {**os.environ, "SEMANTIC_RANKS": "nccl"}
-    done = subprocess.run(command, env=over_nccl, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=over_nccl, capture_output=True, text=True, check=False, timeout=_SECONDS
+    )
     assert not done.returncode, done.stdout[-4000:]

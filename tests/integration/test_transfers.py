@@ -27,7 +27,7 @@ from semantic.domain.block_hash import Part, Scope
 from semantic.domain.errors import BackendError
 from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.domain.value_objects import SequenceId
-from tests.support.bodies import bytes_of_body, exported, fill
+from tests.support.bodies import bytes_of_body, exported, fill, put
 from tests.support.host_driver import HostDriver
 from tests.support.in_pages import tiny_backend
 from tests.support.tiny_models import VOCAB
@@ -273,8 +273,7 @@ def test_a_body_in_memory_goes_to_its_page_at_once(
     theirs = prefilled(plain)
     bodies = [exported(plain, theirs, Part.FULL, *r) for r in RANGES]
     sequence = model.open(1024)
-    for target, body in zip(model.loading(sequence, Part.FULL, 0, LENGTH), bodies, strict=True):
-        target.put(body)
+    put(model.loading(sequence, Part.FULL, 0, LENGTH), bodies)
     model.loaded(sequence, LENGTH)
     assert driver.calls["allocate"] == 0
     assert driver.calls["to_device"] == len(RANGES)

@@ -36,6 +36,13 @@ def fill(targets: Sequence[BodyTarget], bodies: Sequence[bytes]) -> None:
         target.close(BLOCK_TOKENS * len(body) // max(1, room))
 
 
+def put(targets: Sequence[BodyTarget], bodies: Sequence[bytes]) -> None:
+    """Give each body as a store that has it in memory does: a view, at any offset, that can only be
+    read."""
+    for target, body in zip(targets, bodies, strict=True):
+        target.put(memoryview(b"x" + body)[1:])
+
+
 class Segments:
     """A `BodyTarget` over memory that the test reads afterwards."""
 

@@ -37,6 +37,7 @@ from tests.zoo.folder import drawn
 PROMPT: Final = [4 + (i * i * 7 + i * 3) % 500 for i in range(330)]
 CAPACITY: Final = 2 * BLOCK_TOKENS
 N: Final = 8
+_END_SECONDS: Final = 60.0
 
 
 def main(row: str) -> None:
@@ -45,12 +46,16 @@ def main(row: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             mine, theirs = launched(Path(folder))
             command = (sys.executable, "-m", "tests.support.divided_model", row)
-            with subprocess.Popen(command, env={**os.environ, **theirs}):
+            with subprocess.Popen(command, env={**os.environ, **theirs}) as other:
                 os.environ.update(mine)
-                ranks = Ranks(TRANSPORT, HERE)
-                sys.stdout.write(json.dumps(_found(row, ranks)) + "\n")
-                sys.stdout.flush()
-                ranks.finish()
+                try:
+                    ranks = Ranks(TRANSPORT, HERE)
+                    sys.stdout.write(json.dumps(_found(row, ranks)) + "\n")
+                    sys.stdout.flush()
+                    ranks.finish()
+                    other.wait(_END_SECONDS)
+                finally:
+                    other.kill()  # else an error here would wait for it
         return
     ranks = Ranks(TRANSPORT, HERE)
     with suppress(SemanticError):  # rank 0 says it

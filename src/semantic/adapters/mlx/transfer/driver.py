@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,8 @@ class CopyDriver(Protocol):
 
 
 def address_of(data: bytes | memoryview) -> int:
-    """Where `data` lies in host memory; the caller keeps it alive.
+    """Where `data`, which may be read-only, lies in host memory; the caller keeps it alive.
 
-    Raises TypeError for a view that is not contiguous or read-only.
+    Raises BufferError for a view that is not contiguous.
     """
-    if isinstance(data, bytes):
-        return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-    return ctypes.addressof(ctypes.c_char.from_buffer(data))
+    return np.frombuffer(data, np.uint8).ctypes.data
