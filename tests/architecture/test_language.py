@@ -23,7 +23,7 @@ TEXTS = ("*.md", "docs/**/*.md", "deploy/**/*", "examples/**/*", "Makefile", "sr
 """What is read whole; of other modules their comments and docstrings are."""
 SUFFIXES = frozenset({"", ".css", ".html", ".js", ".md", ".py", ".toml", ".yaml", ".yml"})
 MODULES = ("benchmarks", "experiments", "tests", "tools")
-SPOKEN = (ROOT / "src" / "semantic" / "cli" / "demo", Path(__file__))
+SPOKEN = (ROOT / "src" / "semantic" / "cli" / "demo.py", Path(__file__))
 """What agents of the demonstration say to each other is no prose about the program."""
 
 

@@ -45,8 +45,9 @@ from tests.support.tiny_models import VOCAB, tiny_model
 from tests.support.unusual_models import unusual_model
 
 NAMES = [
-    "semantic", "python", "platform", "mlx", "mlx-lm", "device", "memory", "blas", "identity",
-    "store", "embedded model", "model", "calls", "ragged caches", "caches", "pool", "fits",
+    "semantic", "python", "platform", "mlx", "mlx-lm", "kernels", "device", "memory", "blas",
+    "identity", "store", "embedded model", "model", "calls", "ragged caches", "caches", "pool",
+    "fits",
 ]  # fmt: skip
 GIB = 1 << 30
 

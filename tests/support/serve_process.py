@@ -134,6 +134,8 @@ OURS: Final = {
     "PYTHONPATH": str(ROOT / "src"),
     "HF_HUB_OFFLINE": "1",
     "TERM": "dumb",
+    # Compiling kernels anew, for a home folder of its own, would take each server seconds.
+    "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path("~/.cache").expanduser())),
     # Else each server takes all cores, where others of the suite compute: its threads spin.
     **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")},
 }

@@ -21,7 +21,13 @@ from semantic.cli.report import Json, show_bytes, show_seconds, to_line
 from semantic.cli.serve import own_names, with_adapters
 from semantic.composition.engine_settings import DEFAULT_MODEL, NamedAdapter, Settings
 from semantic.composition.fleet_store import keeps_versions
-from semantic.composition.framework import blas_kernel, blas_status, free_memory, read_device
+from semantic.composition.framework import (
+    blas_kernel,
+    blas_status,
+    free_memory,
+    kernel_folder,
+    read_device,
+)
 from semantic.composition.memory_shares import default_process_bytes, promised
 from semantic.composition.named_models import describe_model, find_model, model_name
 from semantic.composition.process_stores import (
@@ -107,6 +113,7 @@ def examine(models: Sequence[ServeSettings]) -> Iterator[Finding]:
     yield Finding("platform", "ok", f"{platform.system()} {platform.machine()}")
     yield from (check_version(package) for package in SUPPORTED)
     try:
+        yield check_kernels()
         yield check_device()
         yield check_memory()
         yield check_blas()
@@ -171,6 +178,11 @@ def check_blas() -> Finding:
             "import semantic.adapters.mlx first",
         )
     return Finding("blas", "ok", status)
+
+
+def check_kernels() -> Finding:
+    """Where MLX compiles. Raises BackendError if others may write there."""
+    return Finding("kernels", "ok", f"compiled in {kernel_folder()}, for this user alone")
 
 
 def check_identity(settings: Settings) -> Finding:

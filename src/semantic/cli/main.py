@@ -20,7 +20,7 @@ from semantic import __version__
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.cache import CACHE_COMMANDS
 from semantic.cli.chat import chat
-from semantic.cli.demo.command import demo
+from semantic.cli.demo import demo
 from semantic.cli.doctor import doctor
 from semantic.cli.fleet.fleet_commands import REPLICA_COMMANDS
 from semantic.cli.launch import LAUNCH_COMMANDS
@@ -33,7 +33,7 @@ from semantic.cli.run import run
 from semantic.cli.serve import CONFIG_COMMANDS, serve
 from semantic.cli.service import SERVICE_COMMANDS
 from semantic.cli.terminal import escape_unencodable
-from semantic.composition.framework import hide_torch
+from semantic.composition.framework import be_program
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter, Parameter
@@ -172,5 +172,5 @@ def main() -> None:
     if not sys.stderr.isatty():
         # Download bars are for a terminal only.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    hide_torch()
+    be_program()
     app(prog_name="semantic")

@@ -6,7 +6,9 @@ Imports MLX inside functions: importing this loads no framework.
 from __future__ import annotations
 
 import sys
+import threading
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
@@ -24,12 +26,24 @@ if TYPE_CHECKING:
     from semantic.domain.value_objects import ModelCacheSpec
 
 
-def hide_torch() -> None:
-    """Let `import torch` fail: transformers imports it where it is installed, for seconds.
+_is_program = threading.Event()
 
-    This program computes with MLX alone.
+
+def be_program() -> None:
+    """Set up this process, in which no code but ours runs: it computes with MLX alone.
+
+    `import torch` fails: transformers imports it where it is installed, for seconds. MLX compiles
+    in a folder of the process's own, where a library refuses one that others may write to.
     """
     cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)
+    _is_program.set()
+
+
+def kernel_folder() -> Path:
+    """Where MLX compiles: no other user can write there. Raises BackendError."""
+    from semantic.adapters.mlx import kernel_files
+
+    return kernel_files.own() if _is_program.is_set() else kernel_files.require_own()
 
 
 def free_memory() -> None:
@@ -88,6 +102,7 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
         from semantic.adapters.mlx.missing import what_to_install
 
         raise OperatorError(f"MLX cannot be loaded: {error}. {what_to_install()}") from error
+    kernel_folder()
     if settings is None:
         return MLXModelProvider()
     meet = None if settings.ranks is None else partial(_meet, settings.ranks)

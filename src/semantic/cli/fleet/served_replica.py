@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from semantic import __version__
 from semantic.adapters.fleet.autoscaling import ROWS, RUNNING, WAITING
 from semantic.cli.serve import engine_settings, load_model, notify_store_unavailable
-from semantic.composition.framework import hide_torch
+from semantic.composition.framework import be_program
 from semantic.composition.process_stores import open_responses
 from semantic.domain.errors import BackendError, StoreError
 
@@ -44,7 +44,7 @@ class BuildServedReplica:
         from semantic.adapters.http.logs import configure_logs
         from semantic.adapters.http.server import let_streams_finish
 
-        hide_torch()
+        be_program()
         let_streams_finish()
         settings = self.settings
         configure_logs(settings.log_format, settings.log_level)

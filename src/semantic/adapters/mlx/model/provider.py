@@ -30,6 +30,7 @@ from mlx_lm.utils import load_tokenizer as load_wrapped_tokenizer
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.calibration import CalibrationFor, calibrate_here, choose_batching
 from semantic.adapters.mlx.device import on_cpu, on_cuda
+from semantic.adapters.mlx.kernel_files import keep
 from semantic.adapters.mlx.kv_cache.forms import (
     AttentionFor,
     CacheForm,
@@ -185,6 +186,9 @@ class MLXModelProvider:
                     backend = yield from wrapping(model, name, wrapped, ranks=self.ranks)
             else:
                 backend = yield from wrapping(model, name, wrapped)
+            if self.ranks is None or not self.ranks.rank:  # others do what that one does
+                for _ in warming_up(backend, whole=mx.default_device() != mx.Device(mx.cpu)):
+                    yield None
         except SemanticError:
             raise
         except LOAD_ERRORS as error:
@@ -192,10 +196,7 @@ class MLXModelProvider:
                 f"cannot compute the model in {folder} on this device: {error} "
                 f"(mlx-lm {version('mlx-lm')}; a newer one may)"
             ) from error
-        follows = self.ranks is not None and self.ranks.rank
-        if mx.default_device() != mx.Device(mx.cpu) and not follows:
-            for _ in warming_up(backend):
-                yield None
+        keep()
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[_Weights]:

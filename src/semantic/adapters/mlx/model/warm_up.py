@@ -24,16 +24,18 @@ def warm_up(backend: MLXBackend) -> None:
         pass
 
 
-def warming_up(backend: MLXBackend) -> Iterator[None]:
-    """`warm_up`, one computation at a time."""
+def warming_up(backend: MLXBackend, *, whole: bool = True) -> Iterator[None]:
+    """`warm_up`, one computation at a time; unless `whole` one sequence alone, which shows whether
+    the model can be computed."""
     *history, last = _PROMPT
     sequences: list[SequenceId] = []
-    long = backend.open(_CHUNK)
-    backend.prefill(long, [_PROMPT[0]] * _CHUNK)
-    backend.close(long)
-    yield
+    if whole:
+        long = backend.open(_CHUNK)
+        backend.prefill(long, [_PROMPT[0]] * _CHUNK)
+        backend.close(long)
+        yield
     try:
-        for _ in range(_ROWS):
+        for _ in range(_ROWS if whole else 1):
             sequences.append(sequence := backend.open(BLOCK_TOKENS))
             backend.prefill(sequence, history)
             backend.start(sequence, last, history, SamplingParams(), 0)

@@ -1,0 +1,136 @@
+"""The folder where MLX's CPU backend compiles fused operations, and loads what is already there.
+
+It is `mlx/VERSION/cpu` in the system's folder of temporary files, and a file's name is the
+operation's: where others may write, they choose what code runs. MLX has no setting for it but the
+environment's TMPDIR. Its CUDA backend keeps kernels beside it. Imports no MLX.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import os
+import platform
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+from semantic.domain.errors import BackendError
+
+_BELOW: Final = ("mlx", version("mlx"), "cpu")
+_CUDA: Final = "MLX_PTX_CACHE_DIR"
+_VARIABLES: Final = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
+"""Those that C++'s standard library reads, in its order."""
+_MEND: Final = "set TMPDIR to a folder of yours where programs may be"
+_ROOM: Final = 64 << 20
+"""Bytes; what a compiler writes for one library is less."""
+_LOADED: Final = Path("/proc/self/maps")
+
+
+class KernelFolder:
+    """A folder of this process alone, with what earlier processes compiled and could load."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises OSError unless `root` is private and may hold programs."""
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_own(root)
+        found = os.statvfs(root)
+        if found.f_flag & getattr(os, "ST_NOEXEC", 0):
+            raise OSError(errno.EACCES, "it may hold no programs")
+        if found.f_bavail * found.f_frsize < _ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _remove_ended(root)
+        self.path = Path(tempfile.mkdtemp(prefix="run-", dir=root))
+        self._lock = os.open(self.path, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._files = self.path.joinpath(*_BELOW)
+        self._files.mkdir(parents=True)
+        self._kept = root / f"{_BELOW[1]}-{platform.machine()}"
+        self._kept.mkdir(mode=0o700, exist_ok=True)
+        for file in self._kept.iterdir():
+            os.link(file, self._files / file.name)
+
+    def keep(self) -> None:
+        """Keep the files that this process could load, for later ones."""
+        with suppress(OSError):  # then they are compiled again
+            loaded = _LOADED.read_text()
+            for file in self._files.glob("*.so"):
+                if f"{file}\n" in loaded and not (self._kept / file.name).exists():
+                    os.link(file, self._kept / file.name)
+
+    def end(self) -> None:
+        self.keep()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _remove_ended(root: Path) -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in root.glob("run-*"):
+        with suppress(OSError):  # it is in use, or gone
+            held = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(held)
+
+
+def _require_own(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.ENOTDIR, "it is no folder")
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise OSError(errno.EPERM, "others may write to it")
+
+
+_own: list[KernelFolder] = []
+
+
+def own() -> Path:
+    """Let this process, a program of ours, compile in a `KernelFolder`; other temporary files stay
+    where they are. Raises BackendError where no folder is fit for that."""
+    if _own:
+        return _own[0].path
+    roots = (platformdirs.user_cache_path("semantic") / "kernels", Path(tempfile.gettempdir()))
+    problems: list[str] = []
+    for root in (roots[0], roots[1] / f"semantic-{os.geteuid()}"):
+        try:
+            _own.append(KernelFolder(root))
+        except OSError as error:
+            problems.append(f"{root}: {error.strerror}")
+            continue
+        os.environ["TMPDIR"] = str(_own[0].path)
+        os.environ.setdefault(_CUDA, str(root / "cuda"))
+        os.environ.setdefault("PATH", os.defpath)  # by which a compiler finds its own parts
+        atexit.register(_own[0].end)
+        return _own[0].path
+    raise BackendError(f"cannot compile kernels: {'; '.join(problems)}; {_MEND}")
+
+
+def keep() -> None:
+    """Keep what was compiled until now for later processes, if the folder is our own."""
+    for folder in _own:
+        folder.keep()
+
+
+def require_own() -> Path:
+    """Where MLX compiles in this process, which is not ours to change. Raises BackendError if
+    others may write there."""
+    given = (os.environ[name] for name in _VARIABLES if name in os.environ)
+    folder = Path(next(given, Path("/", "tmp")))
+    for name in _BELOW:
+        folder /= name
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _require_own(folder)
+        except OSError as error:
+            message = f"cannot compile kernels: {folder}: {error.strerror}; {_MEND}"
+            raise BackendError(message) from error
+    return folder

@@ -1,1 +1,0 @@
-"""The demonstration: agents in one batch, resumed from their caches, and restored after a kill."""
