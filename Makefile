@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo quick test thorough check flaky lint fmt type imports unit test-blas coverage test-agents test-clients test-fleet test-page docs bench experiments lock release clean
+.PHONY: help setup demo quick test thorough check flaky lint fmt type imports unit test-blas coverage test-agents test-clients test-fleet test-page docs bench experiments real lock release clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -142,8 +142,21 @@ docs: $(DOCS)/.installed  ## the site, in build/site: a warning, a broken link o
 bench: $(VENV)/.dev  ## benchmarks: BENCH=module ARGS=flags
 	@$(BIN)/python -m $(BENCH) $(ARGS)
 
-experiments: $(VENV)/.dev  ## run experiments: ARGS=ids, or all
+SMOLLM2 := SmolLM2-135M-Instruct
+.models/$(SMOLLM2)-4bit: | $(VENV)/.dev
+	@echo "Fetching $(SMOLLM2)"
+	@$(BIN)/python -m experiments.smollm2
+
+ifeq ($(MODEL),smollm2)
+experiments: ARGS := EXP-003 EXP-004 EXP-005 --output result-smollm2.json \
+	--set models=$(SMOLLM2)-4bit,$(SMOLLM2)-float32
+experiments: .models/$(SMOLLM2)-4bit
+endif
+experiments: $(VENV)/.dev  ## run experiments: ARGS=ids, or all; MODEL=smollm2 runs the plan's own
 	@$(BIN)/python -m experiments.harness.runner $(ARGS)
+
+real: .models/$(SMOLLM2)-4bit  ## the plan's own model: batches, restarts, kill -9, all wires
+	@$(BIN)/python -m pytest tests/real $(ARGS)
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
 	--no-annotate --no-header

@@ -5,6 +5,7 @@
   part of the repository: looked for in the folder that SEMANTIC_TEST_MODELS names, else in
   `../shared/models`.
 - `smollm2-135m-shape`: SmolLM2-135M's exact shape with random fp32 weights, hence no tokenizer.
+- SmolLM2-135M-Instruct itself, with 4 bits and dequantised, where `smollm2.py` has fetched it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_map
 from mlx_lm.models import llama
 
+from experiments import smollm2
 from experiments.harness.environment import ROOT
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model.provider import MLXModelProvider, find_folder, wrap_model
@@ -29,6 +31,9 @@ from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 
 FOLDER_VARIABLE = "SEMANTIC_TEST_MODELS"
 NAMES = ("semantic-tiny", "stories260K", "smollm2-135m-shape")
+REAL = (smollm2.QUANTISED, smollm2.WHOLE)
+CONTEXTS = {"stories260K": 512, **dict.fromkeys(REAL, 8192)}
+"""Tokens that a model was made for, where these are not 4,096."""
 SEED = 7
 
 
@@ -94,11 +99,13 @@ class TokenIds:
 
 def why_missing(name: str) -> str | None:
     """Why a subject cannot be used on this machine, or None when it can."""
-    if name not in NAMES:
-        return f"{name} is not one of {', '.join(NAMES)}"
+    if name not in (*NAMES, *REAL):
+        return f"{name} is not one of {', '.join((*NAMES, *REAL))}"
     folder = _folder(name)
     if folder is None or all((folder / file).is_file() for file in _FILES):
         return None
+    if name in REAL:
+        return f"{name} is not here; python -m experiments.smollm2 fetches it"
     hint = "" if name == NAMES[0] else f"; set {FOLDER_VARIABLE} to the folder that holds it"
     return f"{name} is not here{hint}"
 
@@ -112,7 +119,7 @@ def load(name: str) -> Subject:
     if folder is None:
         return Subject(name, wrap_model(_random_smollm2(), f"{name}:{SEED}"), None, 2048)
     backend, tokenizer = MLXModelProvider().load_model(str(folder))
-    return Subject(name, backend, tokenizer, 512 if name == "stories260K" else 4096)
+    return Subject(name, backend, tokenizer, CONTEXTS.get(name, 4096))
 
 
 _FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -122,6 +129,8 @@ def _folder(name: str) -> Path | None:
     """The folder of a subject; None if it has none."""
     if name == "smollm2-135m-shape":
         return None
+    if name in REAL:
+        return smollm2.FOLDER / name
     if name == "stories260K":
         given = os.environ.get(FOLDER_VARIABLE)
         return (Path(given) if given else ROOT.parent / "shared" / "models") / name

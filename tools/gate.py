@@ -166,7 +166,7 @@ def lane(name: str, root: Path) -> list[str]:
     if name != "process":
         return list(LANES[name])
     files = sorted((root / "tests").rglob("test_*.py"))
-    left = [root / "tests" / folder for folder in ("fleet", "page")]
+    left = [root / "tests" / folder for folder in ("fleet", "page", "real")]
     marked = [
         path.relative_to(root).as_posix()
         for path in files

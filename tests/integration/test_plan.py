@@ -1,6 +1,6 @@
 """The plan's integration and failure-mode tests, with its names, on the real library.
 
-The plan used SmolLM2; here the embedded model takes its place.
+The plan used SmolLM2, as `tests/real` does; here the embedded model takes its place.
 """
 
 from __future__ import annotations

@@ -52,11 +52,9 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class RunningServer:
-    """The address of a server, and requests to it."""
+class Address:
+    """A server on this machine, and requests to it."""
 
-    app: FastAPI
-    server: HttpServer
     port: int
 
     @property
@@ -86,6 +84,14 @@ class RunningServer:
         return socket.create_connection(("127.0.0.1", self.port), timeout=_SECONDS)
 
 
+@dataclass(frozen=True)
+class RunningServer(Address):
+    """One in this process."""
+
+    app: FastAPI
+    server: HttpServer
+
+
 @contextmanager
 def running(
     serving: ServingPort | None = None,
@@ -108,7 +114,7 @@ def running(
     thread.start()
     try:
         until(lambda: server.started)
-        yield RunningServer(app, server, bound.getsockname()[1])
+        yield RunningServer(bound.getsockname()[1], app, server)
     finally:
         server.should_exit = True
         thread.join(_SECONDS)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, cast
 
-from tests.support.http_server import RunningServer
+from tests.support.http_server import Address
 
 Json = dict[str, object]
 PIXEL: Final = (
@@ -74,9 +74,10 @@ class Wire(ABC):
         del calls
         self.user(text)
 
-    def ask(self, server: RunningServer) -> Heard:
-        """Send the history and append the answer."""
-        reply = server.ask("POST", self.path, self.body(), {"content-type": "application/json"})
+    def ask(self, server: Address, more: Json | None = None) -> Heard:
+        """Send the history, with `more` in the body, and append the answer."""
+        body, headers = self.body() | (more or {}), {"content-type": "application/json"}
+        reply = server.ask("POST", self.path, body, headers)
         assert reply.status == 200, reply.body
         if not self.streams:
             return self.whole(reply.json)

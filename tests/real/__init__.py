@@ -1,0 +1,1 @@
+"""The plan's own model, SmolLM2-135M-Instruct: `make real`, which fetches it. Slow."""
