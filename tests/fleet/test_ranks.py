@@ -66,12 +66,14 @@ class Reply(NamedTuple):
     cached: int
 
 
-def ask(server: ServeProcess, said: Sequence[str], *, max_tokens: int = 24) -> Reply:
-    """The greedy answer to what ada said, in turns with her answers."""
+def ask(
+    server: ServeProcess, said: Sequence[str], *, max_tokens: int = 24, agent: str = "ada"
+) -> Reply:
+    """The greedy answer to what an agent said, in turns with its answers."""
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
     body = {"model": "default", "messages": messages, "max_tokens": max_tokens, "temperature": 0}
-    headers = {"content-type": "application/json", "X-Agent-ID": "ada"}
+    headers = {"content-type": "application/json", "X-Agent-ID": agent}
     url = f"{server.url}/v1/chat/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=120) as reply:
@@ -115,6 +117,19 @@ def test_a_server_of_two_ranks_ends_in_good_order_and_resumes(tmp_path: Path) ->
         assert again.cached > 256
         more = ask(first, [STORY, answer.text, "What is my name?"])
         assert more.cached > again.cached
+
+
+def test_an_agent_that_was_evicted_returns_from_memory(tmp_path: Path) -> None:
+    with ranks(tmp_path / "store", "--pool-blocks", "30") as (first, second):
+        first.wait_ready()
+        said = {agent: f"I am {agent}. {STORY}" for agent in ("ada", "ben", "cleo", "dora")}
+        answers = {agent: ask(first, [said[agent]], agent=agent) for agent in said}
+        for agent, answer in answers.items():
+            again = ask(first, [said[agent]], agent=agent)
+            assert again.text == answer.text
+            assert again.cached > 256
+        first.stop()
+        assert second.wait(BOUND) == 0, second.tail
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.contract import test_batch_backend as contract
 from tests.support.in_pages import SUFFIX
 from tests.support.two_ranks import WIDE, Pair
 
+pytestmark = pytest.mark.process
 globals().update({name: one for name, one in vars(contract).items() if name.startswith("test_")})
 
 _ARCHITECTURE = "llama"

@@ -24,6 +24,7 @@ CHECKS = {
     "contract": ("tests/fleet/test_ranks_contract.py", "-k", "not wide"),
     "contract in pages": ("tests/fleet/test_ranks_contract.py", "-k", "wide"),
     "restart": (f"{_SERVER}a_server_of_two_ranks_ends_in_good_order_and_resumes",),
+    "eviction": (f"{_SERVER}an_agent_that_was_evicted_returns_from_memory",),
     "kill": (
         f"{_SERVER}the_other_ranks_end_with_a_reason_when_one_is_lost_in_a_turn",
         "-k",
