@@ -13,6 +13,15 @@ Edit = Callable[[str, tuple[str, str], tuple[str, str]], list[Call]]
 
 
 @dataclass(frozen=True, slots=True)
+class Screen:
+    """An agent that continues a session in a terminal alone: its arguments, and the end of what it
+    shows until a key is pressed."""
+
+    arguments: tuple[str, ...]
+    greeting: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hands:
     """`begin` and `go_on` are arguments before the words of a turn: an agent's own, with leave to
     use its tools. {session} is that of its first turn. `look` shows a picture, if it can."""
@@ -22,6 +31,7 @@ class Hands:
     shell: Callable[[str], Call]
     edit: Edit
     look: Callable[[str], Call] | None = None
+    screen: Screen | None = None
 
 
 def _editor(name: str, at: str, old: str, new: str, reads: tuple[str, str] | None = None) -> Edit:
@@ -44,7 +54,7 @@ _CLAUDE: Final = ("--allowedTools", "Bash,Edit,Read", "--output-format", "json")
 _CODEX: Final = ("exec", "--strict-config", "--skip-git-repo-check", "--json",
                  "--dangerously-bypass-approvals-and-sandbox")  # fmt: skip
 _QWEN: Final = ("--auth-type", "openai", "--yolo")
-_CLINE: Final = ("--json", "-P", "openai", "-m", "one-sentence")
+_CLINE: Final = ("-i", "-P", "openai", "-m", "one-sentence")
 _CONTINUE: Final = ("--config", "{home}/config.yaml", "-p", "--auto")
 
 HANDS: Final[Mapping[str, Hands]] = {
@@ -77,10 +87,11 @@ HANDS: Final[Mapping[str, Hands]] = {
         lambda path: ("read_file", {"file_path": path}),
     ),
     "cline": Hands(
-        _CLINE,
-        (*_CLINE, "--id", "{session}"),
+        (),
+        (),
         lambda command: ("run_commands", {"commands": [command]}),
         _editor("editor", "path", "old_text", "new_text"),
+        screen=Screen(_CLINE, "any other key to close"),
     ),
     "continue": Hands(
         _CONTINUE,

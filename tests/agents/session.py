@@ -7,8 +7,11 @@ import base64
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +29,7 @@ from tests.agents.conversation import (
     started,
 )
 from tests.agents.hands import HANDS, Hands
+from tests.agents.terminal import Terminal
 from tests.families.sessions import NEW, OLD, SPEAKERS, Call, Step
 from tests.support.families import OURS, REAL
 from tests.support.http_server import until
@@ -38,6 +42,9 @@ LEAST_CACHED: Final = 0.95
 """Of the prompts of requests that follow another one of their agent."""
 
 _FILE, _PICTURE, _SIGN = "a.py", "pixel.png", "started"
+_ESCAPE: Final = "\x1b"
+_TYPING_S: Final = 1.0
+"""Between keys that a terminal program takes for one paste otherwise."""
 _SESSION: Final = "session-of-this-test"
 _NAMED: Final = re.compile(r'"(?:sessionId|taskId)":"([^"]+)"')
 # Claude Code takes white space from the ends of the lines that it writes.
@@ -118,19 +125,12 @@ def hold_session(agent: Agent | Stranger, place: Place, family: str) -> Cached:
     write_script(place.model, spoken, speaks.answers(spoken, steps))
     with running_server(place) as servers:
         place, arguments = _ready(agent, place, servers[-1].url)
-        for number, turn in enumerate(script):
-            if number in _STOPS_BEFORE:
-                _STOPS_BEFORE[number](servers[-1])
-                servers.append(started(place, port_of(servers)))
-            words = (*arguments(number), f"Turn {number}.")
-            if turn.interrupted:
-                _interrupted(place, words)
-                continue
-            printed = run_program(place, agent, words)
-            named = _NAMED.search(printed)
-            if named is not None:
-                (place.home / _SESSION).write_text(named[1], encoding="utf-8")
-            _check(printed, turn, place.work, number)
+        with _acting(agent, place, arguments) as act:
+            for number, turn in enumerate(script):
+                if number in _STOPS_BEFORE:
+                    _STOPS_BEFORE[number](servers[-1])
+                    servers.append(started(place, port_of(servers)))
+                act(turn, number)
         servers[-1].stop()
         check_log(line for server in servers for line in server.log)
         found = _cached(line for server in servers for line in server.log)
@@ -163,11 +163,58 @@ def _ready(
     return place, arguments
 
 
-def _check(printed: str, turn: Turn, work: Path, number: int) -> None:
+@contextmanager
+def _acting(
+    agent: Agent | Stranger, place: Place, arguments: Callable[[int], tuple[str, ...]]
+) -> Iterator[Callable[[Turn, int], None]]:
+    """What a user does in a turn: starts the agent, or types into its terminal."""
+    screen = HANDS[agent.name].screen
+    if screen is None:
+        yield partial(_run_turn, agent, place, arguments)
+        return
+    command = (str(place.program), *screen.arguments)
+    with Terminal(command, place.work, place.variables()) as terminal:
+        terminal.wait(screen.greeting)
+        terminal.type(_ESCAPE)
+        yield partial(_type_turn, terminal, place)
+
+
+def _run_turn(
+    agent: Agent | Stranger,
+    place: Place,
+    arguments: Callable[[int], tuple[str, ...]],
+    turn: Turn,
+    number: int,
+) -> None:
+    words = (*arguments(number), f"Turn {number}.")
+    if turn.interrupted:
+        _interrupted(place, words)
+        return
+    printed = run_program(place, agent, words)
+    named = _NAMED.search(printed)
+    if named is not None:
+        (place.home / _SESSION).write_text(named[1], encoding="utf-8")
     if turn.steps[-1].text not in printed:
         raise CheckFailedError(
             f"turn {number}: expected {turn.steps[-1].text!r} in {printed[-600:]!r}"
         )
+    _check(turn, place.work, number)
+
+
+def _type_turn(terminal: Terminal, place: Place, turn: Turn, number: int) -> None:
+    time.sleep(_TYPING_S)
+    terminal.type(f"Turn {number}.")
+    time.sleep(_TYPING_S)
+    terminal.type("\r")
+    if turn.interrupted:
+        until((place.work / _SIGN).exists)
+        terminal.type(_ESCAPE)
+        return
+    terminal.wait(turn.steps[-1].text)
+    _check(turn, place.work, number)
+
+
+def _check(turn: Turn, work: Path, number: int) -> None:
     found = (work / _FILE).read_text(encoding="utf-8")
     if found != _WHOLE.format(turn.inner):
         raise CheckFailedError(f"turn {number}: the file is {found!r}")
