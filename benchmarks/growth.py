@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -42,6 +42,7 @@ from semantic.application.agents.agent_transfers import AgentTransfers
 from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.agents.served_agents import ServedAgents
+from semantic.application.fair_threads import FairThreads
 from semantic.domain.block_hash import Part, Scope, namespace_of, tenant_tag
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.stored import BlockHeader, Manifest, StoredBlock
@@ -88,7 +89,7 @@ class Engine:
             model_name="semantic-tiny",
         )
         transfers = AgentTransfers(self, directory, archives, {})
-        self.agents = ServedAgents(self, directory, finder, ThreadPoolExecutor(1), transfers)
+        self.agents = ServedAgents(self, directory, finder, FairThreads(2, "growth"), transfers)
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
         """See `EngineCalls.call`."""

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +31,7 @@ from semantic.application.engine.admission import QueueLimits
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.step_loop import StepLoop
+from semantic.application.fair_threads import FairThreads
 from semantic.application.serving import Serving
 from semantic.bootstrap import (
     App,
@@ -78,8 +78,8 @@ _REUSABLE = "this model computes other keys if a prompt is divided elsewhere: %d
 
 DEFAULT_NAME = "default"
 """A name of every served model."""
-_WORKERS = 2
-"""Threads that render prompts; the model needs the other cores."""
+_WORKERS = 3
+"""Threads that render prompts, one of them short ones; the model needs the other cores."""
 _PROBES = 2
 """Processes that check grammars; one tenant has one at a time."""
 _MAX_CONTEXT = 1 << 20
@@ -226,7 +226,7 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
         frozenset(aliases),
         details,
     )
-    workers = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+    workers = FairThreads(2, "encode")
     return Embeddings(known, embedder, loop.call, workers)
 
 
@@ -271,7 +271,7 @@ def _build_serving(
     folder = find_folder(settings.engine.model)
     sampling = sampling_of(settings, folder)
     names, aliases = served_names(settings)
-    grammars, verdicts = app.model.grammars, Verdicts()
+    grammars, verdicts, check_grammar = app.model.grammars, Verdicts(), app.model.check_grammar
     grammars.guard(verdicts)
     probes = [GrammarProcess(lambda: grammars.vocabulary) for _ in range(_PROBES)]
     checks = GrammarChecks(probes, verdicts, grammars.compile)
@@ -309,7 +309,7 @@ def _build_serving(
         app.tokenizer,
         chat_format,
         replay,
-        app.model.check_grammar,
+        check_grammar,
         limit,
         settings.max_tokens,
         longest_token=app.tokenizer.longest_token,
@@ -318,9 +318,9 @@ def _build_serving(
     )
     finder = AgentFinder(partial(tenant_tag, app.store.secret))
     saved = SavedAgents(finder, newest_first(app.store))
-    workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
+    workers = FairThreads(_WORKERS, "prepare")
     # The first grammar of a tokenizer takes seconds: compiled now, and the start does not wait.
-    workers.submit(app.model.check_grammar, Grammar("json_schema", "{}"))
+    workers.submit("", lambda: check_grammar(Grammar("json_schema", "{}")), is_short=False)
     directory: AgentDirectory = AgentDirectory(app.store, namespace, served.id)
     agents = ServedAgents(
         thread, directory, finder, workers, _transfers(thread, app, directory, settings.tenants)

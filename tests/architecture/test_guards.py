@@ -210,7 +210,7 @@ def test_only_the_command_line_and_one_place_in_the_core_may_catch_everything() 
     found = {_short(path): broad_handlers(_tree(path)) for path in MODULES}
     broad = {name: len(lines) for name, lines in found.items() if lines}
     inside = {name: n for name, n in broad.items() if not name.startswith("cli/")}
-    assert inside == {"application/engine/step_loop.py": 1}
+    assert inside == {"application/fair_threads.py": 1}
 
 
 @pytest.mark.process

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+from semantic.application.fair_threads import FairThreads
 from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.errors import SemanticError
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec
@@ -24,7 +25,7 @@ from tests.unit.application.world import World
 
 T = TypeVar("T")
 
-_WORKERS = ThreadPoolExecutor(1)
+_WORKERS = FairThreads(2, "test")
 MODEL = "/folders/models/tiny"
 """What the engine's model is said to be loaded from."""
 

@@ -11,20 +11,20 @@ import asyncio
 import math
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
-from semantic.application.engine.step_loop import guarded
+from semantic.application.fair_threads import FairThreads
 from semantic.domain.block_hash import pack_tokens
-from semantic.domain.digest import digest
 from semantic.domain.errors import (
     ContextOverflowError,
     InvalidRequestError,
     OverloadedError,
 )
-from semantic.domain.fair_lru import FairLru
+from semantic.domain.fair_share import FairLru
+from semantic.domain.identity import digest
 from semantic.ports.embedding import Embedded, Embedder, EmbeddingModel, EmbeddingRun, Vector
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Embeddings:
     """Implements `EmbeddingPort` with one model."""
 
     def __init__(
-        self, model: EmbeddingModel, embedder: Embedder, call: Calls, workers: Executor
+        self, model: EmbeddingModel, embedder: Embedder, call: Calls, workers: FairThreads
     ) -> None:
         """`call` reaches the thread that computes; `workers` run what needs no model."""
         self.model = model
@@ -82,7 +82,7 @@ class Embeddings:
         if dimensions is not None and not 1 <= dimensions <= most:
             raise InvalidRequestError(f"dimensions: expected 1 to {most}, got {dimensions}")
         async with self._entered():
-            rows = await self._encoded(texts, truncate=truncate)
+            rows = await self._encoded(texts, tenant, truncate=truncate)
             known = {key: self._cache.get(tenant, key) for key, _ in rows}
             found = {key: vector for key, vector in known.items() if vector is not None}
             missing = {key: tokens for key, tokens in rows if key not in found}
@@ -109,14 +109,13 @@ class Embeddings:
         finally:
             self._waiting -= 1
 
-    async def _encoded(self, texts: Sequence[str], *, truncate: bool) -> list[Row]:
+    async def _encoded(self, texts: Sequence[str], tenant: str, *, truncate: bool) -> list[Row]:
         """The tokens of `texts` and their keys; in parts, so that others have the workers in
         between."""
-        loop = asyncio.get_running_loop()
         found: list[Row] = []
         for part in parts(texts):
             work = partial(self._part, len(found), part, truncate=truncate)
-            found += await loop.run_in_executor(self._workers, guarded, work)
+            found += await self._workers.run(tenant, work, is_short=False)
         return found
 
     def _part(self, first: int, texts: Sequence[str], *, truncate: bool) -> list[Row]:

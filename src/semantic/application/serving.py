@@ -11,8 +11,9 @@ import itertools
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from semantic.application.agents.finder import AgentNames
@@ -20,13 +21,13 @@ from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.agents.tool_times import ToolTimes
 from semantic.application.cache.discovery import Discovery
 from semantic.application.chat.answer_reader import AnswerReader, AnswerStream, message_in
-from semantic.application.chat.preparation import Preparation, Prepared
+from semantic.application.chat.preparation import Preparation, Prepared, length_of
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.transcript import messages_in
 from semantic.application.engine.engine_state import EngineState, Figures, MemoryLimit
 from semantic.application.engine.engine_thread import EngineThread
-from semantic.application.engine.step_loop import guarded
 from semantic.application.engine.submission import RequestHandle, Submission
+from semantic.application.fair_threads import FairThreads
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -38,13 +39,13 @@ from semantic.domain.answer import (
 )
 from semantic.domain.block_hash import PUBLIC_TENANT, pack_tokens
 from semantic.domain.chat import Chat, Message, numbered_call
-from semantic.domain.digest import digest
 from semantic.domain.errors import (
     BackendError,
     InvalidRequestError,
     SemanticError,
     UncheckedGrammarError,
 )
+from semantic.domain.identity import digest
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import (
     CompletedGeneration,
@@ -67,6 +68,8 @@ _COMPLETE = ("stop", "length", "tool_calls")
 """Reasons after which the client has the whole answer."""
 _MOST_CHECKS = 4
 """Times that a request's grammars are checked: more only if verdicts are forgotten at once."""
+_SHORT = 1 << 16
+"""Characters of a text, or tokens, that are prepared in a tenth of a second or so."""
 _PUBLIC_NAME = 16
 """Characters of the digest in the name of a public prefix."""
 
@@ -87,7 +90,7 @@ class Serving:
         replay: Replay,
         names: AgentNames,
         agents: ServedAgents,
-        workers: Executor,
+        workers: FairThreads,
     ) -> None:
         """`workers` run slow work that needs no engine; `close` ends them."""
         self._thread = thread
@@ -128,7 +131,7 @@ class Serving:
             self.at_end()
         self._thread.stop(drain=False)
         self._preparation.close()
-        self._workers.shutdown(cancel_futures=True)
+        self._workers.close()
         if self.discovery is not None:
             self.discovery.close()
         self._replay.close()
@@ -197,24 +200,25 @@ class Serving:
         without messages.
         """
         saved = await self.agents.saved(agent, tenant)
-        return await self._work(lambda: self._history(saved))
+        return await self._workers.run(tenant, lambda: self._history(saved), is_short=False)
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        return await self._work(
-            lambda: self._preparation.tokens(
-                prompt, add_special_tokens=add_special_tokens, tenant=tenant
-            )
+        tokens = partial(
+            self._preparation.tokens, prompt, add_special_tokens=add_special_tokens, tenant=tenant
         )
+        return await self._workers.run(tenant, tokens, is_short=length_of(prompt) <= _SHORT)
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         self._check(tokens)
-        return await self._work(lambda: self._tokenizer.decode(tokens))
+        decode = partial(self._tokenizer.decode, tokens)
+        return await self._workers.run("", decode, is_short=len(tokens) <= _SHORT)
 
     async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
         self._check(tokens)
-        return await self._work(lambda: tuple(map(self._tokenizer.text_of, tokens)))
+        texts = partial(tuple, map(self._tokenizer.text_of, tokens))
+        return await self._workers.run("", texts, is_short=len(tokens) <= _SHORT)
 
     # Inside
 
@@ -241,16 +245,14 @@ class Serving:
     async def _prepared(self, ask: Ask) -> Prepared:
         """What `Preparation.prepare` makes of `ask`, once all its grammars are checked: its
         schemas first, then the grammar made of them. A worker never waits for a check."""
+        is_short = length_of(ask.prompt) <= _SHORT
+        prepare = partial(self._preparation.prepare, ask)
         for _ in range(_MOST_CHECKS):
             try:
-                return await self._work(lambda: self._preparation.prepare(ask))
+                return await self._workers.run(ask.tenant, prepare, is_short=is_short)
             except UncheckedGrammarError as unchecked:
                 await self._preparation.check(unchecked, ask.tenant)
-        return await self._work(lambda: self._preparation.prepare(ask))
-
-    async def _work(self, function: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, guarded, function)
+        return await self._workers.run(ask.tenant, prepare, is_short=is_short)
 
     def _check(self, tokens: Sequence[int]) -> None:
         for token in tokens:

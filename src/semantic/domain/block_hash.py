@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NewType
 
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 BlockHash = NewType("BlockHash", bytes)

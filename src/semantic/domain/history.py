@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from semantic.domain.chat import Chat, Message, Tool
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 
 Point = bytes
 Defaults = Mapping[str, Mapping[str, bytes]]

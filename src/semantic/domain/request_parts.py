@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from semantic.domain.chat import Chat, Message, Role
-from semantic.domain.digest import digest
 from semantic.domain.history import (
     Defaults,
     canonical,
@@ -21,6 +20,7 @@ from semantic.domain.history import (
     thought_digest,
     tool_text,
 )
+from semantic.domain.identity import digest
 
 MAX_MESSAGES = 4096
 """Messages that are compared; a conversation with more exceeds the contexts of today."""

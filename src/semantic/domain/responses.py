@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, cast
 
 from semantic.domain.chat import Message, Role, Tool, ToolCall
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 
 _OWNER_BYTES: Final = 16
 _BODY: Final = b"\n"

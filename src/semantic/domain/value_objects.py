@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Literal, NamedTuple, NewType, Protocol, runtime_checkable
 
-from semantic.domain.digest import digest
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
+from semantic.domain.identity import digest
 from semantic.domain.match import MatchReport
 
 SequenceId = NewType("SequenceId", int)

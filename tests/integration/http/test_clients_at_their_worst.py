@@ -7,9 +7,11 @@ import re
 import resource
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
@@ -23,14 +25,17 @@ from semantic.adapters.http.connections import (
 )
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.settings import ServerSettings
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.engine.engine_state import Figures
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake
+from tests.support.served_store import served
 
 pytestmark = pytest.mark.process
 
 QUICK = ServerSettings(send_timeout=0.5, idle_timeout=1, stop_timeout=600)
+_LONG = "word " * 400_000
 SMALL = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -278,3 +283,32 @@ def test_a_peer_with_many_connections_displaces_its_own() -> None:
     assert not connections.may_run(many[8], 10.0)
     assert connections.opened(Held("10.0.0.3"), 11.0)
     assert quiet.gave_way, "of peers with one connection each the oldest goes"
+
+
+def test_a_hello_does_not_wait_for_long_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, begun, go = MLXTokenizer.encode, threading.Semaphore(0), threading.Event()
+
+    def held(self: MLXTokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > len(_LONG) // 2:
+            begun.release()
+            assert go.wait(60)
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(MLXTokenizer, "encode", held)
+    keys = (SecretStr("hostile"), SecretStr("other"))
+    with served(tmp_path, settings=ServerSettings(api_keys=keys)) as server:
+
+        def ask(key: str, prompt: str) -> Reply:
+            body = {"model": "default", "prompt": prompt, "max_tokens": 1}
+            return server.ask("POST", "/v1/completions", body, {"authorization": f"Bearer {key}"})
+
+        with ThreadPoolExecutor(8) as clients:
+            refused = [clients.submit(ask, "hostile", _LONG) for _ in range(6)]
+            for _ in range(2):
+                assert begun.acquire(timeout=60)
+            for key in ("other", "hostile"):
+                assert ask(key, "Hello").status == HTTPStatus.OK
+            go.set()
+            assert {one.result().status for one in refused} == {HTTPStatus.BAD_REQUEST}

@@ -21,7 +21,7 @@ from semantic.adapters.stores.remote.names import name_of_body
 from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.domain.block_hash import BlockHash, BlockLink, Part
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 from semantic.domain.stored import BlockHeader
 from tests.support.file_memory import traced
 from tests.support.store_blocks import (

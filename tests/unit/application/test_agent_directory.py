@@ -381,7 +381,7 @@ def test_a_panic_on_a_worker_fails_one_call_and_not_the_loop() -> None:
 
     async def calls() -> list[str]:
         with pytest.raises(BackendError, match="Panic: out of range"):
-            await served.agents._work(panics)
+            await served.agents._work("", panics)
         return [one.id for one in await served.agents.list("")]
 
     assert asyncio.run(calls()) == ["ada"]

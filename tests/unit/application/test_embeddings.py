@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
 import pytest
 
 from semantic.application import embeddings
 from semantic.application.embeddings import Embeddings, batches
+from semantic.application.fair_threads import FairThreads
 from semantic.domain.errors import (
     ContextOverflowError,
     InvalidRequestError,
@@ -29,14 +30,17 @@ def fake() -> FakeEmbedder:
     return FakeEmbedder()
 
 
-class Here(Executor):
+class Here(FairThreads):
     """Runs what it is given at once, so that the order of steps is that of the requests."""
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See `Executor.submit`; raises what `fn` raises in the future."""
+    def __init__(self) -> None:
+        """There are no threads."""
+
+    def submit(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> Future[T]:
+        del tenant, is_short
         result: Future[T] = Future()
         try:
-            result.set_result(fn(*args, **kwargs))
+            result.set_result(function())
         except SemanticError as error:
             result.set_exception(error)
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semantic.domain.fair_lru import FairLru
+from semantic.domain.fair_share import FairLru
 
 
 def filled(most: int, **sizes: int) -> FairLru[int, int]:

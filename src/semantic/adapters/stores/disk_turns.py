@@ -12,9 +12,9 @@ from typing import Final
 
 from semantic.adapters.stores.records import Records
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens, unpack_tokens
-from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
 from semantic.domain.history import Point, Turn
+from semantic.domain.identity import digest
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
 """Whether it has a parent, the parent's digest, its number of tokens, the thought's digest."""

@@ -10,8 +10,8 @@ import os
 import stat
 from pathlib import Path
 
-from semantic.domain.digest import digest
 from semantic.domain.errors import InvalidRequestError
+from semantic.domain.identity import digest
 
 FEWEST_BYTES = 32
 """Of a secret, so that it cannot be guessed."""

@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
+from semantic.domain.identity import digest
 
 VERSION: Final = 2
 ROW_BYTES: Final = 512

@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 from semantic.application.agents.directory import AgentDirectory, Owner, require_id
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine.step_loop import guarded
+from semantic.application.fair_threads import guarded
 from semantic.domain.errors import (
     AgentNotFoundError,
     CapacityError,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable, Collection, Sequence
-from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from semantic.application.agents.agent_transfers import AgentTransfers, EngineCalls
 from semantic.application.agents.directory import Activity, AgentDirectory, Owner
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine.step_loop import guarded
+from semantic.application.fair_threads import FairThreads
 from semantic.domain.stored import Manifest, StoreStats
 from semantic.ports.agents import (
     EVERY_AGENT,
@@ -28,6 +27,9 @@ from semantic.ports.agents import (
     TenantId,
 )
 
+_OPERATORS: Final = "operators\0"
+"""No tenant has this name."""
+
 T = TypeVar("T")
 
 
@@ -39,7 +41,7 @@ class ServedAgents:
         thread: EngineCalls,
         directory: AgentDirectory,
         finder: AgentFinder,
-        workers: Executor,
+        workers: FairThreads,
         transfers: AgentTransfers,
     ) -> None:
         self._thread = thread
@@ -66,7 +68,9 @@ class ServedAgents:
     async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
         owner = await self._owner(tenant)
         seen = await self._activity(owner)
-        return await self._work(lambda: self._directory.list(owner, seen, only))
+        return await self._work(
+            tenant, lambda: self._directory.list(owner, seen, only), is_short=False
+        )
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
         directory = self._directory
@@ -94,23 +98,25 @@ class ServedAgents:
         owner = await self._owner(tenant)
         asking = {} if only.state is None else await self._activity(owner, ())
         saved, has_more = await self._work(
-            lambda: self._directory.saved(owner, limit, after, only, asking)
+            tenant,
+            lambda: self._directory.saved(owner, limit, after, only, asking),
+            is_short=False,
         )
         seen = await self._activity(owner, [one.agent_id for one in saved])
         is_first = after is None
         agents = await self._work(
-            lambda: self._directory.page(owner, saved, seen, is_first=is_first, only=only)
+            tenant, lambda: self._directory.page(owner, saved, seen, is_first=is_first, only=only)
         )
         return AgentPage(tuple(agents), has_more)
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         owner = await self._owner(tenant)
         seen = await self._activity(owner, [agent_id])
-        return await self._work(lambda: self._directory.show(agent_id, owner, seen))
+        return await self._work(tenant, lambda: self._directory.show(agent_id, owner, seen))
 
     async def saved(self, agent_id: str, tenant: str) -> Manifest:
         """The agent after its last turn. Raises AgentNotFoundError if it is not saved."""
-        return await self._work(lambda: self._directory.saved_agent(agent_id, tenant))
+        return await self._work(tenant, lambda: self._directory.saved_agent(agent_id, tenant))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
         await self._call(lambda engine: self._directory.fork(engine, agent_id, new_id, tenant))
@@ -120,7 +126,7 @@ class ServedAgents:
         directory = self._directory
         if pinned:
             owner = await self._owner(tenant)
-            await self._work(lambda: directory.require_pinnable(agent_id, owner))
+            await self._work(tenant, lambda: directory.require_pinnable(agent_id, owner))
         await self._call(
             lambda engine: directory.pin(
                 engine, agent_id, directory.owner(engine, tenant), pinned=pinned
@@ -159,6 +165,7 @@ class ServedAgents:
     async def _call(self, function: Callable[[BlockPoolBatchEngine], T]) -> T:
         return await asyncio.wrap_future(self._thread.call(function))
 
-    async def _work(self, function: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, guarded, function)
+    async def _work(self, tenant: Tenant, function: Callable[[], T], *, is_short: bool = True) -> T:
+        """What `function` returns, on the time of a tenant or, for others' agents, of operators."""
+        name = tenant if isinstance(tenant, str) else _OPERATORS
+        return await self._workers.run(name, function, is_short=is_short)

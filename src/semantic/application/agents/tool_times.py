@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Collection
 
-from semantic.domain.fair_lru import FairLru
+from semantic.domain.fair_share import FairLru
 from semantic.ports.generation import Clock
 
 _LATEST = 32

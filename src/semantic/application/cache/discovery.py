@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
+from semantic.application.fair_threads import FairThreads
 from semantic.domain.block_hash import BlockLink, Scope, namespace_of, tenant_tag
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.generation import BatchBackend
@@ -45,11 +47,12 @@ class Discovery:
         self._remote = remote
         self._lookup = PrefixLookup(store, self._layout)
         self._seconds = seconds
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="look-up")
+        self._threads = FairThreads(_THREADS, "look-up")
 
     def begin(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> Future[None]:
         """`look_up` on another thread."""
-        return self._threads.submit(self.look_up, agent_id, tenant, tokens)
+        look_up = partial(self.look_up, agent_id, tenant, tokens)
+        return self._threads.submit(tenant, look_up, is_short=True)
 
     async def wait(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
         """`begin`, and return when it has ended or is late. What a late one finds is for later
@@ -60,7 +63,7 @@ class Discovery:
 
     def close(self) -> None:
         """End the threads after the look-ups in progress."""
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.close()
 
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
         """Let the store know what the slow tier has of an agent and of its prompt `tokens`.

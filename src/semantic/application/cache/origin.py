@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TypeGuard, TypeVar, get_args
 
 from semantic.domain.chat import Chat, Role
-from semantic.domain.digest import digest
-from semantic.domain.identity import Identity, is_tag
+from semantic.domain.identity import Identity, digest, is_tag
 from semantic.domain.request_parts import (
     MAX_MESSAGES,
     SHORT,

@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from semantic.application.engine.step_loop import Failure, attempt
-from semantic.domain.digest import digest
+from semantic.application.fair_threads import Failure, attempt
 from semantic.domain.errors import (
     CapacityError,
     InvalidRequestError,
     OverloadedError,
     UncheckedGrammarError,
 )
-from semantic.domain.fair_lru import FairLru
+from semantic.domain.fair_share import FairLru
 from semantic.domain.grammar import Grammar
+from semantic.domain.identity import digest
 from semantic.ports.generation import GrammarProbe
 
 _REMEMBERED = 4096

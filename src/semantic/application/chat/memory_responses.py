@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from semantic.domain.fair_lru import FairLru
+from semantic.domain.fair_share import FairLru
 from semantic.domain.responses import StoredResponse, decoded, encoded
 
 ROW_BYTES: Final = 512

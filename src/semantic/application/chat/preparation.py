@@ -195,7 +195,7 @@ class Preparation:
     def _rendered(
         self, prompt: Prompt, tenant: str, *, keep: bool, add_special_tokens: bool = True
     ) -> tuple[RenderedChat, Replayed | None]:
-        if _length(prompt) > _ALWAYS_TOKENIZED:
+        if length_of(prompt) > _ALWAYS_TOKENIZED:
             self._require_plausible_length(prompt)
         if isinstance(prompt, Chat):
             replayed = self._replay.render(prompt, tenant, keep=keep)
@@ -208,7 +208,7 @@ class Preparation:
     def _require_plausible_length(self, prompt: Prompt) -> None:
         """Raises ContextOverflowError for a text that cannot fit the context, without tokenizing
         it, which could take minutes."""
-        least = _length(prompt) // self._longest_token
+        least = length_of(prompt) // self._longest_token
         self._max_tokens(least, None, None, is_chat=isinstance(prompt, Chat))
 
     def _max_tokens(
@@ -254,7 +254,7 @@ def _parts(chat: Chat | None, replayed: Replayed | None) -> Parts | None:
     return parts_of(chat, replayed.n_replayed, replayed.answers, replayed.tool_texts)
 
 
-def _length(prompt: Prompt) -> int:
+def length_of(prompt: Prompt) -> int:
     """Characters of a text or of a conversation's messages; 0 for token ids."""
     if isinstance(prompt, tuple):
         return 0

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.chat import Chat, Message, Tool
-from semantic.domain.digest import digest
 from semantic.domain.history import (
     Defaults,
     Point,
@@ -32,6 +31,7 @@ from semantic.domain.history import (
     thought_digest,
     tool_text,
 )
+from semantic.domain.identity import digest
 from semantic.domain.request_parts import Answered
 from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.store import TurnsPort

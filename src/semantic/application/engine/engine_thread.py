@@ -18,14 +18,9 @@ from typing import TypeVar
 from semantic.application.engine.admission import Admission, QueueLimits, limit_bytes
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_state import EngineFigures, EngineState
-from semantic.application.engine.step_loop import (
-    EngineCall,
-    Failure,
-    StepLoop,
-    attempt,
-    engine_call,
-)
+from semantic.application.engine.step_loop import EngineCall, StepLoop, engine_call
 from semantic.application.engine.submission import Listener, RequestHandle, Submission
+from semantic.application.fair_threads import Failure, attempt
 from semantic.domain.errors import (
     BackendError,
     CapacityError,

@@ -21,52 +21,11 @@ from typing import Generic, Protocol, TypeVar
 
 from semantic.application.engine.engine_state import MemoryFigures
 from semantic.application.engine.memory_guard import MemoryGuard
-from semantic.domain.errors import BackendError, InvalidRequestError, SemanticError
+from semantic.application.fair_threads import Failure, attempt
+from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.ports.generation import Clock
 
 E = TypeVar("E")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The exception that was raised instead of a result."""
-
-    error: Exception
-
-    def __str__(self) -> str:
-        return f"{type(self.error).__name__}: {self.error}"
-
-    def drop_frames(self) -> None:
-        """Release everything that the frames of the traceback refer to."""
-        error: BaseException | None = self.error
-        while error is not None:
-            error.__traceback__ = None
-            error = error.__cause__ or error.__context__
-
-
-def attempt(work: Callable[[], T]) -> T | Failure:
-    """The result of `work`, or the failure that it raised.
-
-    What is no Exception becomes a BackendError: a panic of a library that is written in Rust, a
-    module that calls `sys.exit`. It would end the thread, or the loop that waits for it. Not for
-    the main thread, which Ctrl-C reaches.
-    """
-    try:
-        return work()
-    except BaseException as error:  # noqa: BLE001  returned as a value, never swallowed
-        if isinstance(error, Exception):
-            return Failure(error)
-        failure = BackendError(f"{type(error).__name__}: {error}")
-        failure.__cause__ = error
-        return Failure(failure)
-
-
-def guarded(work: Callable[[], T]) -> T:
-    """The result of `work`; raises the error of its failure (see `attempt`)."""
-    outcome = attempt(work)
-    if isinstance(outcome, Failure):
-        raise outcome.error
-    return outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import pytest
 from semantic.adapters.stores.disk import DiskStore, FileSystem, index
 from semantic.adapters.stores.disk.files import Where
 from semantic.domain.block_hash import Part
-from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
+from semantic.domain.identity import digest
 from tests.support import store_blocks as make
 from tests.unit.adapters.disk.support import PLENTY, is_read, opened, put_all
 

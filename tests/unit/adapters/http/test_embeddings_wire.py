@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from array import array
-from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -16,6 +15,7 @@ from semantic.adapters.http.app import create_app
 from semantic.adapters.http.ollama.fields import EMBED_FIELDS
 from semantic.adapters.http.openai.fields import EMBEDDING_FIELDS
 from semantic.application.embeddings import Embeddings
+from semantic.application.fair_threads import FairThreads
 from tests.clients import ollama_fields
 from tests.support.fake_embedder import MODEL, FakeEmbedder, at_once, counted
 from tests.support.fake_serving import FakeServing
@@ -29,7 +29,7 @@ class Wire:
     """The one application with an embedding model, and requests to it."""
 
     app = create_app(FakeServing())
-    workers = ThreadPoolExecutor(1)
+    workers = FairThreads(2, "test")
 
     def __init__(self) -> None:
         self.fake = FakeEmbedder()

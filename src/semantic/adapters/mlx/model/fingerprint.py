@@ -25,7 +25,7 @@ from pathlib import Path
 from semantic.adapters.mlx import BLAS_STATUS, blas_kernel
 from semantic.adapters.mlx.device import read_device
 from semantic.domain.block_hash import ANY_CHIP
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 
 _FILE = "weights.json"
 _MAX_BYTES = 1 << 20

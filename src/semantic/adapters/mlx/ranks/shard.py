@@ -21,8 +21,8 @@ from semantic.adapters.mlx.kv_cache.forms import CacheForm
 from semantic.adapters.mlx.ranks.group import Ranks, require_same
 from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
-from semantic.domain.digest import digest
 from semantic.domain.errors import UnsupportedModelError
+from semantic.domain.identity import digest
 from semantic.domain.value_objects import ModelCacheSpec
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")

@@ -22,10 +22,10 @@ from semantic.adapters.mlx.sampling.grammar_child import on_deep_stack, start
 from semantic.adapters.mlx.sampling.token_mask import FreePrefix, GrammarMask, Vocabulary
 from semantic.application.chat.call_grammar import JSON_SPACE
 from semantic.application.chat.grammar_checks import Verdicts
-from semantic.domain.digest import digest
 from semantic.domain.errors import InvalidRequestError, UncheckedGrammarError
-from semantic.domain.fair_lru import FairLru
+from semantic.domain.fair_share import FairLru
 from semantic.domain.grammar import Grammar
+from semantic.domain.identity import digest
 
 _MAX_COMPILED = 128
 """Cached grammars, by weight: one takes a megabyte or two, and what takes long to compile takes

@@ -51,7 +51,7 @@ from semantic.domain.block_hash import (
     pack_tokens,
     unpack_tokens,
 )
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock
 from semantic.domain.value_objects import BLOCK_TOKENS
 

@@ -27,7 +27,7 @@ from semantic.adapters.stores.disk.files import (
     sync_folder,
 )
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 
 PAGE = 4096
 """Files cost whole pages: the unit in which file systems allocate."""

@@ -40,8 +40,8 @@ from semantic.adapters.stores.disk.files import (
     sync_folder,
     write_whole,
 )
-from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
+from semantic.domain.identity import digest
 
 logger = logging.getLogger("semantic.store")
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from semantic.adapters.stores.disk.entries import MAX_NUMBER
 from semantic.domain.block_hash import TOKEN_BYTES, BlockHash
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 VERSION = 4

@@ -24,7 +24,7 @@ from semantic.adapters.stores.remote.objects import Listed
 from semantic.adapters.stores.remote.uses import name_of
 from semantic.adapters.stores.remote.vault import Tenant
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, pack_tokens
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 from semantic.domain.stored import BlockHeader
 
 

@@ -23,8 +23,8 @@ from semantic.adapters.stores.remote.sealing import seal, unsealed
 from semantic.adapters.stores.remote.vault import Vault
 from semantic.application.chat.turn_cache import Writes
 from semantic.domain.block_hash import tenant_tag
-from semantic.domain.digest import digest
 from semantic.domain.history import Point, Turn
+from semantic.domain.identity import digest
 from semantic.domain.responses import DamagedRecordError, StoredResponse, decoded, encoded, key_of
 from semantic.ports.store import MOST_WAIT
 

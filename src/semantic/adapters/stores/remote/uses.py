@@ -27,7 +27,7 @@ import xxhash
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
 from semantic.adapters.stores.remote.objects import PAGE, Listed, Objects, UnavailableError
 from semantic.adapters.stores.remote.sealing import chunks, contents_bytes, derived, seal
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 
 LOGS = "uses"
 EVICTED = "evicted"

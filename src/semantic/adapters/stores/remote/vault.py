@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.sealing import derived
-from semantic.domain.digest import digest
+from semantic.domain.identity import digest
 
 TENANTS = "tenants"
 SALT_SECONDS = 60.0

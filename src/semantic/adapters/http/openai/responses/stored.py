@@ -23,8 +23,8 @@ from semantic.adapters.http.openai.responses.input_items import input_of
 from semantic.adapters.http.openai.responses.request import ResponseRequest
 from semantic.adapters.http.openai.responses.writer import ResponseWriter
 from semantic.domain.chat import Message
-from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
+from semantic.domain.identity import digest
 from semantic.domain.responses import StoredResponse
 from semantic.ports.store import ResponsesPort
 

@@ -1,16 +1,59 @@
-"""FairLru: a least-recently-used cache that tenants share, each up to its share.
+"""Equal parts for tenants: FairShare of what is used one after the other, FairLru of what is held.
 
-When it is full, the tenant that holds most loses what it used longest ago: one alone may use all
-of it, and of several none loses anything while it holds less than an equal part. Not thread-safe.
+FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) with costs that are known
+afterwards. In a full FairLru the tenant that holds most loses what it used longest ago: one alone
+may use all of it, and of several none loses anything while it holds less than an equal part.
+Neither knows a clock or a thread.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+class FairShare:
+    """What each tenant has used, in any unit; one that was away gets nothing for that time.
+
+    Of two tenants that always want something, neither uses more than the other by more than the
+    largest cost of each.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}
+        self._away: set[str] = set()  # that want nothing, and have used more than others
+        self._now = 0.0  # what the tenant that was served last had used
+
+    def begin(self, tenant: str) -> None:
+        """A tenant that wanted nothing wants something."""
+        self._away.discard(tenant)
+        self._used[tenant] = max(self._used.get(tenant, 0.0), self._now)
+
+    def next(self, wanting: Iterable[str], owing: Mapping[str, float] | None = None) -> str:
+        """The one of `wanting`, which have begun, that is served next: the one that has used least,
+        with what it is `owing` for what runs; the first of equal ones."""
+        more = owing or {}
+        tenant = min(wanting, key=lambda one: self._used[one] + more.get(one, 0.0))
+        self._now = max(self._now, self._used[tenant])
+        return tenant
+
+    def charge(self, tenant: str, cost: float) -> None:
+        """A tenant has used `cost`, 0 or more."""
+        self._used[tenant] += cost
+
+    def end(self, tenant: str) -> None:
+        """A tenant wants nothing more. It owes what it has used beyond the others until they have
+        used as much, or no tenant wants anything."""
+        self._away.add(tenant)
+        if len(self._away) == len(self._used):
+            self._now = max(self._used.values())
+        for name in [name for name in self._away if self._used[name] <= self._now]:
+            del self._used[name]
+            self._away.discard(name)
 
 
 class FairLru(Generic[K, V]):

@@ -1,0 +1,164 @@
+"""FairThreads: threads that tenants share by the time they use, one of them for short work alone.
+
+Knows functions; not what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from semantic.domain.errors import BackendError
+from semantic.domain.fair_share import FairShare
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The exception that was raised instead of a result."""
+
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__}: {self.error}"
+
+    def drop_frames(self) -> None:
+        """Release everything that the frames of the traceback refer to."""
+        error: BaseException | None = self.error
+        while error is not None:
+            error.__traceback__ = None
+            error = error.__cause__ or error.__context__
+
+
+def attempt(work: Callable[[], T]) -> T | Failure:
+    """The result of `work`, or the failure that it raised.
+
+    What is no Exception becomes a BackendError: a panic of a library that is written in Rust, a
+    module that calls `sys.exit`. It would end the thread, or the loop that waits for it. Not for
+    the main thread, which Ctrl-C reaches.
+    """
+    try:
+        return work()
+    except BaseException as error:  # noqa: BLE001  returned as a value, never swallowed
+        if isinstance(error, Exception):
+            return Failure(error)
+        failure = BackendError(f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return Failure(failure)
+
+
+def guarded(work: Callable[[], T]) -> T:
+    """The result of `work`; raises the error of its failure (see `attempt`)."""
+    outcome = attempt(work)
+    if isinstance(outcome, Failure):
+        raise outcome.error
+    return outcome
+
+
+class _Task:
+    """Work of a tenant that waits or runs; `work` runs it and tells its future."""
+
+    __slots__ = ("began", "cancel", "is_short", "tenant", "work")
+
+    def __init__(
+        self, tenant: str, work: Callable[[], None], cancel: Callable[[], object], *, is_short: bool
+    ) -> None:
+        self.tenant = tenant
+        self.work = work
+        self.cancel = cancel
+        self.is_short = is_short
+        self.began = 0.0
+
+
+class FairThreads:
+    """`n` threads. Of the work that waits that of the tenant that has used least time is next.
+
+    Work that is not short has all threads but one, so that short work never waits for it. A
+    tenant's short work goes before its other work.
+    """
+
+    def __init__(self, n: int, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`n` is at least 2; `clock` gives seconds, `name` begins those of the threads."""
+        self._n = n
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(n, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        self._waiting: dict[str, tuple[deque[_Task], deque[_Task]]] = {}  # short, and other
+        self._running: list[_Task] = []
+        self._share = FairShare()
+
+    def submit(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> Future[T]:
+        """What `function` will return, or raise, on a thread."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                outcome = attempt(function)
+                if isinstance(outcome, Failure):
+                    future.set_exception(outcome.error)
+                else:
+                    future.set_result(outcome)
+
+        task = _Task(tenant, work, future.cancel, is_short=is_short)
+        with self._lock:
+            if tenant not in self._waiting:
+                self._waiting[tenant] = deque(), deque()
+                self._share.begin(tenant)
+            self._waiting[tenant][not is_short].append(task)
+            self._start()
+        return future
+
+    async def run(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> T:
+        """What `function` returns. A task that is cancelled leaves the queue."""
+        return await asyncio.wrap_future(self.submit(tenant, function, is_short=is_short))
+
+    def close(self) -> None:
+        """Cancel what waits, and return when nothing runs."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for queues in waiting.values():
+            for task in (*queues[0], *queues[1]):
+                task.cancel()
+        self._pool.shutdown()
+
+    def _start(self) -> None:
+        while len(self._running) < self._n and (task := self._next()) is not None:
+            task.began = self._clock()
+            self._running.append(task)
+            self._pool.submit(self._run, task)
+
+    def _next(self) -> _Task | None:
+        """Remove and return the task to run next; None if none may run."""
+        has_room = sum(not one.is_short for one in self._running) < self._n - 1
+        ready = [
+            name for name, (short, other) in self._waiting.items() if short or (other and has_room)
+        ]
+        if not ready:
+            return None
+        now, owing = self._clock(), dict[str, float]()
+        for one in self._running:
+            owing[one.tenant] = owing.get(one.tenant, 0.0) + now - one.began
+        short, other = self._waiting[self._share.next(ready, owing)]
+        return (short or other).popleft()
+
+    def _run(self, task: _Task) -> None:
+        task.work()
+        with self._lock:
+            self._running.remove(task)
+            self._share.charge(task.tenant, self._clock() - task.began)
+            self._end(task.tenant)
+            self._start()
+
+    def _end(self, tenant: str) -> None:
+        """Forget a tenant that neither waits nor runs."""
+        queues = self._waiting.get(tenant, ((), ()))
+        if not any(queues) and not any(one.tenant == tenant for one in self._running):
+            self._waiting.pop(tenant, None)
+            self._share.end(tenant)

@@ -1,0 +1,95 @@
+"""Equal parts of what is used, whatever the costs, and no credit for time away."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semantic.domain.fair_share import FairShare
+
+COSTS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=5)
+
+
+@given(st.lists(COSTS, min_size=2, max_size=5), st.integers(20, 200))
+def test_tenants_that_always_want_something_use_the_same(
+    costs: list[list[float]], rounds: int
+) -> None:
+    share, used = FairShare(), defaultdict[str, float](float)
+    names = [f"t{i}" for i in range(len(costs))]
+    for name in names:
+        share.begin(name)
+    for i in range(rounds):
+        name = share.next(names)
+        cost = costs[names.index(name)][i % len(costs[names.index(name)])]
+        share.charge(name, cost)
+        used[name] += cost
+    largest = max(max(one) for one in costs)
+    assert max(used[name] for name in names) - min(used[name] for name in names) <= 2 * largest
+
+
+@given(st.integers(1, 50), st.floats(0.1, 100.0))
+def test_who_was_away_gets_nothing_for_that_time(rounds: int, cost: float) -> None:
+    share = FairShare()
+    for name in ("busy", "other"):
+        share.begin(name)
+    for _ in range(rounds):
+        share.charge(share.next(["busy", "other"]), cost)
+    share.begin("new")
+    served = Counter[str]()
+    for _ in range(30):
+        name = share.next(["busy", "other", "new"])
+        share.charge(name, cost)
+        served[name] += 1
+    assert max(served.values()) - min(served.values()) <= 2
+
+
+def test_a_tenant_cannot_leave_to_forget_what_it_used() -> None:
+    share = FairShare()
+    share.begin("a")
+    share.begin("b")
+    assert share.next(["a", "b"]) == "a"
+    share.charge("a", 100.0)
+    share.end("a")
+    share.begin("a")
+    for _ in range(9):
+        assert share.next(["a", "b"]) == "b"
+        share.charge("b", 10.0)
+    share.charge("b", 11.0)
+    assert share.next(["a", "b"]) == "a"
+
+
+def test_who_was_alone_owes_nothing_to_those_who_come_later() -> None:
+    share = FairShare()
+    share.begin("a")
+    share.next(["a"])
+    share.charge("a", 1000.0)
+    share.end("a")
+    for name in ("a", "b"):
+        share.begin(name)
+    served = Counter[str]()
+    for _ in range(10):
+        name = share.next(["a", "b"])
+        share.charge(name, 1.0)
+        served[name] += 1
+    assert served == {"a": 5, "b": 5}
+
+
+def test_what_runs_counts_and_nobody_is_kept_for_ever() -> None:
+    share = FairShare()
+    for name in ("a", "b"):
+        share.begin(name)
+    assert share.next(["a", "b"], {"a": 5.0}) == "b"
+    share.charge("b", 1.0)
+    for name in ("a", "b"):
+        share.end(name)
+    for number in range(100):
+        name = f"n{number}"
+        share.begin(name)
+        share.next([name])
+        share.charge(name, 1.0)
+        share.end(name)
+    share.begin("last")
+    share.next(["last"])
+    assert len(share._used) == 1
