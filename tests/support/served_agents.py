@@ -14,7 +14,7 @@ from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.fair_threads import FairThreads
+from semantic.application.fair_threads import Failure, FairThreads, attempt
 from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.errors import SemanticError
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec
@@ -25,9 +25,25 @@ from tests.unit.application.world import World
 
 T = TypeVar("T")
 
-_WORKERS = FairThreads(2, "test")
 MODEL = "/folders/models/tiny"
 """What the engine's model is said to be loaded from."""
+
+
+class AtOnce(FairThreads):
+    """Runs what it is given at once: steps have an order, and can be counted."""
+
+    def __init__(self) -> None:
+        """There are no threads."""
+
+    def submit(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> Future[T]:
+        del tenant, is_short
+        result: Future[T] = Future()
+        outcome = attempt(function)
+        if isinstance(outcome, Failure):
+            result.set_exception(outcome.error)
+        else:
+            result.set_result(outcome)
+        return result
 
 
 class AgentsWorld:
@@ -59,7 +75,7 @@ class AgentsWorld:
             model_name="tiny",
         )
         self.transfers = AgentTransfers(self, directory, archives, tenants or {})
-        self.agents = ServedAgents(self, directory, finder, _WORKERS, self.transfers)
+        self.agents = ServedAgents(self, directory, finder, AtOnce(), self.transfers)
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
         """As `EngineThread.call`, but at once on the calling thread."""

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
 import pytest
 
 from semantic.application import embeddings
 from semantic.application.embeddings import Embeddings, batches
-from semantic.application.fair_threads import FairThreads
 from semantic.domain.errors import (
     ContextOverflowError,
     InvalidRequestError,
     OverloadedError,
-    SemanticError,
 )
 from semantic.ports.embedding import Embedded
 from tests.support.fake_embedder import MODEL, FakeEmbedder, at_once, counted
+from tests.support.served_agents import AtOnce
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,25 +27,9 @@ def fake() -> FakeEmbedder:
     return FakeEmbedder()
 
 
-class Here(FairThreads):
-    """Runs what it is given at once, so that the order of steps is that of the requests."""
-
-    def __init__(self) -> None:
-        """There are no threads."""
-
-    def submit(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> Future[T]:
-        del tenant, is_short
-        result: Future[T] = Future()
-        try:
-            result.set_result(function())
-        except SemanticError as error:
-            result.set_exception(error)
-        return result
-
-
 @pytest.fixture
 def served(fake: FakeEmbedder) -> Embeddings:
-    return Embeddings(MODEL, fake, at_once, Here())
+    return Embeddings(MODEL, fake, at_once, AtOnce())
 
 
 def test_vectors_are_in_the_order_of_their_texts(fake: FakeEmbedder, served: Embeddings) -> None:
