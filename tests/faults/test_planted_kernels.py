@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
@@ -119,6 +120,14 @@ def test_a_folder_that_is_in_use_is_not_removed(tmp_path: Path) -> None:
     for folder in (first, second):
         folder.end()
         assert not folder.path.exists()
+
+
+def test_processes_that_begin_together_leave_each_other_their_folders(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        folders = [*threads.map(KernelFolder, [tmp_path] * 64)]
+    assert all(folder.path.joinpath(*_BELOW).is_dir() for folder in folders)
+    for folder in folders:
+        folder.end()
 
 
 def test_an_incomplete_file_is_not_kept(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import platform
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -27,7 +28,7 @@ from semantic.domain.errors import BackendError
 _BELOW: Final = ("mlx", version("mlx"), "cpu")
 _CUDA: Final = "MLX_PTX_CACHE_DIR"
 _VARIABLES: Final = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
-"""Those that C++'s standard library reads, in its order."""
+"""The standard library of C++ reads these, in this order."""
 _MEND: Final = "set TMPDIR to a folder of yours where programs may be"
 _ROOM: Final = 64 << 20
 """Bytes; what a compiler writes for one library is less."""
@@ -46,10 +47,11 @@ class KernelFolder:
             raise OSError(errno.EACCES, "it may hold no programs")
         if found.f_bavail * found.f_frsize < _ROOM:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        _remove_ended(root)
-        self.path = Path(tempfile.mkdtemp(prefix="run-", dir=root))
-        self._lock = os.open(self.path, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with _locked(root):  # else a process that begins beside this one removes the new folder
+            _remove_ended(root)
+            self.path = Path(tempfile.mkdtemp(prefix="run-", dir=root))
+            self._lock = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._files = self.path.joinpath(*_BELOW)
         self._files.mkdir(parents=True)
         self._kept = root / f"{_BELOW[1]}-{platform.machine()}"
@@ -70,6 +72,16 @@ class KernelFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
 def _remove_ended(root: Path) -> None:
     """Remove the folders of processes that were killed."""
     for folder in root.glob("run-*"):
@@ -85,7 +97,7 @@ def _remove_ended(root: Path) -> None:
 def _require_own(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise OSError(errno.ENOTDIR, "it is no folder")
+        raise OSError(errno.ENOTDIR, "it is not a folder")
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise OSError(errno.EPERM, "others may write to it")
 
@@ -98,9 +110,11 @@ def own() -> Path:
     where they are. Raises BackendError where no folder is fit for that."""
     if _own:
         return _own[0].path
-    roots = (platformdirs.user_cache_path("semantic") / "kernels", Path(tempfile.gettempdir()))
     problems: list[str] = []
-    for root in (roots[0], roots[1] / f"semantic-{os.geteuid()}"):
+    for root in (
+        platformdirs.user_cache_path("semantic") / "kernels",
+        Path(tempfile.gettempdir(), f"semantic-{os.geteuid()}"),
+    ):
         try:
             _own.append(KernelFolder(root))
         except OSError as error:
