@@ -40,9 +40,9 @@ class Failure:
 def attempt(work: Callable[[], T]) -> T | Failure:
     """The result of `work`, or the failure that it raised.
 
-    What is no Exception becomes a BackendError: a panic of a library that is written in Rust, a
-    module that calls `sys.exit`. It would end the thread, or the loop that waits for it. Not for
-    the main thread, which Ctrl-C reaches.
+    An error that is not an Exception becomes a BackendError: a panic of a library that is written
+    in Rust, a module that calls `sys.exit`. It would end the thread, or the loop that waits for it.
+    Not for the main thread, which Ctrl-C reaches.
     """
     try:
         return work()
@@ -78,7 +78,7 @@ class _Task:
 
 
 class FairThreads:
-    """`n` threads. Of the work that waits that of the tenant that has used least time is next.
+    """`n` threads. The tenant that has used the least time runs next.
 
     Work that is not short has all threads but one, so that short work never waits for it. A
     tenant's short work goes before its other work.

@@ -131,27 +131,30 @@ def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
     """
     settings = engine.settings()
     echo = _silent if as_json else typer.echo
-    histories = {role.agent: script(role) for role in CAST}
+    # Another model than the packaged one need not be able to answer.
+    is_packaged = settings.model == DEFAULT_MODEL
+    roles = CAST if is_packaged else tuple(role._replace(words=()) for role in CAST)
+    histories = {role.agent: script(role) for role in roles}
     with tempfile.TemporaryDirectory(prefix="semantic-demo-") as store:
         with Process(settings, store) as process:
             done = process.batch(histories)
-            for role in CAST:
+            for role in roles:
                 echo(f"{role.agent}: {done.texts[role.agent]}\n")
-            resumed = [process.answer(role.agent, role.question) for role in CAST]
-            pieces = process.pieces(CAST[0].agent, _COUNT, 4 * ANSWER_TOKENS)
+            resumed = [process.answer(role.agent, role.question) for role in roles]
+            pieces = process.pieces(roles[0].agent, _COUNT, 4 * ANSWER_TOKENS)
             cut = "".join(str(piece) for piece, _ in zip(pieces, range(_BEFORE_KILL), strict=False))
             process.kill()
-            echo(f"{CAST[0].agent}: {cut} … {_KILLED}\n")
+            echo(f"{roles[0].agent}: {cut} … {_KILLED}\n")
         with Process(settings, store) as process:
-            restored = [process.answer(role.agent, role.question) for role in CAST]
+            restored = [process.answer(role.agent, role.question) for role in roles]
     with Process(settings) as process:
-        recalls = [
-            _compared(process, *each, [*histories[each[0].agent], _said(done.texts[each[0].agent])])
-            for each in zip(CAST, resumed, restored, strict=True)
-        ]
+        recalls: list[Recall] = []
+        for role, *answers in zip(roles, resumed, restored, strict=True):
+            history = [*histories[role.agent], _said(done.texts[role.agent])]
+            recalls.append(_compared(process, role, history, *answers))
     for recall in recalls:
         echo(f"{recall.agent} is asked: {recall.question}\n  {recall.restored.text}")
-    failures = _failures(recalls, is_packaged=settings.model == DEFAULT_MODEL)
+    failures = [failure for recall in recalls for failure in recall.failures]
     echo("\n".join(("", *table(recalls, done.tokens / done.seconds))))
     echo("\n".join(["", *(f"FAILED: {one}" for one in failures)] if failures else [_NEXT]))
     if as_json:
@@ -172,14 +175,8 @@ def _silent(_: str) -> None:
     """Replaces `typer.echo` with --json."""
 
 
-def _failures(recalls: Sequence[Recall], *, is_packaged: bool) -> list[str]:
-    """Another model than the packaged one need not be able to answer."""
-    found = [one for recall in recalls for one in recall.failures]
-    return [one for one in found if is_packaged or not one.endswith("did not say so")]
-
-
 def _compared(
-    process: Process, role: Role, resumed: Answer, restored: Answer, history: Sequence[Message]
+    process: Process, role: Role, history: Sequence[Message], resumed: Answer, restored: Answer
 ) -> Recall:
     """Ask the same of a process that has no cache of it."""
     asked = [*history, {"role": "user", "content": role.question}]

@@ -248,7 +248,7 @@ class AnswerReader:
         self._has_thought = closes_thought
         self._is_fenced = False  # where a call begins
         self._given = ""  # of a call's text, by its header
-        self._mention = TokenText()  # what is no header
+        self._mention = TokenText()  # text that is not a header after all
         if self._headers is not None:
             self._begin_header("")
         elif chat_format.bare_calls and chat.may_call and not opens_thought:
@@ -331,8 +331,10 @@ class AnswerReader:
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
-        """Whether text that ends with `before` only mentions a mark: in code, as a word of a line
-        that would begin reasoning, or its end once more."""
+        """Whether the text only mentions a mark, and continues; it ends with `before`.
+
+        Code mentions marks. A line mentions the start of reasoning as a word, and any text after
+        reasoning mentions its end."""
         part = self._opens[mark]
         line = self._found.line.removesuffix(mark)
         if mark == self._unmarked:

@@ -51,8 +51,8 @@ _FENCE: Final = "```"
 class MarkFinder:
     """Cuts a stream of text at marks; holds back what could still become one.
 
-    No mark is part of another one. A mark between backticks, of which the first one opens, is text.
-    `line` is the end of the line before what is held, and `is_fenced` whether that is code.
+    No mark is part of another one. A mark behind an opening backtick and before another one is
+    text. `line` is the end of the line before what is held, and `is_fenced` whether that is code.
     """
 
     def __init__(self, marks: Sequence[str]) -> None:

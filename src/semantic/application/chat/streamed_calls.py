@@ -229,7 +229,7 @@ class StreamedCalls:
 
     @property
     def has_object(self) -> bool:
-        """Whether what is strange is an object, which may be a call."""
+        """Whether the strange text is an object, which may be a call."""
         return self.is_strange and self._text.startswith("{", behind_space(self._text, self._at))
 
     def push(self, text: str) -> list[CallPart]:
