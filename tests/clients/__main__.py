@@ -28,6 +28,7 @@ from tests.clients import talk
 from tests.clients.clients import CLIENTS, HERE, Client
 from tests.clients.conftest import PACKAGES_VARIABLE, SERVER_VARIABLE, URL_VARIABLE
 from tests.clients.environments import EnvironmentFailedError, packages_of, pin, python_of
+from tests.clients.sessions import hold_sessions
 from tests.support.embedding_model import write_embedding_model
 from tests.support.serve_process import (
     OURS,
@@ -109,12 +110,19 @@ def _checked(client: Client, url: str, console: Console) -> Result:
         python = python_of(client)
         built = time.monotonic()
         with _home() as home:
-            result = _run(client, python, home, url)
-    except (EnvironmentFailedError, subprocess.TimeoutExpired) as error:
+            passed, failures = _run(client, python, home, url)
+            held, broken = hold_sessions(client, python, home)
+    except (EnvironmentFailedError, ServerFailedError, subprocess.TimeoutExpired) as error:
         console.print(str(error), markup=False)
         return Result(client.name, failures=(type(error).__name__,))
     ended = time.monotonic()
-    return Result(client.name, *result, build_seconds=built - began, seconds=ended - built)
+    return Result(
+        client.name,
+        passed + held,
+        (*failures, *broken),
+        build_seconds=built - began,
+        seconds=ended - built,
+    )
 
 
 def _run(client: Client, python: Path, home: Path, url: str) -> tuple[int, tuple[str, ...]]:

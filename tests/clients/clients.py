@@ -13,13 +13,15 @@ HERE: Final = Path(__file__).parent
 class Client:
     """A client's `name`, what an environment for it `needs`, and the `check` that it must pass.
 
-    `npm` are packages of a client that runs in Node, each `name@version`.
+    `npm` are packages of a client that runs in Node, each `name@version`. `wires` are those on
+    which its SDK, named as the client up to a hyphen, holds sessions with models of families.
     """
 
     name: str
     needs: tuple[str, ...]
     check: str
     npm: tuple[str, ...] = ()
+    wires: tuple[str, ...] = ()
 
     @property
     def pins(self) -> Path:
@@ -33,11 +35,11 @@ class Client:
 
 
 CLIENTS: Final = (
-    Client("openai-2", ("openai==2.54.0",), "check_openai.py"),
-    Client("openai-3", ("openai==3.52.0",), "check_openai.py"),
-    Client("anthropic", ("anthropic==2.11.0",), "check_anthropic.py"),
+    Client("openai-2", ("openai==2.54.0",), "check_openai.py", wires=("chat", "responses")),
+    Client("openai-3", ("openai==3.52.0",), "check_openai.py", wires=("chat", "responses")),
+    Client("anthropic", ("anthropic==2.11.0",), "check_anthropic.py", wires=("messages",)),
     Client("langchain-openai", ("langchain-openai==1.7.3",), "check_langchain.py"),
-    Client("ollama", ("ollama==0.6.3",), "check_ollama.py"),
+    Client("ollama", ("ollama==0.6.3",), "check_ollama.py", wires=("ollama",)),
     Client("langchain-ollama", ("langchain-ollama==1.1.0",), "check_langchain_ollama.py"),
     Client("open-webui", ("open-webui==0.12.4",), "check_open_webui.py"),
     Client("encoders", ("mlx-embeddings==0.1.0", "-r requirements.txt"), "check_encoders.py"),
