@@ -41,11 +41,6 @@ class NoAgents:
         """See `AgentsPort.tenants`."""
         return ()
 
-    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
-        """See `AgentsPort.list`."""
-        del tenant, only
-        return ()
-
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
         """See `AgentsPort.requests`."""
         del tenant

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Literal, Self, Unpack, overload
+from typing import Final, Literal, Self, Unpack, overload
 
 from semantic.application.engine.admission import QueueLimits
 from semantic.application.serving import Serving
@@ -31,6 +31,9 @@ from semantic.ports.agents import AgentSummary
 from semantic.ports.serving import ServedModel
 from semantic.serve import ServeSettings, adapted
 from semantic.serve_models import ResidentModels, load_resident
+
+_ALL_AGENTS: Final = 1 << 40
+"""More than there are."""
 
 
 class AsyncEngine:
@@ -224,7 +227,8 @@ class AsyncEngine:
     async def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
         """All agents of a model that have a turn, those with a request first, then the last
         used."""
-        return await self._serving(model).agents.list(LOCAL_TENANT)
+        page = await self._serving(model).agents.page(LOCAL_TENANT, _ALL_AGENTS)
+        return sorted(page.agents, key=lambda one: (one.state == "idle", -(one.last_used or 0.0)))
 
     def stores(self) -> Sequence[StoreStats]:
         """Size and counts of each tier of the store."""

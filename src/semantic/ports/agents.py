@@ -218,10 +218,6 @@ class AgentsPort(Protocol):
         """The tenants that have agents, saved or with a request; sorted."""
         ...
 
-    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
-        """The agents of `tenant`: those with a request first, then the most recently used."""
-        ...
-
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
         """The requests that run or wait, in the order of their arrival; None: of all tenants."""
         ...
@@ -243,8 +239,8 @@ class AgentsPort(Protocol):
         """At most `limit` saved agents, last saved first: those that come after `after`.
 
         Its cost does not depend on how many agents there are, but on how many `only` passes over.
-        The first page begins with the agents
-        whose first turn has not ended. Raises AgentNotFoundError if `after` is not saved.
+        The first page begins with the agents whose first turn has not ended. Raises
+        AgentNotFoundError if `after` is not saved.
         """
         ...
 

@@ -24,7 +24,7 @@ from semantic.domain.errors import (
     OperatorError,
     SemanticError,
 )
-from semantic.ports.agents import EVERY_AGENT, AgentFilter, AgentSummary, Tenant, TenantId
+from semantic.ports.agents import EVERY_AGENT, AgentFilter, AgentPage, Tenant, TenantId
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, running, until
 from tests.support.model_server import KEY, OPERATOR, several
@@ -78,11 +78,16 @@ class OfOneTenant(NoAgents):
     async def tenants(self) -> Sequence[TenantId]:
         return (self.tenant,)
 
-    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
-        del only
+    async def page(
+        self,
+        tenant: Tenant,
+        limit: int,
+        after: str | None = None,
+        only: AgentFilter = EVERY_AGENT,
+    ) -> AgentPage:
         if tenant != self.tenant:
             raise AgentNotFoundError(f"there is no tenant {tenant}")
-        return ()
+        return await super().page(tenant, limit, after, only)
 
 
 def test_an_operator_lists_the_agents_of_a_model_that_a_tenant_has_none_of() -> None:

@@ -8,6 +8,7 @@ and imports need such a key, unless the server has no keys.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Final, Literal
 
@@ -35,11 +36,13 @@ from semantic.adapters.http.identity import is_operator, require_operator, tenan
 from semantic.adapters.http.request_body import read_as
 from semantic.adapters.http.streaming import until_disconnect
 from semantic.application.cache.match_report import cache_miss_reason, end_reason
-from semantic.domain.errors import InvalidRequestError, SemanticError
+from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, SemanticError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.ports.agents import (
     AgentArchive,
     AgentFilter,
+    AgentPage,
+    AgentsPort,
     AgentState,
     AgentSummary,
     Place,
@@ -179,16 +182,15 @@ class ShownAgent(Agent):
 
 
 class Agents(BaseModel):
-    """All agents, or with `limit` or `after` some of them."""
+    """A page of agents; the ids are null if there are none, and for agents of several tenants."""
 
     object: Literal["list"]
     data: list[Agent]
-    first_id: Annotated[str | None, Field(description="Of some agents: the first one's id.")] = None
-    last_id: Annotated[str | None, Field(description="What to send as `after` for more.")] = None
-    has_more: Annotated[bool | None, Field(description="Whether more come after these.")] = None
+    first_id: Annotated[str | None, Field(description="The first one's id.")]
+    last_id: Annotated[str | None, Field(description="What to send as `after` for more.")]
+    has_more: Annotated[bool, Field(description="Whether more come after these.")]
 
 
-_PAGE: Final = 20
 _FORK: Final = TypeAdapter(Fork)
 _PIN: Final = TypeAdapter(Pin)
 
@@ -207,9 +209,7 @@ def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
 @router.get("", responses=_gives(Agents))
 async def list_agents(
     request: Request,
-    limit: Annotated[
-        int | None, Query(ge=1, le=1000, description="At most so many saved agents.")
-    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most saved agents.")] = 20,
     after: Annotated[str | None, Query(description="The id of an agent; those after it.")] = None,
     tenant: TenantParameter = None,
     prefix: Annotated[str | None, Query(description="Those whose names begin with it.")] = None,
@@ -217,31 +217,34 @@ async def list_agents(
     state: Annotated[AgentState | None, Query(description="Those in this state.")] = None,
     parent: Annotated[str | None, Query(description="The children of this agent.")] = None,
 ) -> Response:
-    """All agents: those with an active request first, then by last use, newest first.
+    """A page of agents: those whose first turn has not ended, then the last used.
 
-    With `limit` (20) or `after` a page of them, by last use alone, at a cost that does not depend
-    on how many there are. An operator gets those of one tenant, or without `limit` of all.
+    Its cost does not depend on how many there are. An operator gets those of one tenant, or
+    without `tenant` and `after` the first ones of all, tenant by tenant.
     """
-    agents, is_whole = agents_of(request), limit is None and after is None
-    only = AgentFilter(prefix, pinned, state, parent)
-    if is_whole and tenant is None and is_operator(request):
-        whole = [(one, await agents.list(one, only)) for one in await agents.tenants()]
-        data = [_summary(agent, of) for of, found in whole for agent in found]
-        return JSONResponse({"object": "list", "data": data})
-    owner = _owner(request, tenant)
-    if is_whole:
-        found = await agents.list(owner, only)
-        return JSONResponse({"object": "list", "data": [_summary(one, owner) for one in found]})
-    page = await agents.page(owner, limit or _PAGE, after, only)
-    ids = [one.id for one in page.agents]
-    document = {
-        "object": "list",
-        "data": [_summary(one, owner) for one in page.agents],
-        "first_id": ids[0] if ids else None,
-        "last_id": ids[-1] if ids else None,
-        "has_more": page.has_more,
-    }
-    return JSONResponse(document)
+    agents, only = agents_of(request), AgentFilter(prefix, pinned, state, parent)
+    if tenant is None and after is None and is_operator(request):
+        pages, is_of_all = await _first_of_all(agents, limit, only), True
+    else:
+        owner = _owner(request, tenant)
+        pages, is_of_all = [(owner, await agents.page(owner, limit, after, only))], False
+    data = [_summary(one, of) for of, page in pages for one in page.agents]
+    first, last = (None if is_of_all or not data else data[at]["id"] for at in (0, -1))
+    found = {"first_id": first, "last_id": last, "has_more": any(one.has_more for _, one in pages)}
+    return JSONResponse({"object": "list", "data": data, **found})
+
+
+async def _first_of_all(
+    agents: AgentsPort, limit: int, only: AgentFilter
+) -> list[tuple[Tenant, AgentPage]]:
+    pages = list[tuple[Tenant, AgentPage]]()
+    for tenant in await agents.tenants():
+        if limit <= 0:
+            return [*pages, (tenant, AgentPage((), has_more=True))]
+        with suppress(AgentNotFoundError):  # its last agent was deleted meanwhile
+            pages.append((tenant, await agents.page(tenant, limit, None, only)))
+            limit -= len(pages[-1][1].agents)
+    return pages
 
 
 _TAR: Final = "application/x-tar"

@@ -22,7 +22,6 @@ from semantic.application.agents.footprint import (
 )
 from semantic.application.agents.listing import walk
 from semantic.application.cache.origin import (
-    children_of,
     parent_in,
     parent_of,
     session_and_client_in,
@@ -325,10 +324,6 @@ class AgentDirectory:
             for one in self._footprints(manifests)
         ]
 
-    def _manifests(self, tenant: Owner) -> Sequence[Manifest]:
-        scope = self.scope(tenant)
-        return [manifest for manifest in self._store.manifests() if manifest.scope == scope]
-
     def _summary(self, footprint: AgentFootprint, activity: Activity) -> AgentSummary:
         manifest = footprint.manifest
         session, client = session_and_client_in(manifest.note)
@@ -368,21 +363,6 @@ class AgentDirectory:
             session=session,
             client=client,
         )
-
-    def list(
-        self, tenant: Owner, seen: Mapping[str, Activity], only: AgentFilter = EVERY_AGENT
-    ) -> list[AgentSummary]:
-        """See `AgentsPort.list`; `seen` is the result of `activity`."""
-        summaries = self._summaries(self._manifests(tenant), seen)
-        saved = {one.id for one in summaries}
-        summaries += [self._unsaved(name, one) for name, one in seen.items() if name not in saved]
-        children = children_of({one.id: one.parent for one in summaries})
-        summaries = [
-            replace(one, children=children.get(one.id, ()))
-            for one in summaries
-            if _is_one(only, one)
-        ]
-        return sorted(summaries, key=lambda one: (one.state == "idle", -(one.last_used or 0.0)))
 
 
 def _is_one(only: AgentFilter, one: AgentSummary) -> bool:

@@ -65,13 +65,6 @@ class ServedAgents:
         owners = await self._call(self._directory.owners)
         return sorted(owners, key=lambda one: one.id)
 
-    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
-        owner = await self._owner(tenant)
-        seen = await self._activity(owner)
-        return await self._work(
-            tenant, lambda: self._directory.list(owner, seen, only), is_short=False
-        )
-
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
         directory = self._directory
         return await self._call(

@@ -178,15 +178,6 @@ def parent_in(note: str) -> str | None:
     return None if origin is None else origin.identity.parent
 
 
-def children_of(parents: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """The children of each agent that has any; `parents` maps an agent to its parent."""
-    children: dict[str, list[str]] = {}
-    for name, parent in parents.items():
-        if parent is not None:
-            children.setdefault(parent, []).append(name)
-    return {parent: tuple(sorted(names)) for parent, names in children.items()}
-
-
 def _origin(fields: Mapping[str, object]) -> Origin | None:
     if fields.get("origin") != _VERSION:
         return None

@@ -116,9 +116,6 @@ class OnDemandAgents:
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
         return any([await one.cancel(uid, tenant) for one in self._loaded()])
 
-    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
-        return await self._of_tenant(tenant, lambda agents: agents.list(tenant, only), ())
-
     async def page(
         self,
         tenant: Tenant,

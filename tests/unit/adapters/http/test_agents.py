@@ -51,7 +51,8 @@ def error(reply: Reply) -> tuple[int, str]:
 
 
 def test_a_list_of_agents(server: RunningServer, served: AgentsWorld) -> None:
-    assert server.ask("GET", "/v1/agents").json == {"object": "list", "data": []}
+    nothing: dict[str, object] = {"data": [], "first_id": None, "last_id": None, "has_more": False}
+    assert server.ask("GET", "/v1/agents").json == {"object": "list", **nothing}
     served.turn("ada", 600)
     served.turn("ada", 600)
     data = server.ask("GET", "/v1/agents").json["data"]
@@ -383,6 +384,30 @@ def test_a_list_is_filtered_by_what_the_query_says(
     assert refused.status == 400
     assert "'idle', 'queued', 'prefill' or 'decode'" in refused.body.decode()
     assert server.ask("GET", "/v1/agents?parent=b").json["data"] == []
+
+
+def test_an_operators_page_of_all_tenants_is_bounded(tenants: Tenants) -> None:
+    for at, name in enumerate(tenants.names):
+        tenants.served.turn("bob", 20, tenant=name, first=at)
+    expected = [(tenant, agent) for tenant in sorted(tenants.ids) for agent in ("bob", "ada")]
+    for limit, more in ((1, True), (2, True), (3, True), (4, False), (1000, False)):
+        page = tenants.ask(OPERATOR, "GET", f"/v1/agents?limit={limit}").json
+        data, expected = (
+            page["data"],
+            [(id_, agent) for id_ in sorted(tenants.ids) for agent in ("bob", "ada")],
+        )
+        assert isinstance(data, list)
+        assert [(one["tenant"], one["id"]) for one in data] == expected[:limit]
+        assert (page["first_id"], page["last_id"], page["has_more"]) == (None, None, more)
+
+
+def test_a_list_without_a_limit_is_a_page(server: RunningServer, served: AgentsWorld) -> None:
+    for number in range(21):
+        served.turn(f"a{number}", 20, first=number)
+    page = server.ask("GET", "/v1/agents").json
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("a20", "a1", True)
+    rest = server.ask("GET", "/v1/agents?after=a1").json
+    assert (rest["first_id"], rest["last_id"], rest["has_more"]) == ("a0", "a0", False)
 
 
 def test_beside_others_a_tenant_pins_no_more_than_its_part(tenants: Tenants) -> None:

@@ -254,6 +254,14 @@ def text_at(path: str, value: object) -> str:
     return value
 
 
+def name_at(path: str, given: Mapping[str, object]) -> str:
+    """The name in the object at `path`. Raises FieldError unless it is a text that says one."""
+    name = text_at(f"{path}.name", given.get("name"))
+    if not name:
+        raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
+    return name
+
+
 def validated_at(path: str, adapter: TypeAdapter[T], element: Mapping[str, object]) -> T:
     """`element` as validated by `adapter`. Raises FieldError with the path from the body's root."""
     try:

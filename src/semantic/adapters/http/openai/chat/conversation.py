@@ -12,6 +12,7 @@ from typing import Final
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.fields import (
     list_at,
+    name_at,
     object_at,
     text_at,
     validated_at,
@@ -252,11 +253,8 @@ def _tool(path: str, value: object) -> Tool | None:
         return None
     tool["function"] = object_at(f"{path}.function", tool.get("function"))
     function = validated_at(path, tool_adapter(), tool)["function"]
-    if not function["name"]:
-        at = f"{path}.function.name"
-        raise FieldError(f"{at}: expected a name", param=at)
     return Tool(
-        function["name"],
+        name_at(f"{path}.function", function),
         function.get("description", ""),
         function.get("parameters", {}),
         strict=bool(function.get("strict")),
@@ -265,9 +263,7 @@ def _tool(path: str, value: object) -> Tool | None:
 
 def read_custom_tool(path: str, given: Mapping[str, object]) -> Tool:
     """The custom tool with the fields `given` at `path`. Raises FieldError for an invalid one."""
-    name = text_at(f"{path}.name", given.get("name"))
-    if not name:
-        raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
+    name = name_at(path, given)
     description = text_at(f"{path}.description", given.get("description", ""))
     return custom_tool(name, description, _expected(f"{path}.format", given.get("format")))
 

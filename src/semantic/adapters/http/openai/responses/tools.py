@@ -21,6 +21,7 @@ from semantic.adapters.http.openai.chat.conversation import (
 from semantic.adapters.http.openai.fields import (
     Json,
     list_at,
+    name_at,
     object_at,
     text_at,
     validated_at,
@@ -151,7 +152,7 @@ def _is_local(tool: Json) -> bool:
 
 
 def _namespace(path: str, given: Json) -> list[_Function]:
-    namespace = _name_at(path, given)
+    namespace = name_at(path, given)
     functions = _functions(f"{path}.tools", given.get("tools"), namespace)
     reply_tool: Json = {
         "type": "namespace",
@@ -165,7 +166,7 @@ def _namespace(path: str, given: Json) -> list[_Function]:
 def _function(path: str, given: Json, namespace: str | None = None) -> _Function:
     complete = {"parameters": None, "strict": None, **given}
     checked = validated_at(path, response_tool_adapter(), complete)
-    name = _name_at(path, given)
+    name = name_at(path, given)
     parameters, strict = checked["parameters"] or {}, bool(checked["strict"])
     description = checked.get("description")
     reply_tool: Json = {
@@ -183,13 +184,6 @@ def _custom(path: str, given: Json, namespace: str | None) -> _Function:
     tool = read_custom_tool(path, given)
     reply_tool: Json = {name: given[name] for name in _CUSTOM_FIELDS if name in given}
     return _Function(f"{path}.name", FunctionName(tool.name, namespace), tool, reply_tool)
-
-
-def _name_at(path: str, given: Json) -> str:
-    name = text_at(f"{path}.name", given.get("name"))
-    if not name:
-        raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
-    return name
 
 
 # Tool choice
