@@ -19,7 +19,7 @@ from semantic.ports.serving import Ask, Prompt
 from tests.support.fake_chat_format import CALL_MARKS, FakeChatFormat
 from tests.support.fake_tokenizer import ByteTokenizer
 
-LIMIT, LONGEST, COUNTED = 100, 4, 2 << 20
+LIMIT, LONGEST, COUNTED = 100, 4, 1 << 18
 
 
 class Untouched(ByteTokenizer):
@@ -71,6 +71,48 @@ def test_a_refusal_says_how_long_a_prompt_is_that_can_be_counted() -> None:
         preparation().prepare(Ask("a" * 5000, SamplingParams()))
     assert caught.value.prompt_tokens == 5001
     assert len(preparation().tokens("a" * 5000)) == 5001
+
+
+class Blanks(ByteTokenizer):
+    """64 spaces are a token of it. `encoded` are the lengths of the texts that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoded: list[int] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.encoded.append(len(text))
+        blanks = text.replace(" " * 64, "\t")
+        return super().encode(blanks, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "encoded", "found"),
+    [
+        ("a" * 300_000, [8000], 8001),
+        ("a" * 3000 + " " * 300_000, [8000], 3087),
+        (Chat((Message("user", "b" * 1500), *[Message("user", "c" * 3000)] * 99)), [8000], 8001),
+        (" " * 300_000 + "a" * 3000, [8000, 303_000], 7720),
+    ],
+    ids=["dense", "dense at first", "messages", "dense at last"],
+)
+def test_a_long_text_is_refused_by_the_tokens_of_its_beginning(
+    prompt: Prompt, encoded: list[int], found: int
+) -> None:
+    tokenizer, chat_format = Blanks(), UntouchedFormat()
+    replay = Replay(chat_format, TurnCache(1), b"model", tokenizer.eos_token_ids)
+    tight = Preparation(tokenizer, chat_format, replay, lambda _: None, 1000, longest_token=4096)
+    with pytest.raises(ContextOverflowError) as caught:
+        tight.prepare(Ask(prompt, SamplingParams()))
+    assert (tokenizer.encoded, caught.value.prompt_tokens) == (encoded, found)
+
+
+def test_a_long_text_that_fits_is_taken() -> None:
+    tokenizer, chat_format = Blanks(), UntouchedFormat()
+    replay = Replay(chat_format, TurnCache(1), b"model", tokenizer.eos_token_ids)
+    ample = Preparation(tokenizer, chat_format, replay, lambda _: None, 9000, longest_token=4096)
+    prepared = ample.prepare(Ask(" " * 300_000 + "a" * 3000, SamplingParams()))
+    assert (len(prepared.tokens), prepared.max_tokens) == (7720, 1280)
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,15 @@ class Prepared:
     closes_thought: bool = False
 
 
-_ALWAYS_TOKENIZED = 2 << 20
-"""Characters up to which a prompt is always tokenized, which takes seconds at most: the refusal
-tells clients by how much they exceed the context."""
+_ALWAYS_TOKENIZED = 1 << 18
+"""Characters up to which a prompt is always tokenized, which takes 0.3 s: the refusal tells clients
+by how much they exceed the context."""
+_SAMPLED = 8
+"""Characters of a longer prompt's beginning for each token of the context: usual text has two or
+three tokens in them."""
+_DENSE = 2
+"""Contexts that the beginning of a text fills which cannot fit: tokens at its end may merge with
+what follows, which does not make it half as long."""
 
 
 _MOST_MESSAGES = 1 << 15
@@ -206,10 +212,15 @@ class Preparation:
         return RenderedChat(prompt), None
 
     def _require_plausible_length(self, prompt: Prompt) -> None:
-        """Raises ContextOverflowError for a text that cannot fit the context, without tokenizing
-        it, which could take minutes."""
-        least = length_of(prompt) // self._longest_token
-        self._max_tokens(least, None, None, is_chat=isinstance(prompt, Chat))
+        """Raises ContextOverflowError for a text that cannot fit the context: by its length, else
+        by the tokens of its beginning. To tokenize all of it could take a minute."""
+        length, is_chat = length_of(prompt), isinstance(prompt, Chat)
+        self._max_tokens(length // self._longest_token, None, None, is_chat=is_chat)
+        n_sampled = _SAMPLED * self._context_tokens
+        if length > n_sampled:
+            n_tokens = len(self._tokenizer.encode(_beginning(prompt, n_sampled)))
+            if n_tokens > _DENSE * self._context_tokens:
+                self._max_tokens(n_tokens, None, None, is_chat=is_chat)
 
     def _max_tokens(
         self, n_prompt: int, wanted: int | None, context: int | None, *, is_chat: bool
@@ -252,6 +263,18 @@ def _parts(chat: Chat | None, replayed: Replayed | None) -> Parts | None:
     if chat is None or replayed is None:
         return None
     return parts_of(chat, replayed.n_replayed, replayed.answers, replayed.tool_texts)
+
+
+def _beginning(prompt: Prompt, n: int) -> str:
+    """The first `n` characters of a text, or of a conversation's messages."""
+    if not isinstance(prompt, Chat):
+        return prompt[:n] if isinstance(prompt, str) else ""
+    found, room = list[str](), n
+    for message in prompt.messages:
+        for text in (message.content, *(call.arguments for call in message.tool_calls)):
+            found.append(text[:room])
+            room -= len(found[-1])
+    return "".join(found)
 
 
 def length_of(prompt: Prompt) -> int:
