@@ -226,8 +226,8 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
         frozenset(aliases),
         details,
     )
-    workers = FairThreads(2, "encode")
-    return Embeddings(known, embedder, loop.call, workers)
+    workers, turns = FairThreads(2, "encode"), FairThreads(2, "embed")
+    return Embeddings(known, embedder, loop.call, workers, turns)
 
 
 def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:

@@ -100,16 +100,17 @@ class FakeServing:
             prompt = "".join(message.content for message in prompt.messages)
         return tuple(map(ord, prompt)) if isinstance(prompt, str) else prompt
 
-    async def detokenize(self, tokens: Sequence[int]) -> str:
+    async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
         """See `ServingPort.detokenize`."""
+        del tenant
         for token in tokens:
             if not 0 <= token <= _LAST_CHARACTER:
                 raise InvalidRequestError(f"{token} is no token id")
         return "".join(map(chr, tokens))
 
-    async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
+    async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
         """See `ServingPort.token_texts`."""
-        return tuple([await self.detokenize([token]) for token in tokens])
+        return tuple([await self.detokenize([token], tenant) for token in tokens])
 
     @staticmethod
     def _end(script: Script, n_prompt: int) -> AnswerEnd:

@@ -7,12 +7,11 @@ vectors; no arrays of a framework, and no wire.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -23,7 +22,7 @@ from semantic.domain.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from semantic.domain.fair_share import FairLru
+from semantic.domain.fair_share import FairLru, FairRoom
 from semantic.domain.identity import digest
 from semantic.ports.embedding import Embedded, Embedder, EmbeddingModel, EmbeddingRun, Vector
 
@@ -37,8 +36,8 @@ _PART_CHARACTERS = 1 << 16
 _CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 200
 """Bytes of a cached vector beside its numbers."""
-_MOST_WAITING = 256
-"""Requests at once; more are refused."""
+_MOST_WAITING = 512
+"""Requests at once, half of them of one tenant; more are refused."""
 _RETRY_AFTER = 1
 
 Tokens = tuple[int, ...]
@@ -58,16 +57,22 @@ class Embeddings:
     """Implements `EmbeddingPort` with one model."""
 
     def __init__(
-        self, model: EmbeddingModel, embedder: Embedder, call: Calls, workers: FairThreads
+        self,
+        model: EmbeddingModel,
+        embedder: Embedder,
+        call: Calls,
+        workers: FairThreads,
+        turns: FairThreads,
     ) -> None:
-        """`call` reaches the thread that computes; `workers` run what needs no model."""
+        """`call` reaches the thread that computes; `workers` run what needs no model, and `turns`
+        wait for it. Both are two, so that one of what is not short runs at a time."""
         self.model = model
         self._embedder = embedder
         self._call = call
         self._workers = workers
         self._cache: FairLru[Key, Vector] = FairLru(_CACHE_BYTES)
-        self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._turns = turns
+        self._room = FairRoom(_MOST_WAITING)
 
     async def embed(
         self,
@@ -81,13 +86,13 @@ class Embeddings:
         most = self._embedder.dimensions
         if dimensions is not None and not 1 <= dimensions <= most:
             raise InvalidRequestError(f"dimensions: expected 1 to {most}, got {dimensions}")
-        async with self._entered():
+        with self._entered(tenant):
             rows = await self._encoded(texts, tenant, truncate=truncate)
             known = {key: self._cache.get(tenant, key) for key, _ in rows}
             found = {key: vector for key, vector in known.items() if vector is not None}
             missing = {key: tokens for key, tokens in rows if key not in found}
             for batch in batches(missing.items()):
-                computed = await self._computed(batch)
+                computed = await self._computed(batch, tenant)
                 found |= computed
                 if keep:
                     self._remember(computed, tenant)
@@ -97,17 +102,17 @@ class Embeddings:
         n_computed = sum(map(len, missing.values()))
         return Embedded(tuple(vectors), sum(len(tokens) for _, tokens in rows), n_computed)
 
-    @asynccontextmanager
-    async def _entered(self) -> AsyncIterator[None]:
-        if self._waiting >= _MOST_WAITING:
+    @contextmanager
+    def _entered(self, tenant: str) -> Iterator[None]:
+        if not (self._room.fits(1) and self._room.leaves_room(tenant, 1)):
             raise OverloadedError(
-                f"{_MOST_WAITING} requests for embeddings wait", retry_after=_RETRY_AFTER
+                f"{self._room.used} requests for embeddings wait", retry_after=_RETRY_AFTER
             )
-        self._waiting += 1
+        self._room.take(tenant, 1)
         try:
             yield
         finally:
-            self._waiting -= 1
+            self._room.give(tenant, 1)
 
     async def _encoded(self, texts: Sequence[str], tenant: str, *, truncate: bool) -> list[Row]:
         """The tokens of `texts` and their keys; in parts, so that others have the workers in
@@ -147,13 +152,13 @@ class Embeddings:
         model = self._embedder.model_id.encode()
         return digest("embedding-v1", model, pack_tokens(tokens))
 
-    async def _computed(self, batch: Sequence[Row]) -> dict[Key, Vector]:
+    async def _computed(self, batch: Sequence[Row], tenant: str) -> dict[Key, Vector]:
         """The vectors of a batch."""
         rows = [tokens for _, tokens in batch]
-        run: EmbeddingRun = await self._on_thread(lambda: self._embedder.start(rows))
+        run: EmbeddingRun = await self._on_thread(lambda: self._embedder.start(rows), tenant)
         vectors = None
         while vectors is None:
-            vectors = await self._on_thread(run.step)
+            vectors = await self._on_thread(run.step, tenant)
         return dict(zip((key for key, _ in batch), vectors, strict=True))
 
     def _remember(self, vectors: Mapping[Key, Vector], tenant: str) -> None:
@@ -161,10 +166,9 @@ class Embeddings:
             n_bytes = len(vector) * vector.itemsize + _ENTRY_BYTES
             self._cache.put(tenant, key, vector, n_bytes)
 
-    async def _on_thread(self, function: Callable[[], T]) -> T:
-        """The result of `function`; one at a time, in the order in which they are asked for."""
-        async with self._turn:
-            return await asyncio.wrap_future(self._call(function))
+    async def _on_thread(self, function: Callable[[], T], tenant: str) -> T:
+        """The result of `function`, one at a time."""
+        return await self._turns.run(tenant, lambda: self._call(function).result(), is_short=False)
 
 
 def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

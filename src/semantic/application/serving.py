@@ -70,6 +70,8 @@ _MOST_CHECKS = 4
 """Times that a request's grammars are checked: more only if verdicts are forgotten at once."""
 _SHORT = 1 << 16
 """Characters of a text, or tokens, that are prepared in a tenth of a second or so."""
+_AT_ONCE = 128
+"""Tokens whose texts are looked up in less than a millisecond, as those of log-probabilities."""
 _PUBLIC_NAME = 16
 """Characters of the digest in the name of a public prefix."""
 
@@ -210,15 +212,17 @@ class Serving:
         )
         return await self._workers.run(tenant, tokens, is_short=length_of(prompt) <= _SHORT)
 
-    async def detokenize(self, tokens: Sequence[int]) -> str:
+    async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
         self._check(tokens)
         decode = partial(self._tokenizer.decode, tokens)
-        return await self._workers.run("", decode, is_short=len(tokens) <= _SHORT)
+        return await self._workers.run(tenant, decode, is_short=len(tokens) <= _SHORT)
 
-    async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
+    async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
         self._check(tokens)
         texts = partial(tuple, map(self._tokenizer.text_of, tokens))
-        return await self._workers.run("", texts, is_short=len(tokens) <= _SHORT)
+        if len(tokens) <= _AT_ONCE:
+            return texts()
+        return await self._workers.run(tenant, texts, is_short=len(tokens) <= _SHORT)
 
     # Inside
 

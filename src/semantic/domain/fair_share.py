@@ -1,14 +1,16 @@
-"""Equal parts for tenants: FairShare of what is used one after the other, FairLru of what is held.
+"""Equal parts for tenants: FairShare of what is used one after the other, FairRoom and FairLru of
+what is held.
 
 FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) with costs that are known
-afterwards. In a full FairLru the tenant that holds most loses what it used longest ago: one alone
-may use all of it, and of several none loses anything while it holds less than an equal part.
-Neither knows a clock or a thread.
+afterwards. FairRoom bounds what is not taken back, by a threshold that moves with what is free
+(Choudhury and Hahne, 1998). In a full FairLru the tenant that holds most loses what it used longest
+ago: one alone may use all of it, and of several none loses anything while it holds less than an
+equal part. None knows a clock or a thread.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
@@ -54,6 +56,43 @@ class FairShare:
         for name in [name for name in self._away if self._used[name] <= self._now]:
             del self._used[name]
             self._away.discard(name)
+
+
+class FairRoom:
+    """Room for `most`, in any unit. A tenant that has some gets more while as much stays free.
+
+    One tenant gets half, of two each gets a third, and there is always room for another one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+        self._tenants: Counter[str] = Counter()
+
+    def of(self, tenant: str) -> int:
+        """How much the tenant has."""
+        return self._tenants[tenant]
+
+    def fits(self, n: int) -> bool:
+        """Whether `n` are free."""
+        return self.used + n <= self.most
+
+    def leaves_room(self, tenant: str, n: int) -> bool:
+        """Whether the tenant has nothing, or with `n` more no more than is free then."""
+        own = self._tenants[tenant]
+        return not own or own + n <= self.most - self.used - n
+
+    def take(self, tenant: str, n: int) -> None:
+        """The tenant has `n` more, whatever the limits are."""
+        self.used += n
+        self._tenants[tenant] += n
+
+    def give(self, tenant: str, n: int) -> None:
+        """The tenant has `n` less; it had as much."""
+        self.used -= n
+        self._tenants[tenant] -= n
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
 
 
 class FairLru(Generic[K, V]):

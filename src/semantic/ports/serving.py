@@ -132,10 +132,10 @@ class ServingPort(Protocol):
         ContextOverflowError."""
         ...
 
-    async def detokenize(self, tokens: Sequence[int]) -> str:
+    async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
         """The text of `tokens`. Raises InvalidRequestError for an unknown id."""
         ...
 
-    async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
+    async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
         """The text of each token alone, for wires that report log-probabilities by text."""
         ...

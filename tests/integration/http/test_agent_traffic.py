@@ -107,11 +107,11 @@ class Witness:
             prompt, add_special_tokens=add_special_tokens, tenant=tenant
         )
 
-    async def detokenize(self, tokens: Sequence[int]) -> str:
-        return await self.serving.detokenize(tokens)
+    async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
+        return await self.serving.detokenize(tokens, tenant)
 
-    async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        return await self.serving.token_texts(tokens)
+    async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
+        return await self.serving.token_texts(tokens, tenant)
 
 
 @dataclass

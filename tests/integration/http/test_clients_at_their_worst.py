@@ -35,7 +35,7 @@ from tests.support.served_store import served
 pytestmark = pytest.mark.process
 
 QUICK = ServerSettings(send_timeout=0.5, idle_timeout=1, stop_timeout=600)
-_LONG = "word " * 400_000
+_LONG = "a1 " * 80_000
 SMALL = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 

@@ -29,7 +29,7 @@ def fake() -> FakeEmbedder:
 
 @pytest.fixture
 def served(fake: FakeEmbedder) -> Embeddings:
-    return Embeddings(MODEL, fake, at_once, AtOnce())
+    return Embeddings(MODEL, fake, at_once, AtOnce(), AtOnce())
 
 
 def test_vectors_are_in_the_order_of_their_texts(fake: FakeEmbedder, served: Embeddings) -> None:
@@ -133,16 +133,20 @@ def test_a_request_whose_client_leaves_is_not_computed_on(
     assert asyncio.run(served.embed(("b",))).computed == 2
 
 
-def test_too_many_requests_are_refused(served: Embeddings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embeddings, "_MOST_WAITING", 1)
+def test_too_many_requests_of_a_tenant_are_refused_and_another_one_is_served(
+    fake: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embeddings, "_MOST_WAITING", 2)
+    served = Embeddings(MODEL, fake, at_once, AtOnce(), AtOnce())
 
     async def run() -> None:
-        first = asyncio.ensure_future(served.embed(("a",)))
+        first = asyncio.ensure_future(served.embed(("a",), "one"))
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
-            await served.embed(("b",))
+            await served.embed(("b",), "one")
+        await served.embed(("b",), "two")
         await first
-        await served.embed(("b",))
+        await served.embed(("b",), "one")
 
     asyncio.run(run())
 

@@ -210,11 +210,11 @@ def test_the_queue_is_bounded_for_each_tenant() -> None:
     async def test(of: World) -> None:
         tasks = [of.ask("held", "a")]
         await of.until(lambda: of.begun == ["held"])
-        tasks += [of.ask(f"a{i}", "a") for i in range(16)]
+        tasks += [of.ask(f"a{i}", "a") for i in range(32)]
         await of.settled()
         with pytest.raises(OverloadedError, match="too many schemas wait"):
             await of.ask("one more", "a")
-        tasks.append(of.ask("b", "b"))
+        tasks += [of.ask(name, name) for name in "bcdef"]
         await of.settled()
         of.probes[0].go()
         await asyncio.gather(*tasks)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.domain.fair_share import FairShare
+from semantic.domain.fair_share import FairRoom, FairShare
 
 COSTS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=5)
 
@@ -93,3 +93,33 @@ def test_what_runs_counts_and_nobody_is_kept_for_ever() -> None:
     share.begin("last")
     share.next(["last"])
     assert len(share._used) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 30), st.booleans())))
+def test_no_tenant_takes_the_room_of_the_others(steps: list[tuple[str, int, bool]]) -> None:
+    room, held = FairRoom(100), defaultdict[str, list[int]](list)
+    for tenant, n, gives in steps:
+        if gives and held[tenant]:
+            room.give(tenant, held[tenant].pop())
+        elif room.fits(n) and room.leaves_room(tenant, n):
+            room.take(tenant, n)
+            held[tenant].append(n)
+            # It has one thing, or what is free is as much as it has.
+            assert len(held[tenant]) == 1 or sum(held[tenant]) <= 100 - room.used
+        assert {name: room.of(name) for name in "abcd"} == {n: sum(held[n]) for n in "abcd"}
+        assert room.used == sum(map(sum, held.values())) <= 100
+
+
+def test_one_tenant_gets_half_and_of_two_each_a_third() -> None:
+    def filled(*tenants: str) -> list[int]:
+        room, n = FairRoom(60), 0
+        while n < 60:
+            for tenant in tenants:
+                if room.fits(1) and room.leaves_room(tenant, 1):
+                    room.take(tenant, 1)
+            n += 1
+        return [room.of(tenant) for tenant in tenants]
+
+    assert filled("a") == [30]
+    assert filled("a", "b") == [20, 20]
+    assert filled("a", "b", "c") == [15, 15, 15]

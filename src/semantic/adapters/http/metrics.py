@@ -151,11 +151,11 @@ class InstrumentedServing:
             prompt, add_special_tokens=add_special_tokens, tenant=tenant
         )
 
-    async def detokenize(self, tokens: Sequence[int]) -> str:
-        return await self._serving.detokenize(tokens)
+    async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
+        return await self._serving.detokenize(tokens, tenant)
 
-    async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        return await self._serving.token_texts(tokens)
+    async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
+        return await self._serving.token_texts(tokens, tenant)
 
 
 class _AnswerTimer:

@@ -12,7 +12,6 @@ import hmac
 import ipaddress
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
@@ -30,7 +29,7 @@ from semantic.adapters.http.errors import (
     problem_response,
 )
 from semantic.adapters.http.settings import ServerSettings, is_loopback
-from semantic.application.engine.admission import leaves_room
+from semantic.domain.fair_share import FairRoom
 
 _STOPPING: Final = Problem(
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -426,8 +425,7 @@ class AuthMiddleware:
         self._open = frozenset(open_paths)
         self._keys = keys
         self._operators = operators
-        self._max_requests = max_requests
-        self._running: Counter[str] = Counter()
+        self._running = FairRoom(max_requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys:
@@ -449,15 +447,15 @@ class AuthMiddleware:
         await self._app(scope, receive, send)
 
     async def _run(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        own, total = self._running[tenant], self._running.total()
-        if own and len(self._keys) > 1 and not leaves_room(own + 1, total + 1, self._max_requests):
-            await problem_response(scope, _too_many(own))(scope, receive, send)
+        if len(self._keys) > 1 and not self._running.leaves_room(tenant, 1):
+            problem = _too_many(self._running.of(tenant))
+            await problem_response(scope, problem)(scope, receive, send)
             return
-        self._running[tenant] += 1
+        self._running.take(tenant, 1)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._running[tenant] -= 1
+            self._running.give(tenant, 1)
 
 
 def _too_many(own: int) -> Problem:

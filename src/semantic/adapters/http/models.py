@@ -338,14 +338,15 @@ async def tokenize(request: Request) -> Tokenized:
     """The tokens of a text, or of a conversation as a chat completion of this caller has them: with
     the tokens of known answers, the rest rendered by the chat template."""
     body = await read_json(request)
-    serving = serving_of(request, body.get("model"))
+    serving, tenant = serving_of(request, body.get("model")), tenant_of(request)
     if "messages" in body:
         chat = await to_thread.run_sync(conversation_of, body)
-        tokens = await serving.tokenize(chat, tenant=tenant_of(request))
+        tokens = await serving.tokenize(chat, tenant=tenant)
     else:
         parsed = await to_thread.run_sync(validated, _tokenize_adapter(), body)
-        tokens = await serving.tokenize(parsed.prompt, add_special_tokens=parsed.add_special_tokens)
-    texts = await serving.token_texts(tokens) if _with_texts(body) else None
+        prompt, special = parsed.prompt, parsed.add_special_tokens
+        tokens = await serving.tokenize(prompt, add_special_tokens=special, tenant=tenant)
+    texts = await serving.token_texts(tokens, tenant) if _with_texts(body) else None
     return Tokenized(
         tokens=list(tokens),
         count=len(tokens),
@@ -365,7 +366,8 @@ def _with_texts(body: Mapping[str, object]) -> bool:
 async def detokenize(request: Request) -> Detokenized:
     """The text of tokens."""
     parsed = await read_as(_detokenize_adapter(), request)
-    return Detokenized(prompt=await serving_of(request, parsed.model).detokenize(parsed.tokens))
+    text = serving_of(request, parsed.model).detokenize(parsed.tokens, tenant_of(request))
+    return Detokenized(prompt=await text)
 
 
 @cache

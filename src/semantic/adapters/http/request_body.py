@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
@@ -23,6 +22,7 @@ from starlette.requests import ClientDisconnect
 
 from semantic.adapters.http.errors import ClientDisconnectedError, FieldError, TooLargeError
 from semantic.domain.errors import InvalidRequestError, OverloadedError
+from semantic.domain.fair_share import FairRoom
 
 T = TypeVar("T")
 
@@ -61,23 +61,20 @@ _RETRY_SECONDS: Final = 5
 
 
 class LargeBodies:
-    """Bounds the bytes of large bodies that are read and parsed at the same time. For one event
-    loop."""
+    """Bounds the bytes of large bodies in memory at once, fairly. For one event loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
         """At most `most` bytes; a body waits at most `timeout` seconds for its turn."""
-        self._free = most
+        self._room = FairRoom(most)
         self._timeout = timeout
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
 
-    async def take(self, n_bytes: int) -> None:
+    async def take(self, n_bytes: int, tenant: str = "") -> None:
         """Return when there is room for so many bytes, in the order of arrival; `give` them back.
         Raises OverloadedError if there is none in time."""
-        if not self._waiting and n_bytes <= self._free:
-            self._free -= n_bytes
-            return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((n_bytes, turn))
+        self._waiting.append(own := (tenant, n_bytes, turn))
+        self._start()
         is_taken = False
         try:
             async with asyncio.timeout(self._timeout):
@@ -88,25 +85,29 @@ class LargeBodies:
                 "other large requests are being read", retry_after=_RETRY_SECONDS
             ) from error
         finally:
-            if not is_taken:
-                self._leave(n_bytes, turn)
+            if own in self._waiting:
+                self._waiting.remove(own)
+                self._start()
+            elif not is_taken:  # it was given room when it had left
+                self.give(n_bytes, tenant)
 
-    def give(self, n_bytes: int) -> None:
+    def give(self, n_bytes: int, tenant: str = "") -> None:
         """So many bytes that were taken are free again."""
-        self._free += n_bytes
-        while self._waiting and self._waiting[0][0] <= self._free:
-            n_bytes, turn = self._waiting.popleft()
-            if not turn.done():
-                self._free -= n_bytes
-                turn.set_result(None)
+        self._room.give(tenant, n_bytes)
+        self._start()
 
-    def _leave(self, n_bytes: int, turn: asyncio.Future[None]) -> None:
-        """One that waited has gone: what it was given meanwhile, or its place, is another's."""
-        if turn.done() and not turn.cancelled():
-            self.give(n_bytes)
-            return
-        self._waiting.remove((n_bytes, turn))
-        self.give(0)
+    def _start(self) -> None:
+        passed = set[str]()  # by others only: a tenant's own do not overtake
+        for one in [one for one in self._waiting if not one[2].done()]:
+            tenant, n_bytes, turn = one
+            if tenant in passed or not self._room.leaves_room(tenant, n_bytes):
+                passed.add(tenant)
+            elif not self._room.fits(n_bytes):
+                return
+            else:
+                self._waiting.remove(one)
+                self._room.take(tenant, n_bytes)
+                turn.set_result(None)
 
 
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
@@ -141,19 +142,19 @@ async def read_body(request: Request) -> AsyncIterator[bytes]:
     OverloadedError if other large bodies leave no room.
     """
     bodies: LargeBodies = request.app.state.bodies
-    data, taken = bytearray(), 0
+    data, taken, tenant = bytearray(), 0, getattr(request.state, "tenant", "")
     try:
         try:
             async for piece in request.stream():
                 data += piece
                 if not taken and len(data) > _LARGE_BYTES:
-                    await bodies.take(size := _size_of(request))
+                    await bodies.take(size := _size_of(request), tenant)
                     taken = size
         except ClientDisconnect as error:
             raise ClientDisconnectedError from error
         yield bytes(data)
     finally:
-        bodies.give(taken)
+        bodies.give(taken, tenant)
 
 
 async def parse_offloaded(data: bytes) -> dict[str, object]:

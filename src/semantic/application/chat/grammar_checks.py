@@ -20,7 +20,7 @@ from semantic.domain.errors import (
     OverloadedError,
     UncheckedGrammarError,
 )
-from semantic.domain.fair_share import FairLru
+from semantic.domain.fair_share import FairLru, FairRoom
 from semantic.domain.grammar import Grammar
 from semantic.domain.identity import digest
 from semantic.ports.generation import GrammarProbe
@@ -28,7 +28,6 @@ from semantic.ports.generation import GrammarProbe
 _REMEMBERED = 4096
 """Verdicts: each a digest and a line of text."""
 _MAX_WAITING = 64
-_MAX_WAITING_OF_TENANT = 16
 _MAX_REFUSED = 3
 """Refusals within one request: a tool whose schema is refused may take any object instead."""
 _RETRY_AFTER = 5
@@ -137,9 +136,10 @@ class GrammarChecks:
         with self._lock:
             check = self._checks.get((grammar, compiles))
             if check is None:
-                queue = self._waiting.get(tenant, [])
-                n_waiting = sum(map(len, self._waiting.values()))
-                if len(queue) >= _MAX_WAITING_OF_TENANT or n_waiting >= _MAX_WAITING:
+                room = FairRoom(_MAX_WAITING)
+                for name, queue in self._waiting.items():
+                    room.take(name, len(queue))
+                if not (room.fits(1) and room.leaves_room(tenant, 1)):
                     raise OverloadedError(
                         "too many schemas wait to be checked", retry_after=_RETRY_AFTER
                     )

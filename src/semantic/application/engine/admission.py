@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from semantic.domain.errors import InvalidRequestError, OverloadedError, TenantLimitError
+from semantic.domain.fair_share import FairRoom
 from semantic.domain.services import BlockPool
 from semantic.ports.generation import Clock
 
@@ -47,14 +48,6 @@ class QueueLimits:
                 raise InvalidRequestError(f"{name} must be at least 1, got {limit}")
 
 
-def leaves_room(own: int, total: int, most: int) -> bool:
-    """Whether as much as a tenant has is still free: of `total`, it has `own`; at most `most`.
-
-    One tenant gets half, of two each gets a third, and there is always room for another one.
-    """
-    return own <= most - total
-
-
 def limit_bytes(pool: BlockPool) -> int:
     """The bytes that `pool` can allocate; if it counts blocks, an equal number per layer."""
     by_bytes = [] if pool.max_bytes is None else [pool.max_bytes]
@@ -70,15 +63,12 @@ class Admission:
     def __init__(self, limits: QueueLimits, pool: BlockPool, clock: Clock) -> None:
         pool_bytes = limit_bytes(pool)
         self._spec = pool.spec
-        self._most = limits.max_waiting
-        self._most_bytes = limits.max_waiting_bytes or _POOLS * pool_bytes
+        self._requests = FairRoom(limits.max_waiting)
+        self._bytes = FairRoom(limits.max_waiting_bytes or _POOLS * pool_bytes)
         self._shared = limits.shared
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting: dict[Hashable, tuple[int, str]] = {}
-        self._n_bytes = 0
-        self._tenants: Counter[str] = Counter()
-        self._tenants_bytes: Counter[str] = Counter()
         self._left: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=_MEASURED + 1)
 
     @property
@@ -89,7 +79,7 @@ class Admission:
     @property
     def n_bytes(self) -> int:
         """Bytes that the queued submissions may need."""
-        return self._n_bytes
+        return self._bytes.used
 
     def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:
         """Count `submission`, of at most `n_tokens`. Raises OverloadedError if the queue is full,
@@ -100,23 +90,20 @@ class Admission:
         """
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
-            many = len(self._waiting) >= self._most
-            excess = self._n_bytes + n_bytes - self._most_bytes
-            if self._waiting and (many or excess > 0):
+            if self._waiting and not (self._requests.fits(1) and self._bytes.fits(n_bytes)):
                 raise OverloadedError(
-                    f"the queue is full: at most {self._most} requests may wait, "
-                    f"for {self._most_bytes} bytes",
-                    retry_after=self._retry_after(excess),
+                    f"the queue is full: at most {self._requests.most} requests may wait, "
+                    f"for {self._bytes.most} bytes",
+                    retry_after=self._retry_after(self._bytes.used + n_bytes - self._bytes.most),
                 )
-            if self._shared and self._tenants[tenant]:
+            if self._shared:
                 self._require_room_beside(tenant, n_bytes)
             if not self._waiting:
                 self._left.clear()
                 self._left.append((self._clock(), 0))
             self._waiting[submission] = n_bytes, tenant
-            self._n_bytes += n_bytes
-            self._tenants[tenant] += 1
-            self._tenants_bytes[tenant] += n_bytes
+            self._requests.take(tenant, 1)
+            self._bytes.take(tenant, n_bytes)
 
     def leave(self, submission: Hashable) -> None:
         """Remove `submission`, which runs or has ended. Idempotent."""
@@ -124,22 +111,16 @@ class Admission:
             if submission not in self._waiting:
                 return
             n_bytes, tenant = self._waiting.pop(submission)
-            self._n_bytes -= n_bytes
-            self._tenants[tenant] -= 1
-            self._tenants_bytes[tenant] -= n_bytes
-            if not self._tenants[tenant]:
-                del self._tenants[tenant], self._tenants_bytes[tenant]
+            self._requests.give(tenant, 1)
+            self._bytes.give(tenant, n_bytes)
             self._left.append((self._clock(), n_bytes))
 
     def _require_room_beside(self, tenant: str, n_bytes: int) -> None:
         """Raise TenantLimitError unless `n_bytes` more of a tenant leave as much as it has."""
-        own, own_bytes = self._tenants[tenant], self._tenants_bytes[tenant]
-        total, total_bytes = len(self._waiting), self._n_bytes
-        if leaves_room(own + 1, total + 1, self._most) and leaves_room(
-            own_bytes + n_bytes, total_bytes + n_bytes, self._most_bytes
-        ):
+        own, own_bytes = self._requests.of(tenant), self._bytes.of(tenant)
+        if self._requests.leaves_room(tenant, 1) and self._bytes.leaves_room(tenant, n_bytes):
             return
-        excess = own_bytes + 2 * n_bytes + total_bytes - self._most_bytes
+        excess = own_bytes + 2 * n_bytes + self._bytes.used - self._bytes.most
         raise TenantLimitError(
             f"{own} of your requests are waiting, for {own_bytes} bytes: expected less, to leave "
             "as much to others",

@@ -69,13 +69,13 @@ class OnDemandServing:
         async with self._used() as unit:
             return await unit.tokenize(prompt, add_special_tokens=add_special_tokens, tenant=tenant)
 
-    async def detokenize(self, tokens: Sequence[int]) -> str:
+    async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
         async with self._used() as unit:
-            return await unit.detokenize(tokens)
+            return await unit.detokenize(tokens, tenant)
 
-    async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
+    async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
         async with self._used() as unit:
-            return await unit.token_texts(tokens)
+            return await unit.token_texts(tokens, tenant)
 
     @asynccontextmanager
     async def _used(self) -> AsyncIterator[RunnableServing]:

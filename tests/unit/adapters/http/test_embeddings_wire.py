@@ -19,6 +19,7 @@ from semantic.application.fair_threads import FairThreads
 from tests.clients import ollama_fields
 from tests.support.fake_embedder import MODEL, FakeEmbedder, at_once, counted
 from tests.support.fake_serving import FakeServing
+from tests.support.served_agents import AtOnce
 
 Json = dict[str, object]
 
@@ -33,7 +34,9 @@ class Wire:
 
     def __init__(self) -> None:
         self.fake = FakeEmbedder()
-        self.app.state.context.embedding = Embeddings(MODEL, self.fake, at_once, self.workers)
+        self.app.state.context.embedding = Embeddings(
+            MODEL, self.fake, at_once, self.workers, AtOnce()
+        )
         self.client = TestClient(self.app, "http://127.0.0.1:8000", raise_server_exceptions=False)
 
     def post(self, path: str, **fields: object) -> Json:

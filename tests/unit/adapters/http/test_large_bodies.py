@@ -17,7 +17,7 @@ async def settled() -> None:
 
 def test_bodies_wait_in_their_order_and_none_overtakes() -> None:
     async def scenario() -> None:
-        of, read = LargeBodies(10, timeout=60), []
+        of, read = LargeBodies(20, timeout=60), []
 
         async def body(name: str, n_bytes: int, end: asyncio.Event) -> None:
             await of.take(n_bytes)
@@ -39,14 +39,14 @@ def test_bodies_wait_in_their_order_and_none_overtakes() -> None:
         for end in ends.values():
             end.set()
         await asyncio.gather(*tasks)
-        await of.take(10)  # nothing was lost
+        await of.take(20)  # nothing was lost
 
     asyncio.run(scenario())
 
 
 def test_a_client_that_leaves_makes_room_and_one_that_waits_too_long_is_refused() -> None:
     async def scenario() -> None:
-        of = LargeBodies(10, timeout=60)
+        of = LargeBodies(20, timeout=60)
         await of.take(8)
         left, behind = (asyncio.create_task(of.take(n)) for n in (9, 2))
         await settled()
@@ -55,12 +55,32 @@ def test_a_client_that_leaves_makes_room_and_one_that_waits_too_long_is_refused(
         assert behind.done()
         of.give(8)
         of.give(2)
-        await of.take(10)
+        await of.take(20)
         impatient = LargeBodies(1, timeout=0)
         await impatient.take(1)
         with pytest.raises(OverloadedError, match="other large requests"):
             await impatient.take(1)
         impatient.give(1)
         await impatient.take(1)
+
+    asyncio.run(scenario())
+
+
+def test_bodies_of_one_tenant_that_never_come_leave_room_for_others() -> None:
+    async def scenario() -> None:
+        of = LargeBodies(80, timeout=60)
+        stalled = [asyncio.create_task(of.take(10, "a")) for _ in range(12)]
+        await settled()
+        assert [one.done() for one in stalled] == [True] * 4 + [False] * 8
+        for tenant in "bcd":
+            await of.take(10, tenant)
+        for one in stalled:
+            one.cancel()
+        await settled()
+        for tenant in "bcd":
+            of.give(10, tenant)
+        for _ in range(4):
+            of.give(10, "a")
+        await of.take(80, "e")
 
     asyncio.run(scenario())
