@@ -28,7 +28,7 @@ from experiments.harness.record import Run
 from experiments.harness.result import Verdict
 from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.model.warm_up import warm_up
+from semantic.adapters.mlx.model.warm_up import warming_up
 from semantic.domain.value_objects import BLOCK_TOKENS, TokenEvent
 from tests.support.char_tokenizer import CharTokenizer
 
@@ -64,7 +64,7 @@ class Ours:
     def __init__(self, model: Module, n_tokens: int, vocab: int) -> None:
         self.vocab = vocab
         self._backend = wrap_model(model, "benchmark")
-        warm_up(self._backend)
+        list(warming_up(self._backend))
         spec = self._backend.cache_spec()
         blocks = -(-n_tokens // BLOCK_TOKENS)
         pool: BlockPool = BlockPool(

@@ -18,7 +18,7 @@ from semantic.adapters.hub.hub_cache import (
 )
 from semantic.adapters.hub.remote import look_up, remote_config
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OperatorError
-from tests.support.model_hub import Hub, name_of, running_hub, use_hub
+from tests.support.model_hub import Hub, is_large, name_of, running_hub, use_hub
 
 pytestmark = pytest.mark.process
 
@@ -92,6 +92,34 @@ def test_what_the_hub_says_is_known_before_anything_is_fetched(hub: Hub, tmp_pat
     assert download.missing_bytes(model) == model.n_bytes
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"lfs": {"oid": "../../../precious", "size": 9, "pointerSize": 130}},
+        {"lfs": {"oid": "a" * 63, "size": 9, "pointerSize": 130}},
+        {"oid": "../../../precious"},
+        {"path": "../../../precious.safetensors"},
+        {"path": "/precious.safetensors"},
+    ],
+)
+def test_names_that_the_hub_gives_are_no_paths_out_of_the_cache(
+    said: dict[str, object], hub: Hub, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"of a user")
+    only_weights(hub)
+    pull()
+    hub.said[WEIGHTS] = said
+    for _ in range(2):
+        with pytest.raises(OperatorError, match="hashes in hexadecimal; use another hub"):
+            download.drop_damaged(look_up("org/tiny", PATTERNS))
+    assert precious.read_bytes() == b"of a user"
+    hub.said.clear()
+    hub.commit = "../../main"
+    with pytest.raises(OperatorError, match="sent no commit"):
+        look_up("org/tiny", PATTERNS)
+
+
 def test_a_model_is_whole_and_each_byte_was_counted(hub: Hub) -> None:
     folder, arrived = pull()
     wanted = {k: v for k, v in hub.models["org/tiny"].items() if Path(k).suffix not in ("", ".md")}
@@ -149,7 +177,9 @@ def test_a_small_file_that_arrives_damaged_is_fetched_again(
 ) -> None:
     only_weights(hub)
     with monkeypatch.context() as patch:
-        patch.setattr("tests.support.model_hub.name_of", lambda *_: "f" * 40)
+        patch.setattr(
+            "tests.support.model_hub.name_of", lambda path, _: "f" * (64 if is_large(path) else 40)
+        )
         with pytest.raises(OperatorError, match=r"config.json of 'org/tiny' arrived damaged"):
             pull()
     folder, _ = pull()

@@ -28,7 +28,7 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
-from semantic.adapters.mlx.model.warm_up import warm_up
+from semantic.adapters.mlx.model.warm_up import warming_up
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.lanes import examples, more
@@ -264,7 +264,7 @@ def test_batches_have_few_sizes_and_at_most_twice_the_rows() -> None:
 @pytest.mark.parametrize("name", ["gemma3 in pages", "llama"])
 def test_after_a_warm_up_nothing_is_open_and_answers_are_the_same(name: str) -> None:
     backend = tiny_backend(name)
-    warm_up(backend)
+    assert list(warming_up(backend))
     assert (backend.sequences(), backend.cache_nbytes(), backend.decode()) == ([], 0, [])
     prompt = text(1, 40)
     (said,) = said_by(backend, [prompt], 6, top=1)

@@ -10,12 +10,13 @@ import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx.kv_cache.forms import choose_pages
+from semantic.adapters.mlx.kv_cache.forms import choosing_pages
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.side_by_side import Beside, compute_side_by_side
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
+from semantic.ports.generation import at_once
 from tests.zoo.folder import drawn
 
 LENGTHS = (70, 37, 2, 15)
@@ -39,7 +40,8 @@ def test_prompts_of_any_length_share_a_pass_where_the_model_knows_padding(
     model.set_dtype(mx.float32)
     spec = read_spec(model)
     assert spec is not None
-    form = choose_pages(LogitsProbe(model), spec, read_shapes(model), lambda _: PortableAttention())
+    probe, shapes = LogitsProbe(model), read_shapes(model)
+    form = at_once(choosing_pages(probe, spec, shapes, lambda _: PortableAttention()))
     assert form is not None
     layers = form.layers
     assert isinstance(layers, PagedLayers)

@@ -23,12 +23,13 @@ from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, WindowCache
 from semantic.adapters.mlx.kv_cache.model_spec import NARROW, narrowed, read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
-from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_store
 from semantic.domain.value_objects import LayerKind, SamplingParams
+from semantic.ports.generation import at_once
 from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.lanes import THOROUGH, more_rows
@@ -119,7 +120,8 @@ def test_a_window_that_only_the_mask_has(name: str, in_pages: bool) -> None:
     served = Served(name, in_pages=in_pages)
     kinds = [LayerKind.SLIDING_WINDOW, LayerKind.FULL] * 2
     assert list(served.backend.cache_spec().layer_types) == kinds
-    assert served.backend.cache_spec().sliding_window_size == WINDOW
+    windows = [layer.window for layer in served.backend.cache_spec().layers]
+    assert windows == [WINDOW, None] * 2
     assert all(served.backend.ragged_layers)
     cached = converse(served, (300, 7, WINDOW + 1, 600))
     assert all(all(n > 0 for n in turn) for turn in cached[1:])
@@ -152,9 +154,9 @@ def test_what_is_wrong_beyond_a_budget_is_found_at_load(monkeypatch: pytest.Monk
     monkeypatch.setattr(minimax_m3_vl.Attention, "_block_mask", theirs)
     spec, shapes = read_spec(model), read_shapes(model)
     assert spec is not None
-    assert choose_layers(LogitsProbe(model), spec, shapes) is None
+    assert at_once(choosing_layers(LogitsProbe(model), spec, shapes)) is None
     monkeypatch.setattr(probe, "narrowed", lambda *_: contextlib.nullcontext(enter_result=False))
-    assert choose_layers(LogitsProbe(model), spec, shapes) is not None
+    assert at_once(choosing_layers(LogitsProbe(model), spec, shapes)) is not None
 
 
 def test_a_narrowed_model_is_as_it_was_afterwards() -> None:
@@ -164,7 +166,7 @@ def test_a_narrowed_model_is_as_it_was_afterwards() -> None:
         small = read_spec(model)
         assert changed
         assert small is not None
-        assert small.sliding_window_size == NARROW
+        assert {layer.window for layer in small.layers if layer.window} == {NARROW}
     assert read_spec(model) == before
 
 

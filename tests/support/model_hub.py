@@ -28,6 +28,8 @@ class Hub:
     commit: str = COMMIT
     corrupt: set[str] = field(default_factory=set)
     """Paths whose bytes arrive with another content of the same size."""
+    said: dict[str, dict[str, object]] = field(default_factory=dict)
+    """What is said of files instead of what is so."""
     without_ranges: bool = False
     ranges: list[str | None] = field(default_factory=list)
     """The Range header of each request for a large file."""
@@ -126,8 +128,10 @@ class _Handler(BaseHTTPRequestHandler):
         entry: dict[str, object] = {"type": "file", "path": name, "size": len(data)}
         if is_large(name):
             large = {"oid": name_of(name, data), "size": len(data), "pointerSize": 130}
-            return {**entry, "oid": "0" * 40, "lfs": large}
-        return {**entry, "oid": name_of(name, data)}
+            entry |= {"oid": "0" * 40, "lfs": large}
+        else:
+            entry |= {"oid": name_of(name, data)}
+        return entry | self.state.said.get(name, {})
 
     def _send_file(self, path: str) -> None:
         org, name, _, _, file = path.split("/", 4)

@@ -23,7 +23,7 @@ from mlx_lm.utils import load
 
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.kv_cache.forms import choose_pages
+from semantic.adapters.mlx.kv_cache.forms import choosing_pages
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes
@@ -33,6 +33,7 @@ from semantic.bootstrap import App, build_engine
 from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic.ports.generation import at_once
 from tests.support.always_read import always_read
 from tests.support.reference import generate, is_greedy, logit_gap
 from tests.support.rig import FixedBudget
@@ -305,7 +306,8 @@ def describe(app: App, result: Result) -> None:
     assert isinstance(model, MLXBackend)
     result.form = _form(model)
     spec, shapes = app.spec, read_shapes(model.model)
-    form = choose_pages(LogitsProbe(model.model), spec, shapes, lambda _: PortableAttention())
+    probe = LogitsProbe(model.model)
+    form = at_once(choosing_pages(probe, spec, shapes, lambda _: PortableAttention()))
     result.pages = form is not None
 
 

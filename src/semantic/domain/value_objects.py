@@ -162,11 +162,6 @@ class ModelCacheSpec:
         """Key head size of the widest layer."""
         return max(layer.k_head_dim for layer in self.layers)
 
-    @property
-    def sliding_window_size(self) -> int | None:
-        """The largest window, or None when no layer has one."""
-        return max((layer.window for layer in self.layers if layer.window), default=None)
-
     def bytes_per_block(self, layer_id: int) -> int:
         """Bytes of one block of layer `layer_id`."""
         return self.layers[layer_id].bytes_per_block

@@ -612,6 +612,25 @@ def test_a_damaged_salt_is_replaced() -> None:
     assert Vault(objects, SECRET).tenant(tag) == after
 
 
+def test_small_objects_that_are_not_small_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Counted()
+    store = RemoteStore(objects, SECRET)
+    store.put(block(chain(300)[1]))
+    store.save(manifest("ada", 300))
+    store.close()
+    monkeypatch.setattr("semantic.adapters.stores.remote.objects._MOST_BYTES", 1 << 14)
+    for page in list(objects.pages()):
+        for one in page:
+            objects.replace(one.path, bytes(1 << 20))
+            assert bytes(objects.get(one.path)) == b""
+    again = RemoteStore(objects, SECRET)
+    again.look_up_agent(SCOPE, "ada")
+    again.look_up(SCOPE, chain(300), LAYOUT)
+    assert again.manifest(SCOPE, "ada") is None
+    assert again.lacking(keys(chain(300))) == frozenset(keys(chain(300)))
+    again.close()
+
+
 def test_objects_reveal_no_token_and_no_name() -> None:
     objects = Counted()
     store = RemoteStore(objects, SECRET)

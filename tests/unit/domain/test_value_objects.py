@@ -117,14 +117,8 @@ def test_alternating_layer_types_of_a_mixture_of_experts_are_handled() -> None:
     assert spec.layer_types == ("global", "sliding_window") * 12
     assert (spec.n_layers, spec.block_tokens) == (24, 256)
     assert (spec.n_kv_heads, spec.head_dim) == (8, 64)
-    assert spec.sliding_window_size == 128
     assert spec.blocks_for(8192) == (32, 1) * 12
     assert spec.bytes_for(8192) == 12 * (32 * spec.bytes_per_block(0) + 1 * spec.bytes_per_block(1))
-
-
-def test_the_largest_of_several_windows_is_told() -> None:
-    assert ModelCacheSpec((sliding(64), sliding(512), full())).sliding_window_size == 512
-    assert ModelCacheSpec((full(),)).sliding_window_size is None
 
 
 def test_a_model_has_at_least_one_layer() -> None:

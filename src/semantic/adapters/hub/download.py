@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 4
 """Files that are fetched at once."""
+_PIECE_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
 """Called with the bytes that arrived, from any thread; below 0 if some must come again."""
@@ -205,8 +206,11 @@ def _sha256(path: Path) -> str:
 
 def _git_hash(path: Path) -> str:
     """The name that git gives to the content of a file."""
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    found = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while data := file.read(_PIECE_BYTES):
+            found.update(data)
+    return found.hexdigest()
 
 
 def _damaged(model: RemoteModel, file: RemoteFile) -> OperatorError:

@@ -6,12 +6,13 @@ Knows the hub's API by huggingface_hub; downloads nothing but a model's configur
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import cast
 
 from huggingface_hub import HfApi, hf_hub_download
@@ -36,6 +37,8 @@ from semantic.domain.errors import (
 )
 
 _CONFIG = "config.json"
+_GIT_HASH, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
+_NO_HASH = "0" * 64
 
 _logger = logging.getLogger("huggingface_hub")
 
@@ -85,7 +88,7 @@ def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
     api = HfApi()
     with hub_errors(hub_id):
         commit = api.model_info(hub_id).sha
-        if commit is None:
+        if commit is None or not _GIT_HASH.fullmatch(commit):
             raise OperatorError(f"the hub at {hub.ENDPOINT} sent no commit of {hub_id!r}")
         tree = api.list_repo_tree(hub_id, recursive=True, revision=commit)
         files = {entry.path: _file(entry) for entry in tree if isinstance(entry, RepoFile)}
@@ -144,7 +147,17 @@ def hub_errors(hub_id: str) -> Iterator[None]:
 
 
 def _file(entry: RepoFile) -> RemoteFile:
+    """A file as the hub describes it: its path and its hashes name files here.
+
+    Raises OperatorError unless they are a path inside a folder and hashes."""
     sha256 = None if entry.lfs is None else entry.lfs.sha256
+    parts = PurePosixPath(entry.path).parts
+    are_hashes = _GIT_HASH.fullmatch(entry.blob_id) and _SHA256.fullmatch(sha256 or _NO_HASH)
+    if not (are_hashes and parts and parts[0] != "/" and ".." not in parts):
+        raise OperatorError(
+            f"cannot use what the hub at {hub.ENDPOINT} says of {entry.path!r:.80}: expected a "
+            "path inside the model's folder and hashes in hexadecimal; use another hub"
+        )
     return RemoteFile(entry.path, entry.size, entry.blob_id, sha256)
 
 

@@ -49,7 +49,7 @@ from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
 from semantic.adapters.mlx.transfer.transfers import Transfers, transfers_here
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec
-from semantic.ports.generation import Slices, at_once
+from semantic.ports.generation import Slices
 
 OFF_VARIABLE = "SEMANTIC_PAGES"
 """Environment variable that disables pages when it is "off"."""
@@ -170,23 +170,16 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
     return PagedKernels(kind, dialect)
 
 
-def choose_pages(
-    probe: LogitsProbe,
-    spec: ModelCacheSpec,
-    shapes: Sequence[LayerShape | None],
-    attention: AttentionFor,
-) -> CacheForm | None:
-    """The paged form, or None if a layer cannot use pages or a test gives wrong results."""
-    return at_once(choosing_pages(probe, spec, shapes, attention))
-
-
 def choosing_pages(
     probe: LogitsProbe,
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
 ) -> Slices[CacheForm | None]:
-    """`choose_pages`, a forward pass or the tests of kernels at a time."""
+    """The paged form, or None if a layer cannot use pages or a test gives wrong results.
+
+    A forward pass or the tests of kernels at a time.
+    """
     kinds = page_kinds(spec, shapes)
     if kinds is None or is_row_by_row(probe.model):
         return None  # a batch in pages has no rows of its own

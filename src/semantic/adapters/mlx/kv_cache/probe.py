@@ -204,21 +204,14 @@ class LogitsProbe:
         return _differences(found, self._solo)
 
 
-def choose_layers(
+def choosing_layers(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
-) -> tuple[bool, ...] | None:
-    """For each layer whether it can use our cache.
+) -> Slices[tuple[bool, ...] | None]:
+    """For each layer whether it can use our cache, a forward pass at a time.
 
     All layers together if that works, else each layer that works alone. None if a batch is wrong
     even with mlx-lm's own caches: sequences must be computed one after the other.
     """
-    return at_once(choosing_layers(probe, spec, shapes))
-
-
-def choosing_layers(
-    probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
-) -> Slices[tuple[bool, ...] | None]:
-    """`choose_layers`, a forward pass at a time."""
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
         if narrow is not None and small is not None and (yield from narrow.computing()):

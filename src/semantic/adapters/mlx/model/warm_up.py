@@ -18,15 +18,9 @@ _CHUNK = 640
 """Tokens of a prompt that is too long for rows of a batch."""
 
 
-def warm_up(backend: MLXBackend) -> None:
-    """Let some sequences join and leave a batch; none is open afterwards."""
-    for _ in warming_up(backend):
-        pass
-
-
 def warming_up(backend: MLXBackend, *, whole: bool = True) -> Iterator[None]:
-    """`warm_up`, one computation at a time; unless `whole` one sequence alone, which shows whether
-    the model can be computed."""
+    """Let some sequences join and leave a batch, one computation at a time; none is open
+    afterwards. Unless `whole` one sequence alone, which shows whether the model can be computed."""
     *history, last = _PROMPT
     sequences: list[SequenceId] = []
     if whole:

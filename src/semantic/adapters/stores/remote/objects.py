@@ -44,6 +44,7 @@ PAGE = 1000
 _LATE = 0.75 * DEADLINE
 """Seconds after which something urgent is late: before what waits for it gives up."""
 _CONNECT = timedelta(seconds=1)
+_MOST_BYTES = 64 << 20  # of a small object: a manifest has some for each token
 _MOST_CHARACTERS = 300
 _REPORT_SECONDS = 60.0
 """Between two sentences about a store that fails again and again."""
@@ -103,9 +104,9 @@ class Objects:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`large` has the longer deadline of bodies; by default it is `small`. `folder` is where
-        they are, if that may vanish. `notify` gets a
-        sentence when the breaker opens, at most one a minute, some writes in a row fail, or these
-        credentials may not list or delete, and one when that is over."""
+        they are, if that may vanish. `notify` gets a sentence when the breaker opens, at most one a
+        minute, some writes in a row fail, or these credentials may not list or delete, and one when
+        that is over."""
         self._small = small
         self._large = large or small
         self._folder = folder
@@ -176,9 +177,10 @@ class Objects:
                 return None
 
     def get(self, path: str) -> Buffer:
-        """All bytes of a small object. Raises FileNotFoundError."""
+        """All bytes of a small object, none of another one. Raises FileNotFoundError."""
         with self._attempt():
-            return obstore.get(self._small, path).bytes()
+            found = obstore.get(self._small, path)
+            return found.bytes() if found.meta["size"] <= _MOST_BYTES else b""
 
     def read(self, path: str, start: int, stop: int) -> Buffer:
         """Bytes of a part of an object; fewer if it is shorter. Raises FileNotFoundError."""
