@@ -1,6 +1,5 @@
-"""A conversation as the tokens of its prompts and answers.
+"""Messages in the form of chat templates, and the prompt that continues an agent's conversation.
 
-Each prompt extends the tokens before it, so that an agent's cached prefix covers every past turn.
 Knows the chat template through the tokenizer; no engine and no output.
 """
 
@@ -8,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semantic.application.chat.transcript import message_of, messages_in, transcript_of
+from semantic.application.chat.transcript import messages_in
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Manifest
 from semantic.ports.generation import Tokenizer
@@ -16,83 +15,40 @@ from semantic.ports.generation import Tokenizer
 Message = dict[str, str]
 
 
-class Conversation:
-    """Messages, and the tokens of their prompts and answers."""
+def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, ...] | None:
+    """The prompt of the user's message `text` after the agent's last answer; None if the agent has
+    no conversation.
 
-    def __init__(self, tokenizer: Tokenizer, system: str | None = None) -> None:
-        self._tokenizer = tokenizer
-        self._system = system
-        self.messages: list[Message] = []
-        self._past: tuple[int, ...] = ()
-        self._prompt: tuple[int, ...] = ()
-        self.reset()
+    Its note has the messages up to the last question; its answer is decoded from the tokens after
+    the prompt. Raises InvalidRequestError when the chat template refuses the messages.
+    """
+    saved = messages_in(agent.note)
+    if saved is None:
+        return None
+    answer = agent.token_ids[agent.prompt_tokens :]
+    said = tokenizer.decode([token for token in answer if token not in tokenizer.eos_token_ids])
+    messages = [message(one.role, one.content) for one in saved]
+    messages += [message("assistant", said), message("user", text)]
+    return _extended(tokenizer, agent.token_ids, tokenizer.render_chat(messages))
 
-    def reset(self) -> None:
-        """Remove all messages but the system message."""
-        self.messages = [] if self._system is None else [message("system", self._system)]
-        self._past = ()
 
-    def next_prompt(self, text: str) -> tuple[int, ...]:
-        """The prompt for the user's message `text`; the conversation changes in `add_turn` only.
+def _extended(
+    tokenizer: Tokenizer, past: Sequence[int], rendered: Sequence[int]
+) -> tuple[int, ...]:
+    """The rendered conversation, with the tokens of past turns where the text is the same.
 
-        Raises InvalidRequestError when the chat template refuses it.
-        """
-        rendered = self._tokenizer.render_chat([*self.messages, message("user", text)])
-        self._prompt = self._extend_past(rendered)
-        return self._prompt
-
-    def add_turn(self, question: str, answer: str, tokens: Sequence[int]) -> None:
-        """Append the last `next_prompt` and its answer: `tokens`, with the text `answer`."""
-        self.messages += [message("user", question), message("assistant", answer)]
-        self._past = (*self._prompt, *tokens)
-
-    def note(self, question: str) -> str:
-        """The text to store with the prompt of `question`; `resume` reads it."""
-        return transcript_of(
-            [message_of(one) for one in (*self.messages, message("user", question))]
-        )
-
-    def resume(self, manifest: Manifest) -> bool:
-        """Continue an agent's conversation; False, without a change, when it has no `note`.
-
-        The note holds the messages up to the last question; its answer is decoded from the tokens
-        after the prompt. Raises InvalidRequestError when this conversation was given another
-        system message.
-        """
-        saved = messages_in(manifest.note)
-        if saved is None:
-            return False
-        messages = [message(one.role, one.content) for one in saved]
-        system = messages[0]["content"] if messages[0]["role"] == "system" else None
-        if self._system not in (None, system):
-            raise InvalidRequestError("it began with another system message; --new begins afresh")
-        self._system = system
-        answer = [
-            token
-            for token in manifest.token_ids[manifest.prompt_tokens :]
-            if token not in self._tokenizer.eos_token_ids
-        ]
-        self.messages = [*messages, message("assistant", self._tokenizer.decode(answer))]
-        self._past = manifest.token_ids
-        return True
-
-    def _extend_past(self, rendered: Sequence[int]) -> tuple[int, ...]:
-        """The rendered conversation, with the tokens of past turns where the text is the same.
-
-        A model may generate other tokens for a text than the tokenizer does, and the cache holds
-        the model's. Where the template renders past turns differently (without thinking, for
-        instance), the rendered tokens are used, and the cache up to the first difference.
-        """
-        text = self._tokenizer.decode(rendered)
-        past = self._tokenizer.decode(self._past)
-        # Without a round trip the text hides tokens (a BOS, for instance): it cannot be compared.
-        if not text.startswith(past) or self._encode(text) != list(rendered):
-            return tuple(rendered)
-        extended = (*self._past, *self._encode(text[len(past) :]))
-        return extended if self._tokenizer.decode(extended) == text else tuple(rendered)
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    A model may generate other tokens for a text than the tokenizer does, and the cache holds the
+    model's. Where the template renders past turns differently (without thinking, for instance),
+    the rendered tokens are used, and the cache up to the first difference.
+    """
+    text, before = tokenizer.decode(rendered), tokenizer.decode(past)
+    # Without a round trip the text hides tokens (a BOS, for instance): it cannot be compared.
+    hides = tokenizer.encode(text, add_special_tokens=False) != list(rendered)
+    if hides or not text.startswith(before):
+        return tuple(rendered)
+    more = tokenizer.encode(text[len(before) :], add_special_tokens=False)
+    extended = (*past, *more)
+    return extended if tokenizer.decode(extended) == text else tuple(rendered)
 
 
 def message(role: str, content: str) -> Message:

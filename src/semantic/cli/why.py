@@ -20,7 +20,7 @@ from semantic.application.cache.match_report import (
     first_difference,
 )
 from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, open_store
-from semantic.cli.conversation import Conversation
+from semantic.cli.conversation import next_prompt
 from semantic.cli.options import AsJson, StoreOptions
 from semantic.cli.report import Json, match_json, show_name, to_line
 from semantic.cli.terminal import read_stdin, require_text
@@ -128,10 +128,8 @@ def _prompt_text(prompt: str) -> str:
 
 def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> tuple[int, ...]:
     """The prompt for `text`: the next user message of an agent that has a conversation."""
-    conversation = Conversation(tokenizer)
-    if raw or not conversation.resume(agent):
-        return tuple(tokenizer.encode(text))
-    return conversation.next_prompt(text)
+    prompt = None if raw else next_prompt(tokenizer, agent, text)
+    return tuple(tokenizer.encode(text)) if prompt is None else prompt
 
 
 @dataclass(frozen=True, slots=True)
