@@ -166,7 +166,7 @@ class _Windows:
     def warm_up(self) -> None:
         """Have the cost of uploads measured, so many seconds at most."""
         until = time.monotonic() + WARM_SECONDS
-        while time.monotonic() < until and self._pace.n_compared < 2 * FEWEST_STEPS:
+        while time.monotonic() < until and len(self._pace._beside) < 2 * FEWEST_STEPS:  # noqa: SLF001
             self._fill()
             self._step()
 

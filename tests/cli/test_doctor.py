@@ -75,6 +75,17 @@ def test_json_lists_every_finding() -> None:
     assert document["findings"][-2]["detail"].startswith("40 blocks; ")
 
 
+def test_weights_that_are_ignored_are_named(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "qwen3_coder")
+    assert list(doctor.check_weights(str(model))) == []
+    (model / "consolidated.safetensors").touch()
+    [found] = doctor.check_weights(str(model))
+    assert (found.verdict, found.detail) == (
+        "warning",
+        f"ignored in {model}: consolidated.safetensors",
+    )
+
+
 def test_an_adapter_is_checked_against_the_model(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "sql", find_model(DEFAULT_MODEL))
     found = doctor.check_adapter(DEFAULT_MODEL, NamedAdapter("sql", folder))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, NewType, cast
 
 import pytest
@@ -32,6 +32,7 @@ from semantic.ports.generation import BatchBackend
 from tests.support.bodies import exported, fill, put
 from tests.support.fake_backend import FULL, STATE, FakeBackend, window
 from tests.support.lanes import THOROUGH, more, more_rows
+from tests.support.rig import cache_bytes
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx.backend import MLXBackend
@@ -162,7 +163,7 @@ def real(architecture: str) -> Subject:
     if THOROUGH:
         _backend.cache_clear()
     backend = _backend(architecture)
-    return Subject(cast("BatchBackend", backend), backend.cache_nbytes, architecture)
+    return Subject(cast("BatchBackend", backend), partial(cache_bytes, backend), architecture)
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from functools import partial
 from typing import cast
 
 import pytest
@@ -12,6 +13,7 @@ from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.ports.generation import BatchBackend
 from tests.contract import test_batch_backend as contract
 from tests.support.in_pages import SUFFIX
+from tests.support.rig import cache_bytes
 from tests.support.two_ranks import WIDE, Pair
 
 pytestmark = pytest.mark.process
@@ -30,7 +32,7 @@ def backend(request: pytest.FixtureRequest) -> LeadingBackend:
 def subject(request: pytest.FixtureRequest, backend: LeadingBackend) -> Iterator[contract.Subject]:
     if request.param != f"mlx {_ARCHITECTURE}":
         pytest.skip("of another model")
-    made = contract.Subject(cast("BatchBackend", backend), backend.cache_nbytes)
+    made = contract.Subject(cast("BatchBackend", backend), partial(cache_bytes, backend))
     yield made
     made.pool.check_integrity()
     for sequence in [*backend._sequences]:  # the model is shared by all tests

@@ -25,7 +25,7 @@ from semantic import CompletedGeneration
 from tests.support.in_pages import IN_PAGES, SUFFIX
 from tests.support.lanes import THOROUGH, examples
 from tests.support.reference import is_answer
-from tests.support.rig import Done, Rig
+from tests.support.rig import Done, Rig, cache_bytes
 from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
 
 _MOST_NEW = 40
@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.waiting
         self.rig.forget_all()
         assert self.rig.pool.used_blocks == 0
-        assert self.rig.backend.cache_nbytes() == 0
+        assert cache_bytes(self.rig.backend) == 0
 
 
 # The caches differ between full attention and windows, with and without sinks; the other

@@ -13,6 +13,7 @@ from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.reference import generate, same_answer
+from tests.support.rig import cache_bytes
 from tests.support.tiny_models import VOCAB, tiny_model
 
 PROMPTS = [tuple((seed * 13 + i * 7) % VOCAB for i in range(5 + seed)) for seed in range(3)]
@@ -149,7 +150,7 @@ def test_a_step_that_fails_while_one_leaves_fails_the_others_in_the_next_step(
     backend.close(second)
     assert said(backend) == {}, "what was lost decodes no more"
     backend.close(third)
-    assert backend.cache_nbytes() == 0
+    assert cache_bytes(backend) == 0
 
 
 def test_a_batch_asks_the_device_whether_launching_blocks() -> None:

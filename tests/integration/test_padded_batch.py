@@ -28,7 +28,7 @@ from tests.support.lanes import THOROUGH, examples, more
 from tests.support.own_process import in_own_process
 from tests.support.padded import PADDED, padded_backend
 from tests.support.reference import is_answer
-from tests.support.rig import Done, Rig
+from tests.support.rig import Done, Rig, cache_bytes
 
 FULL = ("llama", "qwen2", "qwen3", "moe", "quantized")
 """Architectures all of whose layers keep every token."""
@@ -350,7 +350,7 @@ def rounds_of_padded_rows() -> None:
     round_of_four(0)
     empty = mx.get_active_memory()
     held = round_of_four(1)
-    assert rig.backend.cache_nbytes() == 0
+    assert cache_bytes(rig.backend) == 0
     most_padded = max(n for padded, n in held if padded) - empty
     most_ragged = max(n for padded, n in held if not padded) - empty
     assert most_padded <= 1.1 * most_ragged
@@ -369,7 +369,7 @@ def two_switches() -> None:
     """Each copies one layer after the other, and keeps nothing twice."""
     _, batch, backend, _ = started(1500, 1500, 1500, 1500)
     backend.decode()
-    layer_bytes = backend.cache_nbytes() // backend.cache_spec().n_layers
+    layer_bytes = cache_bytes(backend) // backend.cache_spec().n_layers
     for switch in (batch._pad, batch._unpad):
         mx.synchronize(backend.stream)
         gc.collect()

@@ -43,6 +43,7 @@ from tests.support.paged_sequences import (
     values_of,
 )
 from tests.support.reference import generate, same_answer
+from tests.support.rig import cache_bytes
 from tests.support.tiny_models import VOCAB, tiny_model
 
 _MOST_NEW = 40
@@ -129,7 +130,7 @@ class Together(RuleBasedStateMachine):
         self._check()
         for sequence in list(self.prompts):
             self._end(sequence)
-        assert self.backend.cache_nbytes() == 0
+        assert cache_bytes(self.backend) == 0
         gc.collect()
         layers: object = self.backend._layers
         assert isinstance(layers, PagedLayers)
@@ -265,7 +266,7 @@ def test_batches_have_few_sizes_and_at_most_twice_the_rows() -> None:
 def test_after_a_warm_up_nothing_is_open_and_answers_are_the_same(name: str) -> None:
     backend = tiny_backend(name)
     assert list(warming_up(backend))
-    assert (backend.sequences(), backend.cache_nbytes(), backend.decode()) == ([], 0, [])
+    assert (backend.sequences(), cache_bytes(backend), backend.decode()) == ([], 0, [])
     prompt = text(1, 40)
     (said,) = said_by(backend, [prompt], 6, top=1)
     (other,) = said_by(tiny_backend(name), [prompt], 6, top=1)

@@ -17,6 +17,7 @@ from tests.support.bodies import exported, fill
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.lanes import THOROUGH, more
 from tests.support.preempted import preempted, resumed
+from tests.support.rig import cache_bytes
 from tests.support.tiny_models import VOCAB
 
 BY_WINDOW = {
@@ -193,7 +194,7 @@ def test_a_load_that_lacks_something_is_refused_and_nothing_stays_behind(
     architecture: str,
 ) -> None:
     pages = backend(architecture + SUFFIX)
-    before = pages.cache_nbytes()
+    before = cache_bytes(pages)
     saved = save(pages, held := prefilled(pages, tokens(700)))
     pages.close(held)
     assert saved.checkpoint is not None
@@ -208,7 +209,7 @@ def test_a_load_that_lacks_something_is_refused_and_nothing_stays_behind(
             load(pages, one)
     for sequence in list(pages._sequences):
         pages.close(sequence)
-    assert pages.cache_nbytes() == before
+    assert cache_bytes(pages) == before
 
 
 def test_what_slid_out_of_a_window_is_not_written() -> None:

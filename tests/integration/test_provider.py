@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -14,8 +15,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from semantic import BlockPool, BlockPoolBatchEngine, load
+from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model import provider
-from semantic.adapters.mlx.model.fingerprint import fingerprint
+from semantic.adapters.mlx.model.fingerprint import file_states, fingerprint
 from semantic.adapters.mlx.model.provider import EMBEDDED_MODEL, find_folder
 from semantic.domain.errors import ModelNotFoundError, WeightsTooLargeError
 from semantic.ports.generation import at_once
@@ -53,6 +55,71 @@ def test_other_weights_under_the_same_name_are_another_model(folder: Path) -> No
     data[-100] ^= 1
     weights.write_bytes(data)
     assert fingerprint(folder) != before
+
+
+def divide(folder: Path, *names: str) -> None:
+    """Write the weights to these files, and an index of them."""
+    alone = folder / "model.safetensors"
+    weights = cast("dict[str, mx.array]", mx.load(str(alone)))
+    alone.unlink()
+    parts = {name: sorted(weights)[at :: len(names)] for at, name in enumerate(names)}
+    for name, some in parts.items():
+        mx.save_safetensors(str(folder / name), {one: weights[one] for one in some})
+    found = {"weight_map": {one: name for name, some in parts.items() for one in some}}
+    (folder / INDEX).write_text(json.dumps(found), encoding="utf-8")
+
+
+def weights_of(backend: MLXBackend) -> dict[str, mx.array]:
+    tree = cast("Callable[[], object]", backend.model.parameters)()
+    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(tree)))
+
+
+INDEX = "model.safetensors.index.json"
+TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize("names", [TWO, ("one.safetensors", "two.safetensors"), ()])
+def test_weights_beside_those_that_the_index_names_are_ignored(
+    names: tuple[str, ...], folder: Path
+) -> None:
+    if names:
+        divide(folder, *names)
+    before, states = fingerprint(folder), file_states(folder)
+    planted = folder / "model-00003-of-00002.safetensors"
+    wrong = {"lm_head.weight": mx.zeros((3, 3)), "model.norm.weight": mx.zeros((3,))}
+    mx.save_safetensors(str(planted), wrong)
+    (folder / "consolidated.safetensors").write_bytes(b"of another format")
+    assert (fingerprint(folder), file_states(folder)) == (before, states)
+    model, _ = load(str(folder))
+    assert model.model_id == before
+    whole, _ = load()
+    mine, theirs = weights_of(model), weights_of(whole)
+    assert mine.keys() == theirs.keys()
+    assert all(mx.array_equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (b'{"weight_map": {"a": "../model.safetensors"}}', "which is no file beside it"),
+        (
+            b'{"weight_map": {"a": "model.safetensors", "b": "b.safetensors"}}',
+            "is missing",
+        ),
+        (b'{"weight_map": {"a": 1}}', "is no index of weights"),
+        (b'{"weight_map": ["a"]}', "is no index of weights"),
+        (b"{", "is no index of weights"),
+    ],
+)
+def test_an_index_is_read_as_data(index: bytes, words: str, folder: Path) -> None:
+    (folder / INDEX).write_bytes(index)
+    with pytest.raises(ModelNotFoundError, match=words):
+        load(str(folder))
+
+
+def test_an_index_of_files_of_which_none_is_there_counts_for_nothing(folder: Path) -> None:
+    (folder / INDEX).write_bytes(b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    assert load(str(folder))
 
 
 def test_a_folder_without_configuration_is_no_model(tmp_path: Path) -> None:

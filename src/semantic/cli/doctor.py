@@ -307,6 +307,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
         yield Finding("model", "failed", str(error))
         return
     yield Finding("model", "ok", f"{settings.model}, {spec.n_layers} layers")
+    yield from check_weights(settings.model)
     yield check_calls(tokenizer)
     yield Finding("ragged caches", "ok", _ragged(model.ragged_layers))
     yield check_caches(model)
@@ -320,6 +321,19 @@ def check_model(settings: Settings) -> Iterator[Finding]:
         )
     yield Finding("pool", "ok", _budget(pool, spec))
     yield check_fit(pool, model)
+
+
+def check_weights(model: str) -> Iterator[Finding]:
+    """Whether files with weights lie beside those that the model is loaded from."""
+    from semantic.adapters.mlx.model.fingerprint import weight_files
+    from semantic.adapters.mlx.model.provider import find_folder
+
+    folder = find_folder(model)
+    others = sorted({*folder.glob("*.safetensors")} - {*weight_files(folder)})
+    if others:
+        names = ", ".join(path.name for path in others)
+        advice = "the index names the weights; delete other files if nothing else needs them"
+        yield Finding("weights", "warning", f"ignored in {folder}: {names}", advice)
 
 
 def check_calls(tokenizer: MLXTokenizer) -> Finding:

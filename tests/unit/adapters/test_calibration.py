@@ -22,6 +22,7 @@ from semantic.adapters.mlx.batch.padded_batch import PaddedLayer
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers
 from semantic.adapters.mlx.model.provider import wrap_model
 from tests.support.in_pages import tiny_backend
+from tests.support.rig import cache_bytes
 from tests.support.tiny_models import tiny_model
 
 FASTER_FROM_4 = Calibration(
@@ -180,4 +181,4 @@ def test_each_size_is_measured_in_both_ways(monkeypatch: pytest.MonkeyPatch) -> 
     assert tuple(one.batch for one in found.times) == BATCHES
     # No request's random numbers are others now, and no sequence is left.
     assert mx.random.uniform(shape=(4,)).tolist() == expected
-    assert backend.cache_nbytes() == 0
+    assert cache_bytes(backend) == 0

@@ -381,10 +381,6 @@ class MLXBackend:
                 state.caches = self._codec.loaded(state.caches, staging, length, checkpoint)
         state.length = length
 
-    def cache_nbytes(self) -> int:
-        """Bytes of the arrays of all open sequences' caches."""
-        return sum(cache.nbytes for state in self._sequences.values() for cache in state.caches)
-
     def sequences(self) -> list[list[LayerCache]]:
         """The caches of all open sequences, per layer, in order of opening."""
         return [state.caches for state in self._sequences.values()]

@@ -84,12 +84,6 @@ class UploadPace:
         with self._lock:
             return self._cost()
 
-    @property
-    def n_compared(self) -> int:
-        """Steps by which the cost is known."""
-        with self._lock:
-            return len(self._beside)
-
     def new_observer(self) -> DecodeSteps:
         """What learns of the steps of one engine."""
         return DecodeSteps(self)

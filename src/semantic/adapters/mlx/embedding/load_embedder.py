@@ -31,7 +31,7 @@ from semantic.adapters.mlx.embedding.pooling import (
 from semantic.adapters.mlx.missing import extra_to_install
 from semantic.adapters.mlx.model.description import read_config
 from semantic.adapters.mlx.model.details import read_details
-from semantic.adapters.mlx.model.fingerprint import fingerprint
+from semantic.adapters.mlx.model.fingerprint import fingerprint, only_weights
 from semantic.adapters.mlx.model.provider import (
     LOAD_ERRORS,
     load_tokenizer,
@@ -175,7 +175,8 @@ def load_encoder(folder: Path) -> Module:
             f"the model in {folder} is an encoder. {extra_to_install('embeddings')}"
         )
     utils = cast(_Utils, import_module(f"{_PACKAGE}.utils"))
-    model = utils.load_model(folder, path_to_repo=str(folder))
+    with only_weights(folder) as exact:
+        model = utils.load_model(exact, path_to_repo=str(folder))
     if on_cpu():
         model.set_dtype(mx.float32)
     return model

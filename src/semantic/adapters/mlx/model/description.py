@@ -20,6 +20,7 @@ from mlx_lm.utils import load_config
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.model_spec import read_spec
 from semantic.adapters.mlx.model.adapter import Adapter, apply_adapter, read_adapter
+from semantic.adapters.mlx.model.fingerprint import weight_files
 from semantic.adapters.mlx.model.provider import LOAD_ERRORS, read_context
 from semantic.domain.errors import ModelNotFoundError, SemanticError, UnsupportedModelError
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
@@ -148,8 +149,7 @@ def read_config(folder: Path) -> dict[str, object]:
 def _read_headers(folder: Path) -> list[mx.array]:
     """The weights of a folder, if it has any; only headers are read."""
     load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
-    files = sorted(folder.glob("model*.safetensors"))
-    return [weight for file in files for weight in load(str(file)).values()]
+    return [weight for file in weight_files(folder) for weight in load(str(file)).values()]
 
 
 def _dtype(config: Mapping[str, object], weights: list[mx.array]) -> mx.Dtype:

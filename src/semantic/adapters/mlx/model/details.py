@@ -17,7 +17,7 @@ from mlx_lm.utils import get_total_parameters, load_config
 from safetensors import safe_open
 
 from semantic.adapters.mlx.device import on_cpu
-from semantic.adapters.mlx.model.fingerprint import file_states
+from semantic.adapters.mlx.model.fingerprint import file_states, weight_files
 from semantic.adapters.mlx.model.provider import read_context
 from semantic.ports.serving import ModelDetails
 
@@ -60,7 +60,7 @@ def _stored_as(quantization: object, folder: Path) -> str:
 
 def _kinds_of_weights(folder: Path) -> Iterator[str]:
     """The types of all weights in `folder`; only headers are read."""
-    for path in sorted(folder.glob("model*.safetensors")):
+    for path in weight_files(folder):
         with safe_open(path, framework="numpy") as weights:
             for name in weights.keys():  # noqa: SIM118 - it is no mapping
                 yield str(weights.get_slice(name).get_dtype()).lower()

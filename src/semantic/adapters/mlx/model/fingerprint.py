@@ -161,7 +161,7 @@ def _write(path: Path, data: bytes) -> None:
 
 _WHOLE = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"})
 """Configuration, tokenizer and templates."""
-_WEIGHTS = frozenset({".safetensors"})
+_WEIGHTS, _INDEX, _ALONE = ".safetensors", "model.safetensors.index.json", "model.safetensors"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
 _KIND = "sha256:"
@@ -231,10 +231,56 @@ def numerics(*, any_chip: bool = False) -> str:
     return " ".join(f"{name}={value}" for name, value in parts.items())
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the model's weights: those that its index names; without an index, or if none
+    of them is there, `model.safetensors`, else all whose names begin so.
+
+    Raises OSError if one of several is missing, and for an index that is none.
+    """
+    index, alone = folder / _INDEX, folder / _ALONE
+    named = [folder / name for name in _names_in(index)] if index.is_file() else []
+    missing = [path.name for path in named if not path.is_file()]
+    if named and len(missing) < len(named):
+        if missing:
+            raise OSError(f"{missing[0]} is missing, which {index} names; fetch the model again")
+        return named
+    return [alone] if alone.is_file() else sorted(folder.glob(f"model*{_WEIGHTS}"))
+
+
+def _names_in(index: Path) -> list[str]:
+    """The names of files in an index of weights, sorted. Raises OSError for another file."""
+    try:
+        names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
+        outside = [name for name in names if Path(name).name != name]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise OSError(f"{index} is no index of weights; fetch the model again") from error
+    if outside:
+        raise OSError(f"{index} names {outside[0]!r}, which is no file beside it")
+    return names
+
+
+@contextlib.contextmanager
+def only_weights(folder: Path) -> Iterator[Path]:
+    """A folder whose files `model*.safetensors` are the model's weights alone: this one, or another
+    one with links to its files for as long as the block lasts. Raises as `weight_files`."""
+    used = weight_files(folder)
+    if used == sorted(folder.glob(f"model*{_WEIGHTS}")):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="semantic-") as links:
+        for path in folder.iterdir():
+            if path.suffix != _WEIGHTS:
+                Path(links, path.name).symlink_to(path.absolute())
+        for number, path in enumerate(used):
+            Path(links, f"model-{number}{_WEIGHTS}").symlink_to(path.absolute())
+        yield Path(links)
+
+
 def _files_of(folder: Path) -> Iterator[Path]:
     """The files that determine what the model computes and how text is tokenized."""
+    yield from weight_files(folder)
     for path in (*folder.iterdir(), *folder.glob(_MORE_TEMPLATES)):
-        if path.suffix in _WHOLE | _WEIGHTS and path.is_file():
+        if path.suffix in _WHOLE and path.is_file():
             yield path
 
 

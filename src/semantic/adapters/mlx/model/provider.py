@@ -55,6 +55,7 @@ from semantic.adapters.mlx.model.fingerprint import (
     file_states,
     fingerprint,
     is_fingerprint,
+    only_weights,
 )
 from semantic.adapters.mlx.model.joined import share
 from semantic.adapters.mlx.model.short_steps import keep_long, shorten_here
@@ -241,7 +242,9 @@ def reading_model(
     ):
         naming: Future[object] = beside.submit(fingerprint, folder, any_chip=any_chip)
         first_kernels.wait()
-        model, config = cast("tuple[Module, Mapping[str, object]]", load_weights(folder, lazy=True))
+        with only_weights(folder) as exact:
+            read = load_weights(exact, lazy=True)
+        model, config = cast("tuple[Module, Mapping[str, object]]", read)
         yield None
         reading: Future[object] = beside.submit(_tokenizer_in, folder, config.get("eos_token_id"))
         if shard is not None:
