@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from semantic.cli import demo
-from semantic.cli.demo import CAST, Answer, Process, Recall, script, table
+from semantic.cli.demo import CAST, Answer, Recall, child, script, table
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import default_store_folder
 from semantic.domain.errors import BackendError
@@ -63,14 +63,16 @@ def test_it_tells_and_fails_when_an_agent_forgot(monkeypatch: pytest.MonkeyPatch
     assert "Vera and did not" not in ran.out
 
 
-def test_a_process_that_ends_by_itself_is_an_error(tmp_path: Path) -> None:
-    with Process(Settings("nowhere")) as process, pytest.raises(typer.Exit) as ended:
-        process.answer("ada", "Hello!")
+def test_a_process_that_ends_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with child(Settings("nowhere"), CAST) as lines, pytest.raises(typer.Exit) as ended:
+        next(lines)
     assert ended.value.exit_code == 2
-    with Process(Settings(), str(tmp_path)) as process:
-        process._process.kill()
-        with pytest.raises(BackendError, match="ended before it had answered"):
-            process.answer("ada", "Hello!")
+    monkeypatch.setattr("sys.executable", "true")
+    with (
+        child(Settings(), CAST) as lines,
+        pytest.raises(BackendError, match="ended before it had answered"),
+    ):
+        next(lines)
 
 
 def test_what_depends_on_a_cache_is_named() -> None:

@@ -1,8 +1,7 @@
 """`semantic demo`: agents in one batch, resumed from their caches, and restored after `kill -9`.
 
-Answers of the same questions by a process without a store show that no answer depends on a cache.
-Each process is `python -m semantic.cli.demo`, which has the library's `Engine`: it reads a line of
-JSON for each request, and writes lines with pieces of an answer and with the answer.
+Answers of the same questions without a store show that no answer depends on a cache. The process
+that is killed is `python -m semantic.cli.demo`: it writes answers as lines of JSON.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import typer
 
@@ -123,42 +123,43 @@ def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
     """Three agents share one model; each recalls its conversation without computing it again.
 
     All three answer in one batch. Each is asked about its conversation, then the process is
-    killed in the middle of an answer and a new one is asked again. A process without a store
-    answers the same for comparison. Exits with 1 when an answer is wrong or depends on the cache.
+    killed in the middle of an answer and this one is asked again. Without a store it answers the
+    same for comparison. Exits with 1 when an answer is wrong or depends on the cache.
 
-    Caches are written to a temporary folder, not to the store. The processes load the model one
+    Caches are written to a temporary folder, not to the store. The model is loaded three times, one
     after the other.
     """
-    settings = engine.settings()
+    from semantic import Engine
+
+    given = engine.settings()
+    plain = Settings(given.model, pool_bytes=given.pool_bytes, pool_blocks=given.pool_blocks)
     echo = _silent if as_json else typer.echo
     # Another model than the packaged one need not be able to answer.
-    is_packaged = settings.model == DEFAULT_MODEL
+    is_packaged = plain.model == DEFAULT_MODEL
     roles = CAST if is_packaged else tuple(role._replace(words=()) for role in CAST)
-    histories = {role.agent: script(role) for role in roles}
     with tempfile.TemporaryDirectory(prefix="semantic-demo-") as store:
-        with Process(settings, store) as process:
-            done = process.batch(histories)
+        kept = replace(plain, use_disk=True, store=Path(store), disk_bytes=_DISK_BYTES)
+        with child(kept, roles) as written:
+            done = Batch(**json.loads(next(written)))
             for role in roles:
                 echo(f"{role.agent}: {done.texts[role.agent]}\n")
-            resumed = [process.answer(role.agent, role.question) for role in roles]
-            pieces = process.pieces(roles[0].agent, _COUNT, 4 * ANSWER_TOKENS)
-            cut = "".join(str(piece) for piece, _ in zip(pieces, range(_BEFORE_KILL), strict=False))
-            process.kill()
-            echo(f"{roles[0].agent}: {cut} … {_KILLED}\n")
-        with Process(settings, store) as process:
-            restored = [process.answer(role.agent, role.question) for role in roles]
-    with Process(settings) as process:
-        recalls: list[Recall] = []
-        for role, *answers in zip(roles, resumed, restored, strict=True):
-            history = [*histories[role.agent], _said(done.texts[role.agent])]
-            recalls.append(_compared(process, role, history, *answers))
+            resumed = [Answer(**json.loads(next(written))) for _ in roles]
+            cut = "".join(map(json.loads, islice(written, _BEFORE_KILL)))
+        echo(f"{roles[0].agent}: {cut} … {_KILLED}\n")
+        with Engine(kept) as after:
+            restored = [_asked(after, role.agent, role.question) for role in roles]
+    with Engine(plain) as cold:
+        recalls = [
+            _compared(cold, role, done.texts[role.agent], *answers)
+            for role, *answers in zip(roles, resumed, restored, strict=True)
+        ]
     for recall in recalls:
         echo(f"{recall.agent} is asked: {recall.question}\n  {recall.restored.text}")
     failures = [failure for recall in recalls for failure in recall.failures]
     echo("\n".join(("", *table(recalls, done.tokens / done.seconds))))
     echo("\n".join(["", *(f"FAILED: {one}" for one in failures)] if failures else [_NEXT]))
     if as_json:
-        found = {"model": settings.model, "batch": done._asdict(), "interrupted": cut}
+        found = {"model": plain.model, "batch": done._asdict(), "interrupted": cut}
         told = {"agents": [asdict(one) for one in recalls], "failures": failures}
         typer.echo(to_line({**found, **told, "passed": not failures}))
     if failures:
@@ -175,16 +176,14 @@ def _silent(_: str) -> None:
     """Replaces `typer.echo` with --json."""
 
 
-def _compared(
-    process: Process, role: Role, history: Sequence[Message], resumed: Answer, restored: Answer
-) -> Recall:
-    """Ask the same of a process that has no cache of it."""
-    asked = [*history, {"role": "user", "content": role.question}]
+def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: Answer) -> Recall:
+    """Ask the same of an engine that has no cache of it."""
+    asked = [*script(role), _said(told), {"role": "user", "content": role.question}]
     again = [*asked, _said(resumed.text), asked[-1]]
-    cold = (process.answer(role.agent, asked), process.answer(role.agent, again))
+    answers = (_asked(engine, role.agent, asked), _asked(engine, role.agent, again))
     lower = restored.text.lower()
     missing = tuple(word for word in role.words if word.lower() not in lower)
-    return Recall(role.agent, role.question, resumed, restored, cold, missing)
+    return Recall(role.agent, role.question, resumed, restored, answers, missing)
 
 
 def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
@@ -221,126 +220,82 @@ def _said(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-class Process:
-    """A process that answers for agents; it is killed at the end."""
-
-    def __init__(self, settings: Settings, store: str = "") -> None:
-        self._first = {
-            "model": settings.model,
-            "pool_bytes": settings.pool_bytes,
-            "pool_blocks": settings.pool_blocks,
-            "store": store,
-        }
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "semantic.cli.demo"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-        self._send(self._first)
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        """Send SIGKILL and wait for the process."""
-        self._process.kill()
-        self._process.communicate()
-
-    def batch(self, said: Mapping[str, object]) -> Batch:
-        """Answers of agents in one batch."""
-        self._send({"batch": said})
-        return Batch(**json.loads(self._line()))
-
-    def answer(self, agent: str, said: str | Sequence[Message]) -> Answer:
-        """An answer of at most `ANSWER_TOKENS`."""
-        *_, answer = self.pieces(agent, said, ANSWER_TOKENS)
-        return cast("Answer", answer)
-
-    def pieces(
-        self, agent: str, said: str | Sequence[Message], max_tokens: int
-    ) -> Iterator[str | Answer]:
-        """The pieces of an answer, then all of it."""
-        self._send({"agent": agent, "said": said, "max_tokens": max_tokens})
-        while True:
-            reply = json.loads(self._line())
-            if isinstance(reply, dict):
-                yield Answer(**reply)
-                return
-            yield str(reply)
-
-    def _line(self) -> str:
-        """The next line. Raises as the process ended: with its exit code, or BackendError."""
-        line = "" if self._process.stdout is None else self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            if code > 0:  # it has said why
-                raise typer.Exit(code)
-            raise BackendError("the process of the demonstration ended before it had answered")
-        return line
-
-    def _send(self, message: Mapping[str, object]) -> None:
-        with suppress(BrokenPipeError):  # the next line says it
-            if self._process.stdin is not None:
-                self._process.stdin.write(json.dumps(message) + "\n")
-                self._process.stdin.flush()
+def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
+    """What an agent answers; to a whole conversation it keeps nothing."""
+    keep, begun, seconds = isinstance(said, str), time.perf_counter(), 0.0
+    options: ChatOptions = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "keep": keep}
+    with engine.chat(agent, said, stream=True, **options) as stream:
+        for _ in stream:
+            seconds = seconds or time.perf_counter() - begun
+        answer = stream.answer
+    engine.flush()
+    return Answer(answer.text, answer.prompt_tokens, answer.cached_tokens, seconds)
 
 
-def main() -> None:
-    """The process: answers until its input ends."""
+@contextmanager
+def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
+    """The lines that a process writes that answers for agents; it is killed at the end.
+
+    Raises as it ended: with its exit code, or BackendError.
+    """
+    given = {
+        "model": settings.model,
+        "pool_bytes": settings.pool_bytes,
+        "pool_blocks": settings.pool_blocks,
+        "use_disk": settings.use_disk,
+        "store": str(settings.store),
+        "disk_bytes": settings.disk_bytes,
+    }
+    command = (sys.executable, "-m", "semantic.cli.demo", json.dumps([given, roles]))
+    with subprocess.Popen(  # noqa: S603  no shell, and no text of a request
+        command, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as process:
+        try:
+            yield _lines(process)
+        finally:
+            process.kill()
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    yield from process.stdout or ()
+    if code := max(process.wait(), 0):  # it has said why
+        raise typer.Exit(code)
+    raise BackendError("the process of the demonstration ended before it had answered")
+
+
+def main(given: str) -> None:
+    """The process: answers in a batch, then one by one, and ends in the middle of an answer."""
     from semantic import Engine
 
     be_program()
+    settings, roles = json.loads(given)
+    settings["store"] = Path(settings["store"])
+    cast = [Role(*role) for role in roles]
     try:
-        first = json.loads(sys.stdin.readline())
-        store = first.pop("store")
-        settings = Settings(**first)
-        if store:
-            settings = replace(settings, use_disk=True, store=Path(store), disk_bytes=_DISK_BYTES)
-        with Engine(settings) as engine:
-            for line in sys.stdin:
-                given = json.loads(line)
-                if "batch" in given:
-                    _reply(_told(engine, given["batch"])._asdict())
-                    continue
-                for piece in _answered(engine, **given):
-                    _reply(piece)
+        with Engine(Settings(**settings)) as engine:
+            _write(_told(engine, cast)._asdict())
+            for role in cast:
+                _write(asdict(_asked(engine, role.agent, role.question)))
+            with engine.chat(cast[0].agent, _COUNT, stream=True, max_tokens=400) as pieces:
+                for text in pieces:
+                    _write(text)
     except SemanticError as error:
         print_error(error)
         sys.exit(exit_code(error))
 
 
-def _told(engine: Engine, said: Mapping[str, Sequence[Message]]) -> Batch:
+def _told(engine: Engine, roles: Sequence[Role]) -> Batch:
     begun = time.perf_counter()
-    answers = engine.run_batch(list(said.items()), max_tokens=BATCH_TOKENS, temperature=0)
+    asked = [(role.agent, script(role)) for role in roles]
+    answers = engine.run_batch(asked, max_tokens=BATCH_TOKENS, temperature=0)
     seconds = time.perf_counter() - begun
     texts = {one.agent: one.text for one in answers}
     return Batch(texts, seconds, sum(one.usage.completion for one in answers))
 
 
-def _answered(
-    engine: Engine, agent: str, said: str | Sequence[Message], max_tokens: int
-) -> Iterator[str | dict[str, object]]:
-    """The pieces of an answer, then all of it; to a whole conversation it keeps nothing."""
-    keep = isinstance(said, str)
-    options: ChatOptions = {"max_tokens": max_tokens, "temperature": 0, "keep": keep}
-    begun, seconds = time.perf_counter(), 0.0
-    with engine.chat(agent, said, stream=True, **options) as stream:
-        for text in stream:
-            seconds = seconds or time.perf_counter() - begun
-            yield text
-        answer = stream.answer
-    engine.flush()
-    yield asdict(Answer(answer.text, answer.prompt_tokens, answer.cached_tokens, seconds))
-
-
-def _reply(message: str | Mapping[str, object]) -> None:
+def _write(message: object) -> None:
     write(json.dumps(message) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
