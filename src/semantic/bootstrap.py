@@ -7,13 +7,14 @@ parts by themselves are in `composition`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
-from semantic.composition.framework import mlx_provider
+from semantic.composition.framework import mlx_provider, read_device
 from semantic.composition.memory_shares import default_pool_of, memory_left, promised
 from semantic.composition.named_models import model_of, suggesting
 from semantic.composition.process_stores import new_step_observer, open_store, open_turns
@@ -22,6 +23,7 @@ from semantic.domain.errors import (
     SemanticError,
     StoreError,
 )
+from semantic.domain.value_objects import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx.backend import MLXBackend
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from semantic.domain.value_objects import ModelCacheSpec
     from semantic.ports.generation import BatchBackend, ModelProviderPort, Slices, Tokenizer
     from semantic.ports.store import BlockObserver, CacheStorePort
+
+logger = logging.getLogger("semantic.server")
+
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +209,22 @@ def _new_app(
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
-    """The pool for a loaded model. Raises InvalidRequestError for a pool without a block."""
+    """The pool for a loaded model. Raises InvalidRequestError for a pool without a block, and for
+    one that is larger than the device's memory. Warns of a store without room for a block."""
     from semantic.domain.services import BlockPool
 
-    max_bytes = settings.pool_bytes
+    max_bytes, most = settings.pool_bytes, read_device().memory_bytes
+    if max_bytes is not None and max_bytes > most:
+        raise InvalidRequestError(
+            f"pool_bytes must be at most the device's memory, {most / _GIB:.1f} GiB, got "
+            f"{max_bytes / _GIB:.1f} GiB"
+        )
+    block = spec.bytes_for(BLOCK_TOKENS)
+    if settings.use_disk and settings.disk_bytes is not None and settings.disk_bytes < block:
+        logger.warning(
+            "disk_bytes: a block of this model has %d bytes, the store may have %d: it keeps none",
+            block, settings.disk_bytes,
+        )  # fmt: skip
     if max_bytes is None and settings.pool_blocks is None:
         max_bytes = default_pool_of(settings)
     return BlockPool(spec, settings.pool_blocks, max_bytes=max_bytes)

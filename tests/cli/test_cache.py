@@ -236,6 +236,26 @@ def test_the_disk_gets_a_tenth_of_what_is_free_and_keeps_what_it_has(
     assert default_disk_bytes(free, held) == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "free", "expected"), [(GIB, 5 * GIB, GIB), (90 * GIB, 5 * GIB, 5 * GIB)]
+)
+def test_a_quota_is_no_larger_than_its_disk(
+    given: int,
+    free: int,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(process_stores, "_free_bytes", lambda _: free)
+    with closing(open_disk(Settings(use_disk=True, store=tmp_path, disk_bytes=given))) as store:
+        [tier] = store.stats()
+    assert tier.max_bytes is not None
+    assert expected <= tier.max_bytes < expected + GIB // 100
+    warned = ["disk_gb: its disk has room for 5.0 GiB of these 90.0: that is the limit"]
+    assert caplog.messages == (warned if given > free else [])
+
+
 def test_the_memory_gets_a_sixteenth_and_never_nothing() -> None:
     assert [default_memory_tier_bytes(n) for n in (16 * GIB, GIB // 2)] == [GIB, 64 << 20]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import json
 import re
 import sys
@@ -73,6 +74,36 @@ def test_json_lists_every_finding() -> None:
     assert all(set(finding) == fields for finding in document["findings"])
     assert document["passed"] is True
     assert document["findings"][-2]["detail"].startswith("40 blocks; ")
+
+
+def test_a_disk_that_takes_nothing_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(use_disk=True, store=tmp_path)
+    good = doctor.check_store(settings)
+    assert (good.verdict, good.detail.endswith("free on its disk")) == ("ok", True)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    bad = doctor.check_store(settings)
+    said = f"cannot write in {tmp_path}: No space left on device"
+    assert (bad.verdict, bad.detail) == ("warning", said)
+    assert bad.advice == "caches are kept in memory only; --store names another folder"
+
+
+def test_sizes_that_nothing_can_have_are_refused_or_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran = semantic("run", "Hello!", "--pool-gb", "900000")
+    assert (ran.code, ran.out) == (2, "")
+    assert "pool_bytes must be at most the device's memory" in ran.err
+    assert "got 900000.0 GiB" in ran.err
+    found = doctor.check_model(Settings(use_disk=True, store=tmp_path, disk_bytes=1000))
+    assert all(one.verdict == "ok" for one in found)
+    [said] = caplog.messages
+    assert re.fullmatch(r"disk_bytes: a block .* may have 1000: it keeps none", said)
 
 
 def test_weights_that_are_ignored_are_named(tmp_path: Path) -> None:

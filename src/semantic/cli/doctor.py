@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import platform
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -60,6 +63,8 @@ _QUESTION = (
 _ANSWER_TOKENS = 32
 _LENGTHS = (1024, 8192, 32_768, 131_072)
 """Tokens of agents, to say how many fit."""
+_TRIED_BYTES = 1 << 20
+"""What a store's disk is asked to write."""
 _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
 
 
@@ -206,14 +211,22 @@ def check_store(settings: Settings) -> Finding:
     """Whether the store on disk can be used, and how much of its quota is used."""
     if not settings.use_disk:
         return Finding("store", "ok", "not on disk: caches end with the program")
+    advice = "caches are kept in memory only; --store names another folder"
+    folder = store_folder(settings)
     try:
         with closing(open_disk(settings)) as disk:
             (tier,) = disk.stats()
+        with tempfile.TemporaryFile(dir=folder) as tried:
+            tried.write(bytes(_TRIED_BYTES))
+            os.fsync(tried.fileno())
+        free = shutil.disk_usage(folder).free
     except StoreError as error:
-        advice = "caches are kept in memory only; --store names another folder"
         return Finding("store", "warning", str(error), advice)
+    except OSError as error:
+        return Finding("store", "warning", f"cannot write in {folder}: {error.strerror}", advice)
     used = f"{show_bytes(tier.n_bytes)} of {show_bytes(tier.max_bytes)}"
-    return Finding("store", "ok", f"{store_folder(settings)}, agents {tier.n_agents}, {used}")
+    detail = f"{folder}, agents {tier.n_agents}, {used}, {show_bytes(free)} free on its disk"
+    return Finding("store", "ok", detail)
 
 
 def check_remote(settings: Settings) -> Finding:

@@ -307,14 +307,17 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
 
     folder, secret = store_folder(settings), fleet_secret(settings)
     writes = WriteLimits(settings.disk_bytes_a_day, settings.disk_rated_bytes)
-    if settings.disk_bytes is not None:
-        return DiskStore.open(
-            folder, settings.disk_bytes, secret=secret, writes=writes, observer=observer
-        )
-    free = _free_bytes(folder)
+    free, given = _free_bytes(folder), settings.disk_bytes
 
     def quota(used: int) -> int:
-        return default_disk_bytes(free, used + _INDEX_GROWTH_BYTES)
+        if given is None:
+            return default_disk_bytes(free, used + _INDEX_GROWTH_BYTES)
+        if given > used + free:
+            logger.warning(
+                "disk_gb: its disk has room for %.1f GiB of these %.1f: that is the limit",
+                (used + free) / _GIB, given / _GIB,
+            )  # fmt: skip
+        return min(given, max(1, used + free))
 
     return DiskStore.open(folder, quota, secret=secret, writes=writes, observer=observer)
 

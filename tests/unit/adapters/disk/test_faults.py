@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores.disk import DiskStore
+from semantic.adapters.stores.disk.files import Counts
 from semantic.domain.block_hash import BlockLink, Part
 from semantic.domain.errors import StoreError
 from tests.support import store_blocks as make
@@ -296,3 +297,18 @@ def test_what_a_full_index_cannot_remember_does_not_lie_there_uncounted(root: Pa
             db.execute("PRAGMA max_page_count = 1000000")
         put_all(store, links)
         assert store.save(make.manifest("agent", 20_000))
+
+
+def test_the_log_counts_what_a_disk_refuses(caplog: pytest.LogCaptureFixture) -> None:
+    counts = Counts()
+    for _ in range(120):
+        counts.add_error("write_errors", OSError(errno.ENOSPC, "No space left on device"))
+    assert [message.split(" times")[0].rsplit(" ", 1)[-1] for message in caplog.messages] == [
+        "1",
+        "10",
+        "100",
+    ]
+    assert caplog.messages[0] == (
+        "the store cannot write, 1 times so far: No space left on device (ENOSPC); what it does "
+        "not keep is computed again after a restart"
+    )

@@ -305,6 +305,7 @@ def test_an_overview_of_a_server_without_keys(server: RunningServer, served: Age
         "days": {"2026-01-01": 20, "2026-01-02": 50},
         "max_a_day": 50,
         "held_back": True,
+        "failed": 0,
         "rated_share": 0.07,
     }
     (ada,) = changes["requests"]

@@ -20,7 +20,7 @@ from semantic.adapters.http.identity import is_operator, tenant_of
 from semantic.adapters.http.requests import Running, running
 from semantic.adapters.http.streaming import event_stream, sse_event
 from semantic.application.engine.engine_state import EngineFigures, EngineState
-from semantic.domain.stored import Wear
+from semantic.domain.stored import StoreStats, Wear
 from semantic.ports.models import ModelState, ModelStatus
 
 router: Final = APIRouter(prefix="/v1/overview", tags=["Agents"])
@@ -75,9 +75,8 @@ class Written(BaseModel):
     since: Annotated[str, Field(description="The day of the first: 2026-01-31.")]
     days: Annotated[dict[str, int], Field(description="The last days with writes, oldest first.")]
     max_a_day: Annotated[int | None, Field(description="The limit of a day; null without one.")]
-    held_back: Annotated[
-        bool, Field(description="The limit is reached: only ends of turns are written.")
-    ]
+    held_back: Annotated[bool, Field(description="The limit is reached: only turns' ends are.")]
+    failed: Annotated[int, Field(description="Writes that failed, as on a full disk.")]
     rated_share: Annotated[
         float | None,
         Field(description="Of what the drive is rated to write; null if that is not set."),
@@ -250,8 +249,8 @@ class _Viewer:
         samples = self._context.watch.samples
         if not samples or not self._sees_all:
             return None
-        found = [tier.wear for tier in samples[-1].figures.stores if tier.wear is not None]
-        return _written(found[0]) if found else None
+        found = [tier for tier in samples[-1].figures.stores if tier.wear is not None]
+        return _written(found[0], found[0].wear) if found and found[0].wear else None
 
     def _samples(self) -> list[BudgetSample] | None:
         if not self._sees_all:
@@ -333,8 +332,9 @@ def _saved(one: Savings) -> Saved:
     )
 
 
-def _written(wear: Wear) -> Written:
+def _written(tier: StoreStats, wear: Wear) -> Written:
     return Written(
+        failed=tier.counts.get("write_errors", 0),
         today=wear.today,
         total=wear.total,
         since=wear.since,

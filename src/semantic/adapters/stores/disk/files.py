@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import secrets
 import stat
@@ -19,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from semantic.domain.stored import COUNTERS
+
+logger = logging.getLogger("semantic.store")
 
 _F_BARRIERFSYNC = 85
 """macOS: data written to the file reaches the drive before any later write."""
@@ -123,8 +126,16 @@ class Counts:
                 self._counts[f"{name}: {kind}"] += n
 
     def add_error(self, name: str, error: OSError) -> None:
-        """Count `error` under the name of its errno, as "write_errors: ENOSPC"."""
-        self.add(name, errno.errorcode.get(error.errno or 0, "unknown"))
+        """Count `error` under the name of its errno, as "write_errors: ENOSPC". The first one, the
+        tenth, the hundredth and so on of a name is logged."""
+        kind = errno.errorcode.get(error.errno or 0, "unknown")
+        self.add(name, kind)
+        n = self._counts[name]
+        if str(n).strip("0") == "1":
+            logger.warning(
+                "the store cannot write, %d times so far: %s (%s); what it does not keep is "
+                "computed again after a restart", n, error.strerror or error, kind
+            )  # fmt: skip
 
     def snapshot(self) -> Mapping[str, int]:
         with self._lock:

@@ -9,10 +9,12 @@ const SHORTEST = 60;
 const WIDTH = 600; // of the drawing
 const HEIGHT = 40;
 
-function wear({ today, total, since, max_a_day: most, held_back: held, rated_share: share }) {
+function wear({ today, total, since, max_a_day: most, held_back: held, failed, rated_share: share }) {
   const limit = most ? ` of ${bytes(most)} a day` : "";
   const rated = share === null ? "" : `, ${(100 * share).toFixed(2)} % of the drive's rated life`;
-  const note = held ? " The limit is reached: until midnight only ends of turns are written." : "";
+  const limited = held ? " The limit is reached: until midnight only ends of turns are written." : "";
+  const lost = failed ? ` ${count(failed)} writes failed: is the disk full? semantic doctor says.` : "";
+  const note = limited + lost;
   return `Written to disk: ${bytes(today)} today${limit}, ${bytes(total)} since ${since}${rated}.${note}`;
 }
 
