@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tokenizers import AddedToken, decoders
+from tokenizers import AddedToken, Regex, decoders
 from tokenizers import Tokenizer as Fast
 from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
@@ -25,6 +25,7 @@ from semantic.adapters.mlx.text.tokenizer import (
     plain_decode,
 )
 from semantic.application.request import ByteDetokenizer, StreamingDetokenizer
+from semantic.domain.errors import InvalidRequestError
 from tests.support.lanes import examples
 
 pytestmark = pytest.mark.mlx
@@ -176,3 +177,34 @@ def test_a_tokenizer_that_drops_spaces_is_asked_itself() -> None:
     own = make(tokenizer_object=backend, clean_up_tokenization_spaces=True)
     decode = cast("Callable[[list[int]], str]", own.decode)
     assert plain_decode(decode)([0, 1]) == own.decode([0, 1]) == "a,"
+
+
+SQUARE = "cannot tokenize 60000 characters of one kind in a row"
+PANIC = "cannot tokenize the text: Onig: Regex search error"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "words"),
+    [
+        (r"\s+$", " " * 60_000 + "a", SQUARE),
+        (r"\s+$", "word " * 9000 + " " * 60_000 + "a b", SQUARE.replace("60000", "60001")),
+        ("a+$", "a" * 59_999 + "b", SQUARE),
+        ("(a+)+$", "a" * 40 + "b", PANIC),
+        ("(a+)+$", "a" * 9000 + "b", PANIC),
+    ],
+)
+def test_a_pattern_that_backtracks_refuses_a_text_and_ends(
+    pattern: str, text: str, words: str
+) -> None:
+    tokenizer = _byte_level()
+    fast = cast(PreTrainedTokenizerFast, cast(TokenizerWrapper, tokenizer.inner))
+    fast.backend_tokenizer.pre_tokenizer = Split(Regex(pattern), "isolated")
+    with pytest.raises(InvalidRequestError, match=words):
+        tokenizer.encode(text)
+    assert tokenizer.encode("the red fox")
+
+
+def test_long_runs_are_tokenized_by_tokenizers_that_take_time_by_their_length() -> None:
+    tokenizer = _byte_level()
+    for text in (" " * 60_000 + "a", "a" * 60_000, "\n" * 60_000 + "b", "日" * 20_000):
+        assert tokenizer.decode(tokenizer.encode(text)) == text

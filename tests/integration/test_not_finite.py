@@ -29,6 +29,7 @@ from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.in_pages import tiny_backend
 from tests.support.lanes import more_rows
+from tests.support.pools import holders
 from tests.support.tiny_models import VOCAB
 
 Done = CompletedGeneration
@@ -140,7 +141,7 @@ def test_a_poisoned_prompt_ends_alone_with_an_error_and_nothing_of_it_is_kept(
             assert ended[1].cached_tokens == 0
             assert ended[1].blocks is None
             assert [ended[0].tokens, ended[2].tokens] == [one.tokens for one in alone]
-    assert not any(agent.startswith("bad") for agent in world.pool.holders())
+    assert not any(agent.startswith("bad") for agent in holders(world.pool))
     # What memory the sequence has left is not read by the next one.
     again = world.answer("again", first, 12, sampling=params)
     assert again.tokens == alone[0].tokens

@@ -23,6 +23,7 @@ from semantic.domain.errors import (
     ModelNotFoundError,
     PoolExhaustedError,
 )
+from tests.support.pools import available
 from tests.support.rig import Rig
 
 Engine = BlockPoolBatchEngine
@@ -113,13 +114,13 @@ def test_three_agents_variable_length(
 
 
 def test_ten_generations_leave_the_pool_as_it_was(engine: Engine, pool: BlockPool) -> None:
-    free = pool.available_blocks
+    free = available(pool)
     for i in range(10):
         engine.submit(f"agent_{i}", "<|user|>Hello<|end|><|assistant|>", max_tokens=20)
     assert len(list(engine.step())) == 10
     for i in range(10):
         assert engine.forget(f"agent_{i}")
-    assert pool.available_blocks == free
+    assert available(pool) == free
 
 
 def test_submit_reserves_the_blocks_of_the_prompt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,46 @@ def test_a_part_that_a_list_has_many_times_is_refused_before_it_becomes_text(
         model_with(template, tmp_path / "model").render_chat(HELLO)
 
 
+KEPT = [
+    "n.l + [m * 1000]",
+    "n.l + [m ~ '!']",
+    "n.l + [m[1:]]",
+    "n.l + [m|upper]",
+    "n.l + [m.upper()]",
+    "n.l + [m.split(',')]",
+    "n.l + [m|list]",
+    "[n.l, 1, 2, 3]",
+    "[n.l]",
+    "(n.l, {'a': n.l})",
+]
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_template_that_keeps_all_that_it_makes_is_refused(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_template, "_MADE", 1 << 16)
+    template = (
+        "{% set n = namespace(l=[]) %}{% set m = 'x,' * 500 %}"
+        "{% for i in range(9999) %}{% set n.l = " + kept + " %}{% endfor %}"
+    )
+    with pytest.raises(InvalidRequestError, match="more than 65536 characters in all"):
+        model_with(template, tmp_path / "model").render_chat(HELLO)
+
+
+def test_a_template_that_would_take_all_memory_takes_little(tmp_path: Path) -> None:
+    template = (
+        "{% set n = namespace(l=[]) %}{% for i in range(99999) %}"
+        "{% set n.l = n.l + ['x' * 10**7] %}{% endfor %}"
+    )
+    tokenizer = model_with(template, tmp_path / "model")
+    tracemalloc.start()
+    with pytest.raises(InvalidRequestError, match="characters in all"):
+        MLXChatFormat(tokenizer)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 29
+    tracemalloc.stop()
+
+
 @pytest.mark.parametrize("grown", ["n.x + n.x", "n.x ~ n.x"])
 def test_a_text_that_doubles_is_refused(
     grown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,14 +158,14 @@ def test_what_templates_do_every_day_is_as_in_the_sandbox(tmp_path: Path) -> Non
         "{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% endfor %}"
         "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('y') }} {{ '%s' % 'z' }} {{ '-' * 3 }}"
         " {{ '{{a: {}}}'.format(2) }} {{ {'a': [1, 'é']}|tojson }} {{ [1]|tojson(indent=2) }}"
-        " {{ [1, {'b': 2}] }}"
+        " {{ [1, {'b': 2}] }} {{ 'abcd'[1:3] }}{{ 'abcd'[::-1] }}{{ [1, 2, 3][:-1] }}"
     )
     tokenizer = model_with(template, tmp_path / "model")
     text = tokenizer.decode(tokenizer.render_chat(HELLO))
     assert text == (
         "1   x bb a,b 12 a1None 1024 1True1<y> z --- {a: 2}"
         ' {"a": [1, "é"]} [\n  1\n]'
-        " [1, {'b': 2}]"
+        " [1, {'b': 2}] bcdcba[1, 2]"
     )
 
 

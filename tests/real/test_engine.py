@@ -15,6 +15,7 @@ from semantic.domain.errors import InvalidRequestError, PoolExhaustedError
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.store import CacheStorePort
 from tests.real.likely import answers, tokenizer_of
+from tests.support.pools import available
 
 _BLOCKS = 3000
 _NEW = 24
@@ -92,14 +93,14 @@ def test_agents_join_a_batch_and_leave_it(subject: Subject) -> None:
 
 def test_agents_leave_the_pool_as_it_was(subject: Subject) -> None:
     engine = engine_of(subject)
-    free = engine.pool.available_blocks
+    free = available(engine.pool)
     for i in range(4):
         engine.submit(f"agent_{i}", subject.prompt(QUESTIONS[i], 0), max_tokens=4)
     assert len(list(engine.step())) == 4
-    assert engine.pool.available_blocks < free
+    assert available(engine.pool) < free
     for i in range(4):
         assert engine.forget(f"agent_{i}")
-    assert engine.pool.available_blocks == free
+    assert available(engine.pool) == free
 
 
 def test_an_exhausted_pool_is_refused(subject: Subject) -> None:

@@ -38,63 +38,57 @@ _ANSWERS = "Answers"
 _LIMITS = "Limits and deadlines"
 _LOG = "Log"
 
+
+def _flag(panel: str, text: str, *names: str, metavar: str | None = None) -> object:
+    """An option with this `text` under a heading of the help."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 MaxTokens = Annotated[int, typer.Option(help="Maximum tokens of an answer.")]
 StoreFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--store",
-        help=f"The folder of the store. Default: ${STORE_VARIABLE}, else one in the user's folder "
+    _flag(
+        _STORE,
+        f"The folder of the store. Default: ${STORE_VARIABLE}, else one in the user's folder "
         "of caches.",
-        show_default=False,
-        rich_help_panel=_STORE,
+        "--store",
     ),
 ]
 DiskGb = Annotated[
     float | None,
-    typer.Option(
-        help="Quota of the store on disk, in GiB. Default: what it uses and a tenth of the free "
+    _flag(
+        _STORE,
+        "Quota of the store on disk, in GiB. Default: what it uses and a tenth of the free "
         "space, at most 32.",
-        show_default=False,
-        rich_help_panel=_STORE,
     ),
 ]
-
-
 DiskRatedTbw = Annotated[
     float | None,
-    typer.Option(
-        help="Terabytes that the store's drive is rated to write in its life (TBW), as its maker "
+    _flag(
+        _STORE,
+        "Terabytes that the store's drive is rated to write in its life (TBW), as its maker "
         "says: shows which part the store has used. Default: unknown.",
-        show_default=False,
-        rich_help_panel=_STORE,
     ),
 ]
 RamGb = Annotated[
     float | None,
-    typer.Option(
-        help="GiB of memory for blocks saved or read recently, in addition to the pool. "
-        "Default: a sixteenth of the process' memory.",
-        show_default=False,
-        rich_help_panel=_STORE,
+    _flag(
+        _STORE,
+        "GiB of memory for blocks saved or read recently, in addition to the pool. Default: "
+        "a sixteenth of the process' memory.",
     ),
 ]
 PoolGb = Annotated[
     float | None,
-    typer.Option(
-        help="GiB for all agents' caches. Default: a quarter of the process' memory, "
-        "at most what the weights leave.",
-        show_default=False,
-        rich_help_panel=_ENGINE,
+    _flag(
+        _ENGINE,
+        "GiB for all agents' caches. Default: a quarter of the process' memory, at most what "
+        "the weights leave.",
     ),
 ]
 PoolBlocks = Annotated[
-    int | None,
-    typer.Option(
-        help="Blocks of 256 tokens of one layer for all agents' caches.",
-        show_default=False,
-        rich_help_panel=_ENGINE,
-    ),
+    int | None, _flag(_ENGINE, "Blocks of 256 tokens of one layer for all agents' caches.")
 ]
 _MODEL = typer.Option(
     help="A model folder, a hub id (org/name), an alias or the model inside the package.",
@@ -107,76 +101,70 @@ _MODELS = typer.Option(
     autocompletion=complete_models,
     rich_help_panel=_ENGINE,
 )
-ADAPTERS = typer.Option(
+ADAPTERS = _flag(
+    _ENGINE,
+    "A folder with an adapter that mlx-lm trained, served as BASE+NAME on the weights of "
+    "its base; of several models BASE+NAME=PATH. May be repeated.",
     "--adapter",
     "--adapter-path",
     "--lora-modules",
     metavar="[NAME=]PATH",
-    help="A folder with an adapter that mlx-lm trained, served as BASE+NAME on the weights of its "
-    "base; of several models BASE+NAME=PATH. May be repeated.",
-    rich_help_panel=_ENGINE,
 )
 Adapter = Annotated[
     str | None,
-    typer.Option(
+    _flag(
+        _ENGINE,
+        "A folder with an adapter that mlx-lm trained for the model, which is then BASE+NAME "
+        "with agents of its own.",
         "--adapter",
         "--adapter-path",
         metavar="[NAME=]PATH",
-        help="A folder with an adapter that mlx-lm trained for the model, which is then BASE+NAME "
-        "with agents of its own.",
-        show_default=False,
-        rich_help_panel=_ENGINE,
     ),
 ]
-_NO_STORE = typer.Option(
-    "--no-store",
-    help="Store nothing on disk: caches are lost when the program ends.",
-    rich_help_panel=_STORE,
+_NO_STORE = _flag(
+    _STORE, "Store nothing on disk: caches are lost when the program ends.", "--no-store"
 )
-_ANY_CHIP = typer.Option(
+_ANY_CHIP = _flag(
+    _STORE,
+    "Use blocks that other kinds of chips or BLAS kernels computed, which differ in "
+    "their last bits: answers may differ from those of one machine alone.",
     "--share-across-chips",
-    help="Use blocks that other kinds of chips or BLAS kernels computed, which differ in their "
-    "last bits: answers may differ from those of one machine alone.",
-    rich_help_panel=_STORE,
 )
 RemoteStore = Annotated[
     str | None,
-    typer.Option(
+    _flag(
+        _STORE,
+        "The object store that the replicas of a fleet share: s3://bucket/prefix, gs://, "
+        "az:// or file://. Credentials come from the environment; needs "
+        "semantic-engine[fleet] and --fleet-secret-file.",
         metavar="URL",
-        help="The object store that the replicas of a fleet share: s3://bucket/prefix, gs://, "
-        "az:// or file://. Credentials come from the environment; needs semantic-engine[fleet] "
-        "and --fleet-secret-file.",
-        show_default=False,
-        rich_help_panel=_STORE,
     ),
 ]
 RemoteGb = Annotated[
     float | None,
-    typer.Option(
-        help="GiB that the fleet may have in --remote-store: one of the processes with this option "
-        "evicts what was not used for longest. Default: no limit.",
-        show_default=False,
-        rich_help_panel=_STORE,
+    _flag(
+        _STORE,
+        "GiB that the fleet may have in --remote-store: one of the processes with this "
+        "option evicts what was not used for longest. Default: no limit.",
     ),
 ]
 FleetSecretFile = Annotated[
     Path | None,
-    typer.Option(
-        help="A file with at least 32 random bytes, the same for every replica of a fleet: "
+    _flag(
+        _STORE,
+        "A file with at least 32 random bytes, the same for every replica of a fleet: "
         "tenants' names in stores are derived from it. Default: each store has its own.",
-        show_default=False,
-        rich_help_panel=_STORE,
     ),
 ]
 KvEvents = Annotated[
     str | None,
-    typer.Option(
+    _flag(
+        _STORE,
+        "Publish which blocks this server stores, with their tokens, for routers that read "
+        "vLLM's KV cache events: tcp://127.0.0.1:5557 or ipc://PATH; the next port answers "
+        "those that missed some. All prompts can be read there. Needs "
+        "semantic-engine[fleet].",
         metavar="ADDRESS",
-        help="Publish which blocks this server stores, with their tokens, for routers that read "
-        "vLLM's KV cache events: tcp://127.0.0.1:5557 or ipc://PATH; the next port answers those "
-        "that missed some. All prompts can be read there. Needs semantic-engine[fleet].",
-        show_default=False,
-        rich_help_panel=_STORE,
     ),
 ]
 ServerUrl = Annotated[
@@ -313,33 +301,15 @@ def terabytes(given: float | None) -> int | None:
 class SamplingOptions:
     """How the next token is chosen; greedy by default."""
 
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = (
-        0.0
-    )
-    top_p: Annotated[float, typer.Option(help=_TOP_P, rich_help_panel=_SAMPLING)] = 1.0
-    top_k: Annotated[
-        int, typer.Option(help="Only the k likeliest; 0 is off.", rich_help_panel=_SAMPLING)
-    ] = 0
+    temperature: Annotated[float, _flag(_SAMPLING, "0 is greedy.")] = 0.0
+    top_p: Annotated[float, _flag(_SAMPLING, _TOP_P)] = 1.0
+    top_k: Annotated[int, _flag(_SAMPLING, "Only the k likeliest; 0 is off.")] = 0
     min_p: Annotated[
-        float,
-        typer.Option(
-            help="Only tokens this likely compared with the likeliest; 0 is off.",
-            rich_help_panel=_SAMPLING,
-        ),
+        float, _flag(_SAMPLING, "Only tokens this likely compared with the likeliest; 0 is off.")
     ] = 0.0
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Makes sampling repeatable.", show_default=False, rich_help_panel=_SAMPLING
-        ),
-    ] = None
+    seed: Annotated[int | None, _flag(_SAMPLING, "Makes sampling repeatable.")] = None
     stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="End the answer before this text. May be repeated.",
-            show_default=False,
-            rich_help_panel=_SAMPLING,
-        ),
+        list[str] | None, _flag(_SAMPLING, "End the answer before this text. May be repeated.")
     ] = None
 
     def params(self) -> SamplingParams:
@@ -361,142 +331,116 @@ class ServeOptions:
     None means not given: the environment, the file or the default decides, in this order.
     """
 
-    host: Annotated[
-        str | None,
-        typer.Option(help="Address to listen on. Default: 127.0.0.1.", rich_help_panel=_ADDRESS),
-    ] = None
-    port: Annotated[
-        int | None,
-        typer.Option(help="Default: 8000; 0 takes a free one.", rich_help_panel=_ADDRESS),
-    ] = None
+    host: Annotated[str | None, _flag(_ADDRESS, "Address to listen on. Default: 127.0.0.1.")] = None
+    port: Annotated[int | None, _flag(_ADDRESS, "Default: 8000; 0 takes a free one.")] = None
     api_keys: Annotated[
         list[str] | None,
-        typer.Option(
+        _flag(
+            _ADDRESS,
+            "A key that clients must send; each is a tenant of its own. May be repeated.",
             "--api-key",
-            help="A key that clients must send; each is a tenant of its own. May be repeated.",
-            rich_help_panel=_ADDRESS,
         ),
     ] = None
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="A file of keys, one a line.", rich_help_panel=_ADDRESS)
-    ] = None
+    api_key_file: Annotated[Path | None, _flag(_ADDRESS, "A file of keys, one a line.")] = None
     operator_keys: Annotated[
         list[str] | None,
-        typer.Option(
+        _flag(
+            _ADDRESS,
+            "A key that reads /metrics and manages all tenants' agents. May be repeated.",
             "--operator-key",
-            help="A key that reads /metrics and manages all tenants' agents. May be repeated.",
-            rich_help_panel=_ADDRESS,
         ),
     ] = None
     operator_key_file: Annotated[
-        Path | None,
-        typer.Option(help="A file of operators' keys, one a line.", rich_help_panel=_ADDRESS),
+        Path | None, _flag(_ADDRESS, "A file of operators' keys, one a line.")
     ] = None
     allowed_hosts: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allowed-host",
-            help="A host name that requests may be sent to. May be repeated.",
-            rich_help_panel=_ADDRESS,
+        _flag(
+            _ADDRESS, "A host name that requests may be sent to. May be repeated.", "--allowed-host"
         ),
     ] = None
     allowed_origins: Annotated[
         list[str] | None,
-        typer.Option(
+        _flag(
+            _ADDRESS,
+            "The origin of web pages that may send requests. May be repeated.",
             "--allowed-origin",
-            help="The origin of web pages that may send requests. May be repeated.",
-            rich_help_panel=_ADDRESS,
         ),
     ] = None
     public_prefix: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A file with a system message, or messages and tools as JSON, whose prefix "
-            "all tenants share. May be repeated.",
-            rich_help_panel=_ADDRESS,
+        _flag(
+            _ADDRESS,
+            "A file with a system message, or messages and tools as JSON, whose prefix all "
+            "tenants share. May be repeated.",
         ),
     ] = None
     model: Annotated[list[str] | None, _MODELS] = None
     allowed_models: Annotated[
         list[str] | None,
-        typer.Option(
+        _flag(
+            _ENGINE,
+            "A model that is loaded when a request names it. May be repeated.",
             "--allow-model",
-            help="A model that is loaded when a request names it. May be repeated.",
-            rich_help_panel=_ENGINE,
         ),
     ] = None
     adapters: Annotated[list[str] | None, ADAPTERS] = None
     kept_models: Annotated[
         list[str] | None,
-        typer.Option(
+        _flag(
+            _ENGINE,
+            "A model, one of those given, that stays loaded. May be repeated.",
             "--keep-model",
-            help="A model, one of those given, that stays loaded. May be repeated.",
-            rich_help_panel=_ENGINE,
         ),
     ] = None
     allow_pull: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Hub ids, as org/name or org/*, that /api/pull may download and serve. May be "
+        _flag(
+            _ENGINE,
+            "Hub ids, as org/name or org/*, that /api/pull may download and serve. May be "
             "repeated. Default: none.",
-            rich_help_panel=_ENGINE,
+            metavar="PATTERN",
         ),
     ] = None
     models_gb: Annotated[
         float | None,
-        typer.Option(
-            help="GiB for all loaded models: weights, pools and the store's memory. Default: "
-            "seven eighths of the process' memory, less what other parts need.",
-            show_default=False,
-            rich_help_panel=_ENGINE,
+        _flag(
+            _ENGINE,
+            "GiB for all loaded models: weights, pools and the store's memory. Default: seven "
+            "eighths of the process' memory, less what other parts need.",
         ),
     ] = None
     model_ttl: Annotated[
         float | None,
-        typer.Option(
-            help="Seconds without a request after which a model is unloaded. Default: when another "
+        _flag(
+            _ENGINE,
+            "Seconds without a request after which a model is unloaded. Default: when another "
             "one needs its memory.",
-            show_default=False,
-            rich_help_panel=_ENGINE,
         ),
     ] = None
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A name that requests may use for the first model, remembered as an alias of it. "
-            "May be repeated. Default: the folder's name, or the hub id.",
-            rich_help_panel=_ENGINE,
+        _flag(
+            _ENGINE,
+            "A name that requests may use for the first model, remembered as an alias of it. May "
+            "be repeated. Default: the folder's name, or the hub id.",
         ),
     ] = None
     embedding_model: Annotated[
         str | None,
-        typer.Option(
-            help="A second model, for embeddings: a folder, a hub id (org/name) or an alias.",
-            rich_help_panel=_ENGINE,
+        _flag(
+            _ENGINE, "A second model, for embeddings: a folder, a hub id (org/name) or an alias."
         ),
     ] = None
     max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum tokens of a prompt and its answer together.",
-            rich_help_panel=_ENGINE,
-        ),
+        int | None, _flag(_ENGINE, "Maximum tokens of a prompt and its answer together.")
     ] = None
     max_batch: Annotated[
         int | None,
-        typer.Option(
-            "--max-batch",
-            "--max-num-seqs",
-            help="Maximum requests in one batch.",
-            rich_help_panel=_ENGINE,
-        ),
+        _flag(_ENGINE, "Maximum requests in one batch.", "--max-batch", "--max-num-seqs"),
     ] = None
     max_waiting: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum requests in the queue; more get a 503.", rich_help_panel=_ENGINE
-        ),
+        int | None, _flag(_ENGINE, "Maximum requests in the queue; more get a 503.")
     ] = None
     pool_gb: PoolGb = None
     pool_blocks: PoolBlocks = None
@@ -505,11 +449,10 @@ class ServeOptions:
     disk_gb: DiskGb = None
     disk_writes_gb_per_day: Annotated[
         float | None,
-        typer.Option(
-            help="GiB that the store may write to disk a day; then only ends of turns are written "
+        _flag(
+            _STORE,
+            "GiB that the store may write to disk a day; then only ends of turns are written "
             "until midnight. Default: no limit.",
-            show_default=False,
-            rich_help_panel=_STORE,
         ),
     ] = None
     disk_rated_tbw: DiskRatedTbw = None
@@ -520,134 +463,86 @@ class ServeOptions:
     remote_gb: RemoteGb = None
     kv_events: KvEvents = None
     kv_events_topic: Annotated[
-        str | None,
-        typer.Option(help="The topic of these events; by default empty.", rich_help_panel=_STORE),
+        str | None, _flag(_STORE, "The topic of these events; by default empty.")
     ] = None
     memory_gb: Annotated[
         float | None,
-        typer.Option(
-            help="GiB of memory that the process may have, as the system counts it. Near that, "
-            "caches are given up, and last requests are refused with a 503. Default: nine tenths "
-            "of what is free at the start, more if the weights need it.",
-            show_default=False,
-            rich_help_panel=_ENGINE,
+        _flag(
+            _ENGINE,
+            "GiB of memory that the process may have, as the system counts it. Near that, caches "
+            "are given up, and last requests are refused with a 503. Default: nine tenths of "
+            "what is free at the start, more if the weights need it.",
         ),
     ] = None
     temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temp", "--temperature", help="0 is greedy.", rich_help_panel=_SERVER_SAMPLING
-        ),
+        float | None, _flag(_SERVER_SAMPLING, "0 is greedy.", "--temp", "--temperature")
     ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(help=_TOP_P, rich_help_panel=_SERVER_SAMPLING),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(help="Only the k likeliest; 0 is off.", rich_help_panel=_SERVER_SAMPLING),
-    ] = None
+    top_p: Annotated[float | None, _flag(_SERVER_SAMPLING, _TOP_P)] = None
+    top_k: Annotated[int | None, _flag(_SERVER_SAMPLING, "Only the k likeliest; 0 is off.")] = None
     min_p: Annotated[
         float | None,
-        typer.Option(
-            help="Only tokens this likely compared with the likeliest; 0 is off.",
-            rich_help_panel=_SERVER_SAMPLING,
-        ),
+        _flag(_SERVER_SAMPLING, "Only tokens this likely compared with the likeliest; 0 is off."),
     ] = None
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            help="Maximum tokens of an answer. Default: up to the end of the context.",
-            rich_help_panel=_SERVER_SAMPLING,
+        _flag(
+            _SERVER_SAMPLING, "Maximum tokens of an answer. Default: up to the end of the context."
         ),
     ] = None
     image_input: Annotated[
         str | None,
-        typer.Option(
-            help="What becomes of a picture, sound or document that a user sends to a text model: "
+        _flag(
+            _ANSWERS,
+            "What becomes of a picture, sound or document that a user sends to a text model: "
             "note, reject-once or reject. Earlier ones and those of tools are always notes. "
             "Default: reject-once.",
-            show_default=False,
-            rich_help_panel=_ANSWERS,
         ),
     ] = None
     tool_call_parser: Annotated[
         str | None,
-        typer.Option(
-            help="How the first model writes calls: a name of docs/families.md, as vLLM has them.",
-            rich_help_panel=_ANSWERS,
+        _flag(
+            _ANSWERS,
+            "How the first model writes calls: a name of docs/families.md, as vLLM has them.",
         ),
     ] = None
     reasoning_parser: Annotated[
         str | None,
-        typer.Option(
-            help="How the first model marks reasoning; none: its answers have none.",
-            rich_help_panel=_ANSWERS,
-        ),
+        _flag(_ANSWERS, "How the first model marks reasoning; none: its answers have none."),
     ] = None
     force_usage: Annotated[
         bool | None,
-        typer.Option(
+        _flag(
+            _ANSWERS,
+            "Send usage in streams to clients that did not request it.",
             "--force-usage",
             "--enable-force-include-usage",
-            help="Send usage in streams to clients that did not request it.",
-            rich_help_panel=_ANSWERS,
         ),
     ] = None
-    max_body_mb: Annotated[
-        float | None, typer.Option(help="Maximum MiB of a request's body.", rich_help_panel=_LIMITS)
-    ] = None
-    max_header_kb: Annotated[
-        int | None, typer.Option(help="Maximum KiB of its headers.", rich_help_panel=_LIMITS)
-    ] = None
-    max_headers: Annotated[
-        int | None, typer.Option(help="Maximum number of its headers.", rich_help_panel=_LIMITS)
-    ] = None
+    max_body_mb: Annotated[float | None, _flag(_LIMITS, "Maximum MiB of a request's body.")] = None
+    max_header_kb: Annotated[int | None, _flag(_LIMITS, "Maximum KiB of its headers.")] = None
+    max_headers: Annotated[int | None, _flag(_LIMITS, "Maximum number of its headers.")] = None
     max_connections: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum connections with a request; more get a 503.", rich_help_panel=_LIMITS
-        ),
+        int | None, _flag(_LIMITS, "Maximum connections with a request; more get a 503.")
     ] = None
     header_timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds for the headers to arrive.", rich_help_panel=_LIMITS),
+        float | None, _flag(_LIMITS, "Seconds for the headers to arrive.")
     ] = None
-    body_timeout: Annotated[
-        float | None, typer.Option(help="Seconds for the body to arrive.", rich_help_panel=_LIMITS)
-    ] = None
+    body_timeout: Annotated[float | None, _flag(_LIMITS, "Seconds for the body to arrive.")] = None
     idle_timeout: Annotated[
-        int | None,
-        typer.Option(help="Seconds that a connection may be idle.", rich_help_panel=_LIMITS),
+        int | None, _flag(_LIMITS, "Seconds that a connection may be idle.")
     ] = None
     send_timeout: Annotated[
         float | None,
-        typer.Option(
-            help="Seconds after which a client that reads nothing is disconnected.",
-            rich_help_panel=_LIMITS,
-        ),
+        _flag(_LIMITS, "Seconds after which a client that reads nothing is disconnected."),
     ] = None
     keep_alive: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds between heartbeats in a stream without other data.",
-            rich_help_panel=_LIMITS,
-        ),
+        float | None, _flag(_LIMITS, "Seconds between heartbeats in a stream without other data.")
     ] = None
     stop_timeout: Annotated[
-        int | None,
-        typer.Option(
-            help="Seconds for answers to end when the server stops.",
-            rich_help_panel=_LIMITS,
-        ),
+        int | None, _flag(_LIMITS, "Seconds for answers to end when the server stops.")
     ] = None
-    log_format: Annotated[str | None, typer.Option(help="text or json.", rich_help_panel=_LOG)] = (
-        None
-    )
-    log_level: Annotated[
-        str | None,
-        typer.Option(help="debug, info, warning or error.", rich_help_panel=_LOG),
-    ] = None
+    log_format: Annotated[str | None, _flag(_LOG, "text or json.")] = None
+    log_level: Annotated[str | None, _flag(_LOG, "debug, info, warning or error.")] = None
 
     def given(self) -> dict[str, object]:
         """The flags that were given, by name of their setting."""

@@ -92,20 +92,6 @@ class BlockPool:
         """Bytes of the blocks all of whose references are evictable."""
         return self._evictable_bytes
 
-    @property
-    def available_blocks(self) -> int:
-        """Blocks that can still be allocated; by bytes, those of the largest layer."""
-        with self._lock:
-            by_count = (
-                None if self._total_blocks is None else self._total_blocks - len(self._references)
-            )
-            by_bytes = (
-                None
-                if self._max_bytes is None
-                else (self._max_bytes - self._used_bytes) // max(1, *self._block_bytes)
-            )
-        return min(limit for limit in (by_count, by_bytes) if limit is not None)
-
     def can_allocate(self, counts: Sequence[int], *, after_eviction: bool = False) -> bool:
         """Whether `counts[layer]` blocks of every layer could be allocated now.
 
@@ -131,11 +117,6 @@ class BlockPool:
         by_count = None if self._total_blocks is None else self._total_blocks // sum(counts)
         by_bytes = None if self._max_bytes is None else self._max_bytes // n_bytes
         return min(most for most in (by_count, by_bytes) if most is not None)
-
-    def holders(self) -> tuple[str, ...]:
-        """The agents that hold at least one block."""
-        with self._lock:
-            return tuple(self._held)
 
     def busy_holders(self) -> tuple[str, ...]:
         """The agents that hold a block and have no evictable cache."""

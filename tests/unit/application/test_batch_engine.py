@@ -26,6 +26,7 @@ from semantic.domain.value_objects import (
 )
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FULL, STATE, FakeBackend
+from tests.support.pools import available, holders
 from tests.unit.application.world import (
     EOS,
     SPECS,
@@ -407,7 +408,7 @@ def account(of: World) -> object:
     caches = [of.store.get(key) for key in of.store.lru_order()]
     return (
         of.pool.used_blocks,
-        of.pool.holders(),
+        holders(of.pool),
         of.engine.has_work,
         [(cache.agent_id, cache.token_ids, cache.retired) for cache in caches if cache],
     )
@@ -462,7 +463,7 @@ def test_idle_caches_do_not_stand_in_the_way() -> None:
     of = world(columns=3)
     for agent in "abc":
         of.run(agent, text_of(0, 100))
-    assert of.pool.available_blocks == 0
+    assert available(of.pool) == 0
     of.run("d", text_of(0, 600))
     assert of.store.lru_order() == (of.key("d"),)
 
@@ -783,7 +784,7 @@ def taken_in_between(of: World, monkeypatch: pytest.MonkeyPatch) -> None:
             return answer
         if answer and any(counts):
             monkeypatch.undo()
-            of.pool.allocate(of.pool.available_blocks, 0, "somebody")
+            of.pool.allocate(available(of.pool), 0, "somebody")
         return answer
 
     monkeypatch.setattr(of.pool, "can_allocate", ask_and_lose)

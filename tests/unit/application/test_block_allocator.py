@@ -12,6 +12,7 @@ from semantic.domain.errors import IntegrityError, PoolExhaustedError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from tests.support.fake_backend import FULL, window
+from tests.support.pools import available
 
 
 class Desk:
@@ -161,7 +162,7 @@ def test_idle_caches_are_kept_when_dropping_all_would_not_do() -> None:
     desk.idle("b", 100)
     running = desk.request("c", 300)
     assert desk.allocator.admit(running)
-    assert desk.pool.available_blocks == 0
+    assert available(desk.pool) == 0
     assert not desk.allocator.admit(desk.request("d", 600))
     assert desk.agents() == ["a", "b"]
 

@@ -14,6 +14,7 @@ from semantic.domain.value_objects import CacheKey, ModelCacheSpec
 from tests.support.fake_backend import FULL
 from tests.support.fake_clock import FakeClock
 from tests.support.lanes import examples
+from tests.support.pools import holders
 
 Store = IdleCaches
 Pool = BlockPool
@@ -147,7 +148,7 @@ def test_an_evicted_cache_whose_blocks_others_hold_leaves_them(shelf: Shelf) -> 
     shelf.pool.share(held, "b")
     shelf.store.evict()
     assert shelf.pool.is_live(held)
-    assert shelf.pool.holders() == ("b",)
+    assert holders(shelf.pool) == ("b",)
 
 
 commands = st.tuples(st.sampled_from(["put", "take", "evict", "get"]), st.sampled_from("abc"))

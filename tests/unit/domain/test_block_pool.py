@@ -13,6 +13,7 @@ from semantic.domain.entities import BlockId, KVBlock
 from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExhaustedError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
+from tests.support.pools import available, holders
 
 WIDE = LayerSpec(LayerKind.FULL, kv_heads=1, k_head_dim=2, v_head_dim=2, itemsize=1)
 NARROW = LayerSpec(LayerKind.SLIDING_WINDOW, 1, 1, 1, itemsize=1, window=300)
@@ -29,8 +30,8 @@ def account(of: BlockPool, agents: Sequence[str] = ("a", "b")) -> object:
     return (
         of.used_blocks,
         of.used_bytes,
-        of.available_blocks,
-        of.holders(),
+        available(of),
+        holders(of),
         [of.view(agent) for agent in agents],
     )
 
@@ -52,8 +53,8 @@ def test_a_pool_without_a_budget_is_refused(blocks: int | None, n_bytes: int | N
 def test_a_new_pool_is_empty() -> None:
     empty = pool(7)
     assert (empty.total_blocks, empty.max_bytes) == (7, None)
-    assert (empty.used_blocks, empty.used_bytes, empty.available_blocks) == (0, 0, 7)
-    assert empty.holders() == ()
+    assert (empty.used_blocks, empty.used_bytes, available(empty)) == (0, 0, 7)
+    assert holders(empty) == ()
 
 
 def test_blocks_of_each_layer_count_their_own_bytes() -> None:
@@ -63,7 +64,7 @@ def test_blocks_of_each_layer_count_their_own_bytes() -> None:
     view = of.view("a")
     assert view.blocks_per_layer == (2, 3)
     assert view.n_bytes == of.used_bytes == 2 * WIDE_BYTES + 3 * NARROW_BYTES
-    assert of.available_blocks == 5
+    assert available(of) == 5
 
 
 def test_new_blocks_are_empty_and_know_their_layer() -> None:
@@ -102,7 +103,7 @@ def test_a_full_pool_says_what_it_has() -> None:
 def test_a_byte_budget_counts_layers_by_size() -> None:
     of = pool(None, max_bytes=2 * WIDE_BYTES)
     of.allocate(3, 1, "a")
-    assert of.available_blocks == 0
+    assert available(of) == 0
     with pytest.raises(PoolExhaustedError, match=r"Cannot allocate 1 blocks \(1024 bytes\)"):
         of.allocate(1, 0, "a")
     of.allocate(1, 1, "a")
@@ -110,8 +111,8 @@ def test_a_byte_budget_counts_layers_by_size() -> None:
 
 
 def test_the_tighter_of_two_budgets_holds() -> None:
-    assert pool(10, max_bytes=3 * WIDE_BYTES).available_blocks == 3
-    assert pool(2, max_bytes=100 * WIDE_BYTES).available_blocks == 2
+    assert available(pool(10, max_bytes=3 * WIDE_BYTES)) == 3
+    assert available(pool(2, max_bytes=100 * WIDE_BYTES)) == 2
 
 
 def test_a_refusal_is_a_value_error() -> None:
@@ -147,7 +148,7 @@ def test_allocating_nothing_makes_nobody_a_holder() -> None:
     of = pool()
     assert of.allocate(0, 0, "a") == []
     of.share([], "b")
-    assert of.holders() == ()
+    assert holders(of) == ()
 
 
 # Sharing and freeing
@@ -199,7 +200,7 @@ def test_one_block_nobody_holds_stops_the_sharing_of_all() -> None:
     blocks = of.allocate(2, 0, "a")
     with pytest.raises(InvalidRequestError, match="cannot share block 999: it has no holder"):
         of.share([*blocks, stranger()], "b")
-    assert of.holders() == ("a",)
+    assert holders(of) == ("a",)
 
 
 def test_everything_of_an_agent_is_freed_at_once() -> None:
@@ -209,7 +210,7 @@ def test_everything_of_an_agent_is_freed_at_once() -> None:
     of.share(theirs, "a")
     of.share(mine[:1], "a")
     assert of.free_agent("a") == 5
-    assert of.holders() == ("b",)
+    assert holders(of) == ("b",)
     assert of.used_blocks == 2
     assert of.free_agent("a") == 0
 
@@ -285,7 +286,7 @@ def test_a_holder_is_busy_unless_it_has_an_evictable_cache() -> None:
     of.unmark_evictable(idle, "a")
     of.free_agent("b")
     assert of.busy_holders() == ("a",)
-    assert of.holders() == ("a",)
+    assert holders(of) == ("a",)
 
 
 def test_what_fits_alone_ignores_all_but_those_named() -> None:
@@ -429,5 +430,5 @@ def test_eight_threads_leave_an_exact_balance() -> None:
     assert [error for hammer in hammers for error in hammer.broken] == []
     assert sum(hammer.refusals for hammer in hammers), "never full: too mild a test"
     of.check_integrity()
-    assert (of.used_blocks, of.used_bytes, of.holders()) == (0, 0, ())
-    assert of.available_blocks == 16
+    assert (of.used_blocks, of.used_bytes, holders(of)) == (0, 0, ())
+    assert available(of) == 16

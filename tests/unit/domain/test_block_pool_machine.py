@@ -14,6 +14,7 @@ from semantic.domain.errors import InvalidRequestError, PoolExhaustedError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
 from tests.support.lanes import examples
+from tests.support.pools import available, holders
 
 SIZES = (100, 30)
 SPEC = ModelCacheSpec(
@@ -171,15 +172,15 @@ class PoolMachine(RuleBasedStateMachine):
         held = self.held(*AGENTS)
         assert self.pool.used_blocks == len(held)
         assert self.pool.used_bytes == sum(SIZES[self.known[b].layer_id] for b in held)
-        holders = {agent for agent, _ in self.holds}
-        assert set(self.pool.holders()) == holders
-        assert set(self.pool.busy_holders()) == holders - {agent for agent, _ in self.marked}
+        known = {agent for agent, _ in self.holds}
+        assert set(holders(self.pool)) == known
+        assert set(self.pool.busy_holders()) == known - {agent for agent, _ in self.marked}
         limits = []
         if self.total_blocks is not None:
             limits.append(self.total_blocks - len(held))
         if self.max_bytes is not None:
             limits.append((self.max_bytes - self.pool.used_bytes) // max(SIZES))
-        assert self.pool.available_blocks == min(limits)
+        assert available(self.pool) == min(limits)
         for agent in AGENTS:
             mine = Counter(self.known[BlockId(b)].layer_id for b in self.held(agent))
             view = self.pool.view(agent)

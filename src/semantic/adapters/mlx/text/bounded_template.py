@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import wraps
 from string import Formatter
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from jinja2 import nodes
 from jinja2.runtime import Context
@@ -30,6 +30,12 @@ _SECONDS = 10.0
 """Of the thread's CPU time. A chat of a million tokens takes less than one."""
 _CHARACTERS = 1 << 26
 """Of one value, and of the whole text. A request's body is smaller."""
+_MADE = 1 << 28
+"""Of all values together, whether or not they are kept: a template may make each text of a large
+chat several times."""
+_OBJECT, _REFERENCE = 64, 8
+"""What a part of a list and a turn of a loop count for, in characters, and a part that was there
+before."""
 _LARGEST_NUMBER = 1 << 24
 """Given to a function or a filter: a width, a count."""
 _LARGEST_BITS = 1 << 12
@@ -46,6 +52,12 @@ _TEXTUAL = _FORMATS | {
 """Functions and filters that make text of what they are given."""
 
 
+_LITERALS = (nodes.List, nodes.Tuple, nodes.Dict)
+_WITH_PARTS = (nodes.TemplateData, *_LITERALS)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+Sliceable: TypeAlias = str | list[object] | tuple[object, ...]
+
+
 class TemplateLimitError(InvalidRequestError):
     """A template took too long, or made too much."""
 
@@ -56,6 +68,7 @@ class _Budget(threading.local):
     ends: float | None = None
     turns = 0
     characters = 0
+    made = 0
 
 
 _budget = _Budget()
@@ -64,7 +77,8 @@ _budget = _Budget()
 @contextmanager
 def bounded_rendering() -> Iterator[None]:
     """Limit what is rendered inside, in this thread. Raises TemplateLimitError there."""
-    _budget.ends, _budget.turns, _budget.characters = time.thread_time() + _SECONDS, 0, 0
+    _budget.turns = _budget.characters = _budget.made = 0
+    _budget.ends = time.thread_time() + _SECONDS
     try:
         yield
     except MemoryError as error:
@@ -80,7 +94,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **{"finalize": _count, **options})
-        self._own = (self.turn, self.concatenated)
+        self._own = (self.turn, self.concatenated, self.sliced)
         self.filters = _Filters(self.filters)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -101,18 +115,24 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _check_arguments(called, owner, given)
         if isinstance(owner, str) and _name(called) == "join":
             args = tuple(_counted(one, len(owner)) for one in args)
-        return super().call(context, called, *args, **kwargs)
+        return _made(super().call(context, called, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """Apply an operator."""
         _check_operands(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        return _made(super().call_binop(context, operator, left, right), _REFERENCE)
 
-    def turn(self, n_characters: int) -> str:
-        """Count one turn of a loop, or a call of a macro, with so many characters of its own."""
+    def sliced(self, value: Sliceable, *bounds: int | None) -> object:
+        """A slice of `value`."""
+        return _made(value[slice(*bounds)], _REFERENCE)
+
+    def turn(self, n_characters: int, n_parts: int) -> str:
+        """Count one turn of a loop, or a call of a macro, with so many characters and parts of
+        lists of its own."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
+            _use(_OBJECT + _REFERENCE * n_parts)
             if _budget.turns % _TURNS_PER_LOOK == 0:
                 _check_time()
         return ""
@@ -122,7 +142,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _check_size(sum(_measure(value).characters for value in values))
         texts = [str(value) for value in values]
         _check_size(sum(map(len, texts)))
-        return "".join(texts)
+        return _made("".join(texts))
 
 
 class _Counting(NodeTransformer):
@@ -142,17 +162,42 @@ class _Counting(NodeTransformer):
         self.generic_visit(node)
         return _call("concatenated", node.nodes, node.lineno)
 
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = (node.arg.start, node.arg.stop, node.arg.step)
+        given = [nodes.Const(None) if one is None else one for one in bounds]
+        return _call("sliced", [node.node, *given], node.lineno)
+
 
 def _turn(body: list[nodes.Node], line: int) -> nodes.Node:
-    own = [data for node in body for data in (node, *node.find_all(nodes.TemplateData))]
+    own = [data for node in body for data in (node, *node.find_all(_WITH_PARTS))]
     n_characters = sum(len(data.data) for data in own if isinstance(data, nodes.TemplateData))
-    counted = _call("turn", [nodes.Const(n_characters)], line)
+    parts = sum(len(data.items) for data in own if isinstance(data, _LITERALS))
+    counted = _call("turn", [nodes.Const(n_characters), nodes.Const(parts)], line)
     return nodes.ExprStmt(counted).set_lineno(line)
 
 
 def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
     called = nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
     return cast(nodes.Expr, called.set_lineno(line))
+
+
+def _made(value: T, part: int = _OBJECT) -> T:
+    """Count a value that was made, each of its parts as so many characters."""
+    if isinstance(value, _CONTAINERS):
+        _use(part * len(value))
+    else:
+        _use(len(value) if isinstance(value, str | bytes) else _OBJECT)
+    return value
+
+
+def _use(n_characters: int) -> None:
+    if _budget.ends is not None:
+        _budget.made += n_characters
+        if _budget.made > _MADE:
+            raise TemplateLimitError(f"the chat template makes more than {_MADE} characters in all")
 
 
 def _count(value: T) -> T:
@@ -168,9 +213,6 @@ class _Measure(NamedTuple):
     parts: int
     depth: int
     characters: int
-
-
-_CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 def _measure(value: object) -> _Measure:
@@ -323,7 +365,7 @@ def _checked(function: Callable[..., T]) -> Callable[..., T]:
         elif _name(function) == "join":
             marks = [len(one) for one in given if isinstance(one, str)]
             args = (*first, _counted(value, max(marks, default=0)), *options)
-        return function(*args, **kwargs)
+        return _made(function(*args, **kwargs))
 
     return checked
 

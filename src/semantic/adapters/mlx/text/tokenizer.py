@@ -6,7 +6,9 @@ no model.
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import getattr_static
 from typing import Final, Protocol
@@ -91,6 +93,15 @@ def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
     return not isinstance(backend.model, BPE) or bool(getattr(tokenizer, told, False))
 
 
+_RUN: Final = re.compile(r"\s+|\S+")
+_LONG_RUN: Final = 1 << 12
+"""Characters that take milliseconds at worst."""
+_OTHER: Final = " a "
+"""Ends a run: a pattern that demands an end of the text behind it does not match."""
+_SQUARE: Final = 8
+"""Times that four times as many characters take at least, if time grows by their square: 16."""
+_MOST_SECONDS: Final = 1.0
+
 NO_TEMPLATE = "this model has no chat template; send a plain prompt"
 
 
@@ -157,7 +168,36 @@ class MLXTokenizer:
         if bos is not None and text.startswith(bos):
             add_special_tokens = False
         with self._encoding:
-            return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+            try:
+                self._require_soon(text)
+                return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+            except BaseException as error:
+                if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":
+                    raise
+                raise InvalidRequestError(f"cannot tokenize the text: {error}") from error
+
+    def _require_soon(self, text: str) -> None:
+        """Raises InvalidRequestError if the longest run of spaces, or of anything else, would take
+        too long. Some patterns of models take time by the square of it, and cannot be stopped."""
+        if len(text) <= _LONG_RUN:
+            return
+        run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())
+        at, n = run.start(), run.end() - run.start()
+        if n <= _LONG_RUN:
+            return
+        parts = (text[at : at + length] + _OTHER for length in (_LONG_RUN // 4, _LONG_RUN))
+        short, long = map(self._seconds, parts)
+        if long > _SQUARE * short and long * (n / _LONG_RUN) ** 2 > _MOST_SECONDS:
+            raise InvalidRequestError(
+                f"cannot tokenize {n} characters of one kind in a row: this model's tokenizer "
+                "takes time by the square of their number; divide them"
+            )
+
+    def _seconds(self, text: str) -> float:
+        """CPU time that the text takes."""
+        began = time.thread_time()
+        self.inner.encode(text)
+        return time.thread_time() - began
 
     def encode_rendered(self, text: str) -> list[int]:
         """Tokens of a template's output, which has its special tokens already."""
