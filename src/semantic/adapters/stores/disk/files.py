@@ -131,7 +131,7 @@ class Counts:
         kind = errno.errorcode.get(error.errno or 0, "unknown")
         self.add(name, kind)
         n = self._counts[name]
-        if str(n).strip("0") == "1":
+        if str(n).strip("0") == "1" and kind != "ENOENT":  # that the folder is gone is said there
             logger.warning(
                 "the store cannot write, %d times so far: %s (%s); what it does not keep is "
                 "computed again after a restart", n, error.strerror or error, kind
