@@ -126,12 +126,13 @@ class Counts:
                 self._counts[f"{name}: {kind}"] += n
 
     def add_error(self, name: str, error: OSError) -> None:
-        """Count `error` under the name of its errno, as "write_errors: ENOSPC". The first one, the
-        tenth, the hundredth and so on of a name is logged."""
+        """Count `error` under the name of its errno, as "write_errors: ENOSPC". Of those the first,
+        the tenth, the hundredth and so on are logged, unless the whole folder is gone."""
         kind = errno.errorcode.get(error.errno or 0, "unknown")
         self.add(name, kind)
         n = self._counts[name]
-        if str(n).strip("0") == "1" and kind != "ENOENT":  # that the folder is gone is said there
+        is_write = name == "write_errors" and kind not in {"ENOENT", "ESTALE"}
+        if is_write and str(n).strip("0") == "1":
             logger.warning(
                 "the store cannot write, %d times so far: %s (%s); what it does not keep is "
                 "computed again after a restart", n, error.strerror or error, kind
