@@ -110,8 +110,12 @@ def test_tokens_and_texts_belong_together(run: Run) -> None:
         tokens = await serving.tokenize("Hello, wörld")
         assert await serving.detokenize(tokens) == "Hello, wörld"
         assert len(await serving.token_texts(tokens)) == len(tokens)
+        assert len(await serving.token_texts(tokens * 200)) == 200 * len(tokens)
         with pytest.raises(InvalidRequestError, match="token id"):
             await serving.detokenize([serving.model.vocab_size])
+        most = serving.model.context_tokens
+        with pytest.raises(InvalidRequestError, match=f"tokens must be at most {most}"):
+            await serving.detokenize(tokens[:1] * (most + 1))
 
     run(test)
 

@@ -70,6 +70,8 @@ _MOST_CHECKS = 4
 """Times that a request's grammars are checked: more only if verdicts are forgotten at once."""
 _SHORT = 1 << 16
 """Characters of a text, or tokens, that are prepared in a tenth of a second or so."""
+_PART = 256
+"""What a message or a tool counts for in addition: it is rendered and looked up by itself."""
 _AT_ONCE = 128
 """Tokens whose texts are looked up in less than a millisecond, as those of log-probabilities."""
 _PUBLIC_NAME = 16
@@ -210,16 +212,26 @@ class Serving:
         tokens = partial(
             self._preparation.tokens, prompt, add_special_tokens=add_special_tokens, tenant=tenant
         )
-        return await self._workers.run(tenant, tokens, is_short=length_of(prompt) <= _SHORT)
+        return await self._workers.run(tenant, tokens, is_short=_is_short(prompt))
 
     async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
-        self._check(tokens)
-        decode = partial(self._tokenizer.decode, tokens)
+        most = self.model.context_tokens
+        if len(tokens) > most:
+            raise InvalidRequestError(
+                f"tokens must be at most {most}, the model's context, got {len(tokens)}"
+            )
+
+        def decode() -> str:
+            self._check(tokens)
+            return self._tokenizer.decode(tokens)
+
         return await self._workers.run(tenant, decode, is_short=len(tokens) <= _SHORT)
 
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
-        self._check(tokens)
-        texts = partial(tuple, map(self._tokenizer.text_of, tokens))
+        def texts() -> tuple[str, ...]:
+            self._check(tokens)
+            return tuple(map(self._tokenizer.text_of, tokens))
+
         if len(tokens) <= _AT_ONCE:
             return texts()
         return await self._workers.run(tenant, texts, is_short=len(tokens) <= _SHORT)
@@ -249,7 +261,7 @@ class Serving:
     async def _prepared(self, ask: Ask) -> Prepared:
         """What `Preparation.prepare` makes of `ask`, once all its grammars are checked: its
         schemas first, then the grammar made of them. A worker never waits for a check."""
-        is_short = length_of(ask.prompt) <= _SHORT
+        is_short = _is_short(ask.prompt)
         prepare = partial(self._preparation.prepare, ask)
         for _ in range(_MOST_CHECKS):
             try:
@@ -425,3 +437,9 @@ def _call_ids(ask: Ask) -> Callable[[], str]:
 
 def _new_call_id() -> str:
     return f"call_{secrets.token_urlsafe(_CALL_ID_BYTES)}"
+
+
+def _is_short(prompt: Prompt) -> bool:
+    """Whether it is prepared in a tenth of a second or so."""
+    n_parts = len(prompt.messages) + len(prompt.tools) if isinstance(prompt, Chat) else 0
+    return length_of(prompt) + _PART * n_parts <= _SHORT

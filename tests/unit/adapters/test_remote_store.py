@@ -1055,20 +1055,27 @@ def test_a_request_does_not_wait_for_a_look_up_that_is_late() -> None:
     store.close()
 
 
-def test_a_stop_does_not_wait_for_a_long_queue_of_uploads() -> None:
+def test_a_stop_does_not_wait_for_a_long_queue_of_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not uploaded in time is dropped: this machine has it."""
-    clock = FakeClock()
+    clock, stopping = FakeClock(), threading.Event()
 
     class Slow(Counted):
         def create(self, path: str, data: Buffer) -> bool:
+            assert stopping.wait(60)  # nothing is uploaded before the stop
             clock.now += 1.0
             return super().create(path, data)
 
     store, links = RemoteStore(Slow(), SECRET), chain(40 * 256)
     queue = BackgroundStore(store, 1 << 24, clock=clock, forgets_at_once=True, close_seconds=5.0)
-    with queue._changed:  # nothing is uploaded before the stop
-        for link in links:
-            assert queue.put(block(link))
+    for link in links:
+        assert queue.put(block(link))
+    drain = queue._drain
+
+    def draining() -> None:
+        stopping.set()
+        drain()
+
+    monkeypatch.setattr(queue, "_drain", draining)
     queue.close()
     counts = queue.stats()[0].counts
     assert 0 < counts["dropped"] < 40

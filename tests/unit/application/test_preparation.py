@@ -10,6 +10,7 @@ import pytest
 from semantic.application.chat.preparation import Attachments, ImageInput, Preparation
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import TurnCache
+from semantic.application.serving import _is_short
 from semantic.domain.chat import Attachment, Chat, Message, Tool, ToolCall
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError
 from semantic.domain.grammar import Grammar
@@ -256,3 +257,19 @@ def test_what_a_tool_returned_is_never_refused() -> None:
     fresh = replace(ask, prompt=Chat((*asked, Message("user", "!", attachments=(OTHER,)))))
     with pytest.raises(InvalidRequestError, match="image b"):
         preparation().prepare(fresh)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "short"),
+    [
+        ("a" * 65_536, True),
+        ("a" * 65_537, False),
+        (tuple(range(100_000)), True),
+        (Chat((Message("user", "a" * 60_000),)), True),
+        (Chat((Message("user", "a"),) * 300), False),
+        (Chat((Message("user", "a"),), (Tool("go"),) * 300), False),
+    ],
+    ids=["text", "long text", "tokens", "message", "messages", "tools"],
+)
+def test_short_work_has_few_characters_and_few_parts(prompt: Prompt, short: bool) -> None:
+    assert _is_short(prompt) is short

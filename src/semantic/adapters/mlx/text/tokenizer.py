@@ -20,8 +20,9 @@ from transformers import PreTrainedTokenizerFast
 
 from semantic.adapters.mlx.text.bounded_template import bounded_rendering
 from semantic.adapters.mlx.text.chat_template import TEMPLATE_ERRORS
+from semantic.application.fair_threads import Failure, attempt
 from semantic.application.request import ByteDetokenizer, StreamingDetokenizer
-from semantic.domain.errors import InvalidRequestError
+from semantic.domain.errors import BackendError, InvalidRequestError
 
 _PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Bytes that stand for themselves; the others are spelt by characters from U+0100 on."""
@@ -168,13 +169,19 @@ class MLXTokenizer:
         if bos is not None and text.startswith(bos):
             add_special_tokens = False
         with self._encoding:
-            try:
-                self._require_soon(text)
-                return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
-            except BaseException as error:
-                if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":
-                    raise
-                raise InvalidRequestError(f"cannot tokenize the text: {error}") from error
+            outcome = attempt(lambda: self._encoded(text, add_special_tokens=add_special_tokens))
+        if not isinstance(outcome, Failure):
+            return outcome
+        error = outcome.error
+        cause = error.__cause__ if isinstance(error, BackendError) else error
+        # A panic of the library, or what it raises itself.
+        if type(cause) is Exception or type(cause).__module__ == "pyo3_runtime":
+            raise InvalidRequestError(f"cannot tokenize the text: {error}") from error
+        raise cause or error
+
+    def _encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self._require_soon(text)
+        return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def _require_soon(self, text: str) -> None:
         """Raises InvalidRequestError if the longest run of spaces, or of anything else, would take
