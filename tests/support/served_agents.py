@@ -14,7 +14,7 @@ from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.fair_threads import Failure, FairThreads, attempt
+from semantic.application.fair_threads import FairThreads, settle
 from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.errors import SemanticError
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec
@@ -38,11 +38,7 @@ class AtOnce(FairThreads):
     def submit(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> Future[T]:
         del tenant, is_short
         result: Future[T] = Future()
-        outcome = attempt(function)
-        if isinstance(outcome, Failure):
-            result.set_exception(outcome.error)
-        else:
-            result.set_result(outcome)
+        settle(result, function)
         return result
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from semantic.domain.errors import BackendError
@@ -62,6 +63,16 @@ def guarded(work: Callable[[], T]) -> T:
     return outcome
 
 
+def settle(future: Future[T], work: Callable[[], T]) -> None:
+    """Give `future` the result of `work` or its failure (see `attempt`), unless it is cancelled."""
+    if future.set_running_or_notify_cancel():
+        outcome = attempt(work)
+        if isinstance(outcome, Failure):
+            future.set_exception(outcome.error)
+        else:
+            future.set_result(outcome)
+
+
 class _Task:
     """Work of a tenant that waits or runs; `work` runs it and tells its future."""
 
@@ -98,14 +109,7 @@ class FairThreads:
         """What `function` will return, or raise, on a thread."""
         future: Future[T] = Future()
 
-        def work() -> None:
-            if future.set_running_or_notify_cancel():
-                outcome = attempt(function)
-                if isinstance(outcome, Failure):
-                    future.set_exception(outcome.error)
-                else:
-                    future.set_result(outcome)
-
+        work = partial(settle, future, function)
         task = _Task(tenant, work, future.cancel, is_short=is_short)
         with self._lock:
             if tenant not in self._waiting:

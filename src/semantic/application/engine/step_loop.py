@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 from semantic.application.engine.engine_state import MemoryFigures
 from semantic.application.engine.memory_guard import MemoryGuard
-from semantic.application.fair_threads import Failure, attempt
+from semantic.application.fair_threads import settle
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.ports.generation import Clock
 
@@ -44,13 +44,7 @@ def engine_call(function: Callable[[E], T]) -> tuple[EngineCall[E], Future[T]]:
     result: Future[T] = Future()
 
     def run(engine: E) -> None:
-        if not result.set_running_or_notify_cancel():
-            return
-        outcome = attempt(lambda: function(engine))
-        if isinstance(outcome, Failure):
-            result.set_exception(outcome.error)
-        else:
-            result.set_result(outcome)
+        settle(result, lambda: function(engine))
 
     def refuse(reason: SemanticError) -> None:
         if result.set_running_or_notify_cancel():

@@ -247,10 +247,8 @@ class _Viewer:
 
     def _written(self) -> Written | None:
         samples = self._context.watch.samples
-        if not samples or not self._sees_all:
-            return None
-        found = [tier for tier in samples[-1].figures.stores if tier.wear is not None]
-        return _written(found[0], found[0].wear) if found and found[0].wear else None
+        stores = samples[-1].figures.stores if samples and self._sees_all else ()
+        return next((_written(one, one.wear) for one in stores if one.wear is not None), None)
 
     def _samples(self) -> list[BudgetSample] | None:
         if not self._sees_all:

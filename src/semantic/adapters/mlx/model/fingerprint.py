@@ -235,7 +235,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The files with the model's weights: those that its index names; without an index, or if none
     of them is there, `model.safetensors`, else all whose names begin so.
 
-    Raises OSError if one of several is missing, and for an index that is none.
+    Raises OSError if one of several is missing, or if the index cannot be read as one.
     """
     index, alone = folder / _INDEX, folder / _ALONE
     named = [folder / name for name in _names_in(index)] if index.is_file() else []

@@ -31,11 +31,11 @@ _SECONDS = 10.0
 _CHARACTERS = 1 << 26
 """Of one value, and of the whole text. A request's body is smaller."""
 _MADE = 1 << 28
-"""Of all values together, whether or not they are kept: a template may make each text of a large
+"""Characters of all values that a template makes, kept or not: it may make each text of a large
 chat several times."""
 _OBJECT, _REFERENCE = 64, 8
-"""What a part of a list and a turn of a loop count for, in characters, and a part that was there
-before."""
+"""Characters that a new part of a list or a turn of a loop counts for, and those of a part that
+existed before."""
 _LARGEST_NUMBER = 1 << 24
 """Given to a function or a filter: a width, a count."""
 _LARGEST_BITS = 1 << 12
@@ -127,8 +127,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count one turn of a loop, or a call of a macro, with so many characters and parts of
-        lists of its own."""
+        """Count a turn of a loop or a call of a macro: its text has `n_characters`, its lists have
+        `n_parts`."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -185,7 +185,7 @@ def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
 
 
 def _made(value: T, part: int = _OBJECT) -> T:
-    """Count a value that was made, each of its parts as so many characters."""
+    """Count a value that a template makes; each part of a list counts as `part` characters."""
     if isinstance(value, _CONTAINERS):
         _use(part * len(value))
     else:

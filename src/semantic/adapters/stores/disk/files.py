@@ -119,18 +119,22 @@ class Counts:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
-    def add(self, name: str, kind: str = "", n: int = 1) -> None:
+    def add(self, name: str, kind: str = "", n: int = 1) -> int:
+        """Count `n` more; how many there are of the name."""
         with self._lock:
             self._counts[name] += n
             if kind:
                 self._counts[f"{name}: {kind}"] += n
+            return self._counts[name]
 
     def add_error(self, name: str, error: OSError) -> None:
-        """Count `error` under the name of its errno, as "write_errors: ENOSPC". Of those the first,
-        the tenth, the hundredth and so on are logged, unless the whole folder is gone."""
+        """Count `error` under the name of its errno, as "write_errors: ENOSPC".
+
+        The log gets the first write that fails, the tenth, the hundredth and so on, unless the
+        whole folder is gone.
+        """
         kind = errno.errorcode.get(error.errno or 0, "unknown")
-        self.add(name, kind)
-        n = self._counts[name]
+        n = self.add(name, kind)
         is_write = name == "write_errors" and kind not in {"ENOENT", "ESTALE"}
         if is_write and str(n).strip("0") == "1":
             logger.warning(
