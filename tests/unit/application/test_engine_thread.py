@@ -293,16 +293,21 @@ def test_without_work_the_thread_sleeps(monkeypatch: pytest.MonkeyPatch) -> None
     life.thread = EngineThread(lambda: life.world.engine, loop=loop)
     tester, wait = threading.current_thread(), loop.changed.wait
     waits: list[float | None] = []
+    sleeps = threading.Event()
 
     def counted(timeout: float | None = None) -> bool:
         if threading.current_thread() is not tester:
             waits.append(timeout)
-        return wait(timeout)
+            sleeps.set()
+        try:
+            return wait(timeout)
+        finally:
+            sleeps.clear()
 
     monkeypatch.setattr(loop.changed, "wait", counted)
     with running(life):
         life.ask("ann")[1].check(life.spec)
-        assert loop.rest(PATIENCE)
+        assert sleeps.wait(PATIENCE)
         n_waits, steps = len(waits), life.world.backend.calls["decode"]
         time.sleep(0.1)
         assert len(waits) == n_waits, "it wakes though nothing has changed"

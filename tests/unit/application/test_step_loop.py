@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from semantic.application.engine import step_loop
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_state import EngineState
 from semantic.application.engine.engine_thread import EngineThread
@@ -206,8 +209,34 @@ def test_a_process_exits_when_the_turn_has_ended() -> None:
     begun.wait()
     assert not loop.rest(seconds=0.01)
     may_end.set()
-    assert loop.rest()
+    assert loop.rest(PATIENCE)
     assert done.done()
+
+
+def test_a_thread_that_rests_needs_the_interpreter_no_more() -> None:
+    """Held at each line where it has released the lock, it does not count as at rest."""
+    loop, held, may_go = StepLoop(), threading.Semaphore(0), threading.Semaphore(0)
+    lines: list[int] = []
+
+    def hold(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and not loop.changed._is_owned():  # type: ignore[attr-defined]
+            lines.append(frame.f_lineno)
+            held.release()
+            may_go.acquire()
+        is_watched = frame.f_code.co_filename in (step_loop.__file__, threading.__file__)
+        return hold if is_watched else None
+
+    threading.settrace(hold)
+    try:
+        loop.call(lambda: None)
+    finally:
+        threading.settrace(None)
+    while not loop.rest(0):
+        if held.acquire(timeout=0.01):
+            assert not loop.rest(0), "a thread that holds the interpreter is at rest"
+            may_go.release()
+    assert not held.acquire(blocking=False)
+    assert lines
 
 
 @pytest.mark.process

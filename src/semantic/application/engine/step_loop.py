@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
+import os
+import select
 import sys
 import threading
 import time
@@ -61,6 +63,8 @@ _MOST_WAIT, _FEWEST_TURNS = 0.25, 4
 turns: a stream beside a hundred requests of another model would stop for seconds otherwise."""
 _REST = 2.0
 """Seconds that a process that exits waits for a turn to end."""
+_MORE_THAN_A_PIPE = 1 << 21
+"""Bytes; the most that an unprivileged process may have in one is 1 MiB on Linux."""
 
 
 class Lane(Protocol):
@@ -106,7 +110,7 @@ class StepLoop:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._lanes: list[Lane] = []
         self._turns: FairTurns[Lane] = FairTurns()
-        self._rests = False
+        self._parking: tuple[int, int] | None = None
 
     def add(self, lane: Lane) -> None:
         """Give `lane` turns until it has no more to do."""
@@ -125,12 +129,18 @@ class StepLoop:
         return result
 
     def rest(self, seconds: float = _REST) -> bool:
-        """Return when the thread waits for a lane, or after `seconds`; whether it waits.
+        """Block the thread for good after its turn, for a process that exits; False if that is not
+        done after `seconds`.
 
-        A process that exits while the framework holds the thread would abort.
+        The thread must be known to need the interpreter no more: if it does while the process ends,
+        it is ended by force, and the framework aborts the process.
         """
         with self.changed:
-            return self.changed.wait_for(lambda: self._rests, seconds)
+            self._parking = self._parking or os.pipe()
+            self.changed.notify_all()
+        parked = select.poll()
+        parked.register(self._parking[0], select.POLLIN)
+        return bool(parked.poll(seconds * 1000))
 
     def others_work(self, lane: Lane) -> bool:
         """Whether another lane than `lane` has something to do. For the loop's thread."""
@@ -178,11 +188,12 @@ class StepLoop:
     def _turn(self) -> None:
         """Wait for a lane that is ready, and give it a turn."""
         with self.changed:
-            while not (ready := self._weights()):
-                self._rests = True
-                self.changed.notify_all()
+            while self._parking is None and not (ready := self._weights()):
                 self.changed.wait()
-            self._rests = False
+        if self._parking is not None:
+            # It blocks there, without the interpreter, once a pipe is full and readable.
+            os.write(self._parking[1], bytes(_MORE_THAN_A_PIPE))
+            return
         lane = self._turns.next(ready)
         if self.guard is not None:
             self.guard.check()  # before: after a last turn the process may be about to exit
