@@ -1,5 +1,5 @@
-"""Equal parts for tenants: FairShare of what is used one after the other, FairRoom and FairLru of
-what is held.
+"""Equal parts for tenants: FairShare and RoundRobin of what is used one after the other, FairRoom
+and FairLru of what is held.
 
 FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) with costs that are known
 afterwards. FairRoom bounds what is not taken back, by a threshold that moves with what is free
@@ -10,8 +10,8 @@ equal part. None knows a clock or a thread.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -58,15 +58,42 @@ class FairShare:
             self._away.discard(name)
 
 
+class RoundRobin(Generic[V]):
+    """Values that wait: tenants take turns, and those of a tenant come in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[V]] = OrderedDict()  # the next tenant first
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    def push(self, tenant: str, value: V) -> None:
+        """The value waits, behind those of its tenant."""
+        self._n += 1
+        self._waiting.setdefault(tenant, deque()).append(value)
+
+    def pop(self) -> V:
+        """The value whose turn it is. Raises KeyError if none waits."""
+        tenant, own = self._waiting.popitem(last=False)
+        value = own.popleft()
+        self._n -= 1
+        if own:
+            self._waiting[tenant] = own
+        return value
+
+
 class FairRoom:
     """Room for `most`, in any unit. A tenant that has some gets more while as much stays free.
 
-    One tenant gets half, of two each gets a third, and there is always room for another one.
+    One tenant gets half, of two each gets a third, and there is always room for another one. With
+    `times` it gets more while what it has is at most so many times what stays free.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, times: int = 1) -> None:
         self.most = most
         self.used = 0
+        self._times = times
         self._tenants: Counter[str] = Counter()
 
     def of(self, tenant: str) -> int:
@@ -80,7 +107,7 @@ class FairRoom:
     def leaves_room(self, tenant: str, n: int) -> bool:
         """Whether the tenant has nothing, or with `n` more no more than is free then."""
         own = self._tenants[tenant]
-        return not own or own + n <= self.most - self.used - n
+        return not own or own + n <= self._times * (self.most - self.used - n)
 
     def take(self, tenant: str, n: int) -> None:
         """The tenant has `n` more, whatever the limits are."""
@@ -103,14 +130,14 @@ class FairLru(Generic[K, V]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._tenants: dict[str, OrderedDict[K, tuple[V, int]]] = {}
-        self._weights: dict[str, int] = {}
-        self._weight = 0
+        self._tenants: dict[Hashable, OrderedDict[K, tuple[V, int]]] = {}
+        self._weights: dict[Hashable, int] = {}
+        self.weight = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._tenants.values()))
 
-    def get(self, tenant: str, key: K) -> V | None:
+    def get(self, tenant: Hashable, key: K) -> V | None:
         """The value, which counts as used now; None if there is none."""
         own = self._tenants.get(tenant)
         found = None if own is None else own.get(key)
@@ -119,12 +146,12 @@ class FairLru(Generic[K, V]):
         own.move_to_end(key)
         return found[0]
 
-    def peek(self, tenant: str, key: K) -> V | None:
+    def peek(self, tenant: Hashable, key: K) -> V | None:
         """The value, which does not count as used; None if there is none."""
         found = self._tenants.get(tenant, OrderedDict()).get(key)
         return None if found is None else found[0]
 
-    def put(self, tenant: str, key: K, value: V, weight: int = 1) -> None:
+    def put(self, tenant: Hashable, key: K, value: V, weight: int = 1) -> None:
         """Replace the value of `key`, and drop others; one above the limit itself is not kept."""
         self.remove(tenant, key)
         if weight > self._most:
@@ -132,12 +159,12 @@ class FairLru(Generic[K, V]):
         own = self._tenants.setdefault(tenant, OrderedDict())
         own[key] = value, weight
         self._count(tenant, weight)
-        while self._weight > self._most:
+        while self.weight > self._most:
             spared = tenant if len(own) == 1 else None
             heaviest = max(self._weights, key=lambda one: (one != spared, self._weights[one]))
             self.remove(heaviest, next(iter(self._tenants[heaviest])))
 
-    def remove(self, tenant: str, key: K) -> bool:
+    def remove(self, tenant: Hashable, key: K) -> bool:
         """Drop a value; False if there is none."""
         own = self._tenants.get(tenant, OrderedDict())
         dropped = own.pop(key, None)
@@ -148,6 +175,6 @@ class FairLru(Generic[K, V]):
             del self._tenants[tenant], self._weights[tenant]
         return True
 
-    def _count(self, tenant: str, weight: int) -> None:
-        self._weight += weight
+    def _count(self, tenant: Hashable, weight: int) -> None:
+        self.weight += weight
         self._weights[tenant] = self._weights.get(tenant, 0) + weight

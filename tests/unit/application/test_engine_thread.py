@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -162,6 +163,21 @@ def test_who_runs_does_not_fill_the_queue() -> None:
             life.thread.cancel(ticket)
         for _, heard in asked:
             heard.check(life.spec)
+
+
+def _note(order: list[str], tenant: str, _: object) -> None:
+    order.append(tenant)
+
+
+def test_a_tenant_is_not_behind_all_that_another_handed_in() -> None:
+    accepted: list[str] = []
+    with running(Life()) as life, life.held():
+        for i, tenant in enumerate(["flood"] * 5 + ["own", "other"]):
+            heard = Heard(replace(life.order(f"agent {i}", seed=i), tenant=tenant))
+            handle = life.thread.submit(heard.order, heard)
+            handle.accepted.add_done_callback(partial(_note, accepted, tenant))
+    assert accepted[:4] == ["flood", "own", "other", "flood"]
+    assert len(accepted) == 7
 
 
 def test_a_crowd_is_handed_in_bit_by_bit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -422,6 +423,38 @@ def test_one_tenants_flood_of_agents_does_not_hold_up_another_tenant() -> None:
     ends = [done.uid for done in of.finish()]
     first, second = (ends.index(uid) for uid in own)
     assert (first <= 3, second <= 5) == (True, True)
+
+
+def test_no_tenant_fills_a_shared_batch_with_answers_alone() -> None:
+    of = world("full")
+    of.engine.share(lambda: False, itertools.count(), by_tenants=True)
+    for i in range(20):
+        of.engine.submit(f"agent {i}", text_of(i, 20), None, 100, tenant="flood")
+    for _ in range(40):
+        of.engine.step_once()
+    assert len(of.engine._scheduler.running) == of.max_batch - 1
+    own = of.engine.submit("ann", text_of(50, 20), None, 1, tenant="own")
+    events = [event for _ in range(3) for event in of.engine.step_once()]
+    assert own in {done.uid for done in completions(events)}
+    assert len(of.finish()) == 20
+
+
+def test_a_batch_that_is_not_shared_has_every_place_for_one_tenant() -> None:
+    of = world("full")
+    for i in range(20):
+        of.engine.submit(f"agent {i}", text_of(i, 20), None, 100)
+    for _ in range(40):
+        of.engine.step_once()
+    assert len(of.engine._scheduler.running) == of.max_batch
+
+
+def test_what_was_preempted_goes_on_whatever_its_tenant_has() -> None:
+    of = queue_of(request(1, "a", "flood"), request(2, "b", "own"), request(3, "c", "flood"))
+    preempted = request(4, "d", "flood")
+    preempted.preemptions = 1
+    of.push(preempted)
+    order = [of.take([], lambda _: True, lambda tenant: tenant != "flood") for _ in range(3)]
+    assert [one and one.number for one in order] == [4, 2, None]
 
 
 def test_a_large_request_comes_to_its_turn_while_small_ones_keep_coming() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.domain.fair_share import FairRoom, FairShare
+from semantic.domain.fair_share import FairRoom, FairShare, RoundRobin
 
 COSTS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=5)
 
@@ -108,6 +109,32 @@ def test_no_tenant_takes_the_room_of_the_others(steps: list[tuple[str, int, bool
             assert len(held[tenant]) == 1 or sum(held[tenant]) <= 100 - room.used
         assert {name: room.of(name) for name in "abcd"} == {n: sum(held[n]) for n in "abcd"}
         assert room.used == sum(map(sum, held.values())) <= 100
+
+
+@given(st.lists(st.sampled_from("abc")))
+def test_tenants_take_turns_and_each_keeps_its_order(asked: list[str]) -> None:
+    line = RoundRobin[tuple[str, int]]()
+    for number, tenant in enumerate(asked):
+        line.push(tenant, (tenant, number))
+    left, served = Counter(asked), list[tuple[str, int]]()
+    while line:
+        waiting = {tenant for tenant in left if left[tenant]}
+        turn = [line.pop() for _ in waiting]
+        assert {tenant for tenant, _ in turn} == waiting
+        left.subtract(tenant for tenant, _ in turn)
+        served += turn
+    assert sorted(served, key=lambda one: one[0]) == sorted((who, n) for n, who in enumerate(asked))
+    with pytest.raises(KeyError):
+        line.pop()
+
+
+@pytest.mark.parametrize(("most", "alone"), [(1, 1), (2, 1), (8, 7), (32, 28)])
+def test_a_tenant_alone_takes_seven_eighths_of_a_batch(most: int, alone: int) -> None:
+    room = FairRoom(most, times=7)
+    while room.fits(1) and room.leaves_room("a", 1):
+        room.take("a", 1)
+    assert room.of("a") == alone
+    assert room.leaves_room("b", 1)
 
 
 def test_one_tenant_gets_half_and_of_two_each_a_third() -> None:

@@ -199,10 +199,13 @@ class BlockPoolBatchEngine:
         """Whether a request is waiting or running."""
         return self.n_requests > 0
 
-    def share_thread(self, others_work: Callable[[], bool], numbers: Iterator[int]) -> None:
+    def share(
+        self, others_work: Callable[[], bool], numbers: Iterator[int], *, by_tenants: bool
+    ) -> None:
         """Other engines step on this thread: while `others_work`, chunks are short. Requests of all
-        are numbered by `numbers`, which grow."""
+        are numbered by `numbers`, which grow. `by_tenants`: none may fill the batch alone."""
         self._others_work, self._numbers = others_work, numbers
+        self._scheduler.is_shared = by_tenants
 
     def keep_within(self, guard: MemoryGuard) -> None:
         """Have chunks and batch as `guard` narrows them, and begin nothing that it has no room

@@ -28,6 +28,7 @@ from semantic.domain.errors import (
     RequestError,
     SemanticError,
 )
+from semantic.domain.fair_share import RoundRobin
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.generation import Clock, EngineEvent, Slices
@@ -91,7 +92,7 @@ class EngineThread:
         # held while the engine works.
         self._changed = self._loop.changed
         self._is_started = False
-        self._inbox: deque[RequestHandle] = deque()
+        self._inbox: RoundRobin[RequestHandle] = RoundRobin()
         self._to_cancel: deque[RequestHandle] = deque()
         self._calls: deque[EngineCall[BlockPoolBatchEngine]] = deque()
         self._state = EngineState.LOADING
@@ -164,7 +165,7 @@ class EngineThread:
             if self._loop.is_out_of_memory:
                 raise OverloadedError(_NO_MEMORY, retry_after=_RETRY_AFTER)
             self._admission.enter(handle, submission.max_total_tokens, submission.tenant)
-            self._inbox.append(handle)
+            self._inbox.push(handle.submission.tenant, handle)
             self._changed.notify_all()
         return handle
 
@@ -281,7 +282,8 @@ class EngineThread:
         self.ready.set_result(None)
 
     def _sharing(self, engine: BlockPoolBatchEngine) -> BlockPoolBatchEngine:
-        engine.share_thread(lambda: self._loop.others_work(self), self._loop.numbers)
+        others_work = partial(self._loop.others_work, self)
+        engine.share(others_work, self._loop.numbers, by_tenants=self._limits.shared)
         if self._loop.guard is not None:
             engine.keep_within(self._loop.guard)
         return engine
@@ -304,7 +306,9 @@ class EngineThread:
         self._cancel_overdue(engine)
         deadline = self._clock() + _ACCEPT_SECONDS
         for _ in range(min(len(self._inbox), _SUBMISSIONS_PER_STEP)):
-            failure = self._accept(engine, self._inbox.popleft())
+            with self._changed:
+                handle = self._inbox.pop()
+            failure = self._accept(engine, handle)
             if failure is not None:
                 return failure
             if self._clock() >= deadline:
@@ -414,7 +418,8 @@ class EngineThread:
 
     def _refuse_inbox(self) -> None:
         for _ in range(len(self._inbox)):
-            handle = self._inbox.popleft()
+            with self._changed:
+                handle = self._inbox.pop()
             self._dequeue(handle)
             if handle.accepted.set_running_or_notify_cancel():
                 handle.accepted.set_exception(self._refusal())

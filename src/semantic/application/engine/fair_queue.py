@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
 from semantic.application.request import Request
@@ -25,6 +26,7 @@ one goes first, and so many only, so that a lower one does not wait for ever."""
 
 
 _PREEMPTED, _PASSED, _IN_ORDER = range(3)
+_turn, _without_place = attrgetter("turn"), itemgetter(0, 1)
 
 
 _Entry: TypeAlias = tuple[int, int, int, str]
@@ -142,10 +144,20 @@ class FairQueue:
         """The first request, given the running ones. The queue must not be empty."""
         return next(self._in_order(running)).request
 
-    def take(self, running: Sequence[Request], admit: Callable[[Request], bool]) -> Request | None:
-        """Remove and return the first request for which `admit` succeeds; None if there is none."""
+    def take(
+        self,
+        running: Sequence[Request],
+        admit: Callable[[Request], bool],
+        may_run: Callable[[str], bool] = lambda _: True,
+    ) -> Request | None:
+        """Remove and return the first request for which `admit` succeeds; None if there is none.
+
+        A tenant that has all that it `may_run` is left out, but for what was preempted.
+        """
         tried: list[_Place] = []
         for place in islice(self._in_order(running), _MAX_TRIED):
+            if place.rank != _PREEMPTED and not may_run(place.request.tenant):
+                continue
             if admit(place.request):
                 self._admitted += 1
                 for earlier in tried:
@@ -273,11 +285,3 @@ class FairQueue:
             _, served, number, _ = tenant.order[0]
             tenant.entry = tenant.since, served, number, name
             insort(self._order, tenant.entry)
-
-
-def _without_place(one: tuple[int, int, _Place]) -> tuple[int, int]:
-    return one[:2]
-
-
-def _turn(place: _Place) -> tuple[int, int]:
-    return place.turn

@@ -23,8 +23,11 @@ from semantic.application.engine.prefill_budget import (
 )
 from semantic.application.engine.step_memory import StepMemory
 from semantic.application.request import Phase, Request
+from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver
 
+_PARTS = 7
+"""A tenant's part of a shared batch, in what stays free: alone it fills 28 of 32 places."""
 _LONGEST_WAITING_EVERY = 4
 """One chunk in this many goes to the request that has waited longest, if all others since its last
 went elsewhere: a stream of short prompts cannot starve a long one."""
@@ -197,6 +200,7 @@ class Scheduler:
         self._memory = StepMemory()
         self.waiting = FairQueue()
         self.running: list[Request] = []
+        self.is_shared = False  # by tenants: none may fill the batch alone
         self.preemptions = 0  # since the start
         self.observer: StepObserver | None = None
 
@@ -229,11 +233,18 @@ class Scheduler:
     def admit(self) -> None:
         """Allocate blocks to waiting requests, in fair order, while there is room."""
         while len(self.running) < self._most_running:
-            request = self.waiting.take(self.running, self._allocate)
+            request = self.waiting.take(self.running, self._allocate, self._may_run())
             if request is None:
                 return
             request.phase = Phase.PREFILL
             self.running.append(request)
+
+    def _may_run(self) -> Callable[[str], bool]:
+        """Whether one more request of a tenant may run: requests run until their answers end."""
+        room = FairRoom(self._most_running, _PARTS)
+        for one in self.running:
+            room.take(one.tenant, 1)
+        return lambda tenant: not self.is_shared or room.leaves_room(tenant, 1)
 
     @property
     def _most_running(self) -> int:
