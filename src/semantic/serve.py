@@ -25,7 +25,6 @@ from semantic.application.chat.families import Parsers
 from semantic.application.chat.grammar_checks import GrammarChecks, Verdicts
 from semantic.application.chat.preparation import ImageInput, Preparation
 from semantic.application.chat.replay import Replay
-from semantic.application.chat.turn_cache import BorrowedTurns
 from semantic.application.embeddings import Embeddings
 from semantic.application.engine.admission import QueueLimits
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
@@ -176,7 +175,7 @@ async def load_serving(
         if loop is not None:
             give_up_under_pressure(loop, apps[-1].store)
             heed_ranks(loop, apps[-1].model)
-        turns = None if shared is None else BorrowedTurns(shared.turns)
+        turns = None if shared is None else shared.turns
         serving = await asyncio.to_thread(_build_serving, thread, apps[-1], settings, turns)
         undo.push_async_callback(serving.close)
         remote = remote_tier(apps[-1].store)
@@ -301,10 +300,8 @@ def _build_serving(
         logger.warning(_ONE_BY_ONE)
     if app.spec.reusable_tokens is not None:
         logger.warning(_REUSABLE, app.spec.reusable_tokens)
-    if turns is None:
-        log_tenants(app.store.secret, settings.tenants)
-        turns = open_turns(app.settings, logger.warning)
-    replay = Replay(chat_format, turns, namespace, app.tokenizer.eos_token_ids)
+    given, ends = turns or _own_turns(app, settings), app.tokenizer.eos_token_ids
+    replay = Replay(chat_format, given, namespace, ends, is_owner=turns is None)
     preparation = Preparation(
         app.tokenizer,
         chat_format,
@@ -338,6 +335,11 @@ def _build_serving(
     )
     saved.start()
     return serving
+
+
+def _own_turns(app: App, settings: ServeSettings) -> TurnsPort:
+    log_tenants(app.store.secret, settings.tenants)
+    return open_turns(app.settings, logger.warning)
 
 
 def _namespace(app: App) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 
 from semantic.adapters.stores.disk_turns import DiskTurns
 from semantic.adapters.stores.remote.remote_records import Records, RemoteTurns
-from semantic.application.chat.turn_cache import BorrowedTurns, TurnCache
+from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.history import Turn, thought_digest
 from semantic.ports.store import SharedTurnsPort, TurnsPort
 from tests.support.bucket import Bucket
@@ -38,10 +38,6 @@ def cached(folder: Path) -> TurnsPort:
     return TurnCache(1 << 20, on_disk(folder))
 
 
-def borrowed(folder: Path) -> TurnsPort:
-    return BorrowedTurns(cached(folder))
-
-
 def of_a_fleet(folder: Path) -> TurnsPort:
     shared = RemoteTurns(Records(Bucket().objects(), b"s" * 32, "turns"))
     return TurnCache(1 << 20, on_disk(folder), shared=shared)
@@ -51,14 +47,13 @@ def of_a_fleet_in_memory(_folder: Path) -> TurnsPort:
     return TurnCache(1 << 20, shared=RemoteTurns(Records(Bucket().objects(), b"s" * 32, "turns")))
 
 
-ALONE = (on_disk, in_memory, cached, borrowed)
+ALONE = (on_disk, in_memory, cached)
 
 
 def settled(turns: TurnsPort) -> TurnsPort:
     """`turns` when nothing waits to be written."""
-    cache = turns._turns if isinstance(turns, BorrowedTurns) else turns
-    if isinstance(cache, TurnCache):
-        wait(cache._writer.waiting | cache._uploads.waiting, PATIENCE)
+    if isinstance(turns, TurnCache):
+        wait(turns._writer.waiting | turns._uploads.waiting, PATIENCE)
     return turns
 
 
@@ -67,8 +62,6 @@ def turns(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TurnsPort]
     made: TurnsPort = request.param(tmp_path)
     with closing(made):
         yield made
-    if isinstance(made, BorrowedTurns):
-        made._turns.close()
 
 
 def test_what_was_put_comes_back(turns: TurnsPort) -> None:

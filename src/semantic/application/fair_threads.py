@@ -73,19 +73,15 @@ def settle(future: Future[T], work: Callable[[], T]) -> None:
             future.set_result(outcome)
 
 
+@dataclass(slots=True, eq=False)
 class _Task:
     """Work of a tenant that waits or runs; `work` runs it and tells its future."""
 
-    __slots__ = ("began", "cancel", "is_short", "tenant", "work")
-
-    def __init__(
-        self, tenant: str, work: Callable[[], None], cancel: Callable[[], object], *, is_short: bool
-    ) -> None:
-        self.tenant = tenant
-        self.work = work
-        self.cancel = cancel
-        self.is_short = is_short
-        self.began = 0.0
+    tenant: str
+    work: Callable[[], None]
+    cancel: Callable[[], object]
+    is_short: bool
+    began: float = 0.0
 
 
 class FairThreads:
@@ -108,9 +104,7 @@ class FairThreads:
     def submit(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> Future[T]:
         """What `function` will return, or raise, on a thread."""
         future: Future[T] = Future()
-
-        work = partial(settle, future, function)
-        task = _Task(tenant, work, future.cancel, is_short=is_short)
+        task = _Task(tenant, partial(settle, future, function), future.cancel, is_short)
         with self._lock:
             if tenant not in self._waiting:
                 self._waiting[tenant] = deque(), deque()

@@ -182,9 +182,9 @@ def test_of_a_request_that_is_not_kept_and_of_a_count_nothing_is_remembered() ->
     ask = Ask(Chat((Message("user", "Hi"),), (Tool("look"),)), SamplingParams(), keep=False)
     assert of.prepare(ask).replayed is None
     of.tokens(ask.prompt)
-    assert of._replay._spellings.n_bytes == 0
+    assert of._replay._spellings._tools.weight == 0
     assert of.prepare(replace(ask, keep=True)).replayed is not None
-    assert of._replay._spellings.n_bytes > 0
+    assert of._replay._spellings._tools.weight > 0
 
 
 @pytest.mark.parametrize("opens", [True, False])

@@ -148,13 +148,20 @@ def test_a_template_that_cannot_go_on_renders_everything() -> None:
     assert talk.prompt() == talk.format.render(talk.chat).tokens
 
 
+@pytest.mark.parametrize("is_owner", [True, False])
+def test_turns_are_closed_by_their_owner(is_owner: bool) -> None:
+    turns = TurnCache(1 << 20)
+    Replay(FakeChatFormat(), turns, b"model", frozenset({EOS}), is_owner=is_owner).close()
+    assert turns._writer._is_closed is is_owner
+
+
 def test_a_turn_whose_parent_was_forgotten_is_not_known() -> None:
     talk = Conversation()
     for text in "abc":
         talk.answer(Message("assistant", text), written(f"  {text}"))
         talk.say(Message("user", "x"))
     kept, lost = TurnCache(1 << 20), []
-    for point in list(talk.turns._turns):
+    for point in list(talk.turns._turns._tenants[""]):
         turn = talk.turns.get(point)
         assert turn is not None
         lost.append(turn) if turn.parent is None else kept.put(turn)
@@ -260,12 +267,13 @@ def test_turns_in_memory_stay_inside_their_budget_and_the_last_used_stay() -> No
     for number in range(100):
         turns.put(turn(number))
         assert turns.get(turn(0).point) == turn(0)
-        assert turns.n_bytes <= 10_000
+        assert turns._turns.weight <= 10_000
     assert turns.get(turn(1).point) is None
     assert turns.get(turn(99).point) == turn(99)
     turns.put(turn(99))
     turns.put(turn(1000, 10_000))
-    assert turns.n_bytes == 0
+    assert turns._turns.weight <= 10_000
+    assert turns.get(turn(1000).point) is None
 
 
 def test_turns_in_memory_take_no_more_than_they_are_counted_for() -> None:
@@ -274,4 +282,4 @@ def test_turns_in_memory_take_no_more_than_they_are_counted_for() -> None:
         for number in range(300):
             turns.put(turn(number, 1000))
         gc.collect()
-        assert turns.n_bytes / 10 < taken() <= turns.n_bytes
+        assert turns._turns.weight / 10 < taken() <= turns._turns.weight

@@ -42,16 +42,24 @@ def test_the_last_used_stay_inside_the_budget() -> None:
     for number in range(100):
         first(spellings, tool(f"tool {number}"))
         assert keys(first(spellings, tool("tool 0", "ba"))) == ["ab"]
-        assert spellings.n_bytes <= 1000
+        assert spellings._tools.weight <= 1000
     assert keys(first(spellings, tool("tool 1", "ba"))) == ["ba"]
     first(spellings, tool("large", description="x" * 2000))
-    assert spellings.n_bytes == 0
+    assert 0 < spellings._tools.weight <= 1000
+
+
+def test_a_tenants_spellings_do_not_push_out_anothers() -> None:
+    spellings = ToolSpellings(max_bytes=1000)
+    first(spellings, tool("own"))
+    for number in range(100):
+        first(spellings, tool(f"tool {number}"), scope=b"another's")
+    assert keys(first(spellings, tool("own", "ba"))) == ["ab"]
 
 
 def test_what_is_not_kept_is_written_as_others_wrote_it_and_not_remembered() -> None:
     spellings = ToolSpellings()
     texts = [tool_text(tool("a"))]
     assert keys(spellings.first([tool("a", "ba")], texts, SCOPE, keep=False)) == ["ba"]
-    assert spellings.n_bytes == 0
+    assert spellings._tools.weight == 0
     first(spellings, tool("a"))
     assert keys(spellings.first([tool("a", "ba")], texts, SCOPE, keep=False)) == ["ab"]

@@ -5,11 +5,11 @@ Knows neither how they are displayed nor what the pool holds.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
+from semantic.domain.block_hash import BlockHash, BlockKey, Part
+from semantic.domain.fair_share import FairLru
 from semantic.domain.stored import Found, Manifest
 from semantic.ports.store import CacheStorePort
 
@@ -40,24 +40,18 @@ def chain_of(manifest: Manifest) -> Chain:
 
 
 class Chains:
-    """LRU cache of agents' hash chains, bounded in blocks. Not thread-safe."""
+    """Cache of agents' hash chains, bounded in blocks, fair between tenants. Not thread-safe."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
-        self._max_blocks = max_blocks
-        self._n_blocks = 0
-        self._chains: OrderedDict[tuple[Scope, str, int, float], Chain] = OrderedDict()
+        self._chains: FairLru[tuple[str, int, float], Chain] = FairLru(max_blocks)
 
     def of(self, manifest: Manifest) -> Chain:
         # A deleted agent that is created again restarts its generations, but is saved later.
-        key = manifest.scope, manifest.agent_id, manifest.generation, manifest.saved_at
-        chain = self._chains.pop(key, None)
+        key = manifest.agent_id, manifest.generation, manifest.saved_at
+        chain = self._chains.get(manifest.scope, key)
         if chain is None or (chain[-1].stop if chain else 0) != len(manifest.token_ids):
-            self._n_blocks -= len(chain or ())
             chain = chain_of(manifest)
-            self._n_blocks += len(chain)
-        self._chains[key] = chain
-        while self._n_blocks > self._max_blocks:
-            self._n_blocks -= len(self._chains.popitem(last=False)[1])
+            self._chains.put(manifest.scope, key, chain, max(1, len(chain)))
         return chain
 
 

@@ -6,7 +6,6 @@ tokenizing, compiling a grammar. Knows neither engine nor event loop.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -16,6 +15,7 @@ from semantic.application.chat.grammar_checks import GrammarChecks
 from semantic.application.chat.replay import Replay, Replayed
 from semantic.domain.chat import Attachment, Chat, in_call_order
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError, UncheckedGrammarError
+from semantic.domain.fair_share import FairLru
 from semantic.domain.grammar import Grammar
 from semantic.domain.request_parts import Parts, parts_of
 from semantic.domain.value_objects import SamplingParams, ThinkingBudget, Thoughts
@@ -71,7 +71,7 @@ class Attachments:
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy
-        self._refused: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._refused: FairLru[bytes, bool] = FairLru(_MOST_REFUSED)
         self._lock = Lock()
 
     def check(self, fresh: Sequence[Attachment], tenant: str) -> None:
@@ -79,10 +79,9 @@ class Attachments:
         if not fresh or self._policy == "note":
             return
         with self._lock:
-            unseen = [one for one in fresh if (tenant, one.digest) not in self._refused]
-            self._refused.update(((tenant, one.digest), None) for one in unseen)
-            while len(self._refused) > _MOST_REFUSED:
-                self._refused.popitem(last=False)
+            unseen = [one for one in fresh if not self._refused.peek(tenant, one.digest)]
+            for one in unseen:
+                self._refused.put(tenant, one.digest, value=True)
         refused = fresh if self._policy == "reject" else unseen
         if not refused:
             return

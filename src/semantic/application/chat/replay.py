@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.chat import Chat, Message, Tool
+from semantic.domain.fair_share import FairLru
 from semantic.domain.history import (
     Defaults,
     Point,
@@ -41,18 +41,11 @@ _MAX_BYTES = 8 << 20
 
 
 class ToolSpellings:
-    """An LRU cache of tools, bounded in bytes. Thread-safe."""
+    """A cache of tools, bounded in bytes, fair between scopes. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._tools: OrderedDict[bytes, tuple[Tool, int]] = OrderedDict()
-        self._n_bytes = 0
+        self._tools: FairLru[bytes, Tool] = FairLru(max_bytes)
         self._lock = threading.Lock()
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the cached tools."""
-        return self._n_bytes
 
     def first(
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
@@ -62,24 +55,15 @@ class ToolSpellings:
         `texts` are the canonical texts of the tools, independent of the order of keys. Without
         `keep` new spellings are not recorded.
         """
+        found: list[Tool] = []
         with self._lock:
-            pairs = zip(tools, texts, strict=True)
-            return tuple(self._first(tool, text, scope, keep=keep) for tool, text in pairs)
-
-    def _first(self, tool: Tool, text: bytes, scope: bytes, *, keep: bool) -> Tool:
-        key = digest("tool-v1", scope, text)
-        known = self._tools.get(key)
-        if known is not None:
-            self._tools.move_to_end(key)
-            return known[0]
-        if not keep:
-            return tool
-        self._tools[key] = (tool, len(text))
-        self._n_bytes += len(text)
-        while self._n_bytes > self._max_bytes:
-            _, (_, n_bytes) = self._tools.popitem(last=False)
-            self._n_bytes -= n_bytes
-        return tool
+            for tool, text in zip(tools, texts, strict=True):
+                key = digest("tool-v1", text)
+                known = self._tools.get(scope, key)
+                if known is None and keep:
+                    self._tools.put(scope, key, tool, len(text))
+                found.append(known or tool)
+        return tuple(found)
 
 
 _DIGEST_BYTES = 32
@@ -124,13 +108,20 @@ class Replay:
     """Renders conversations of one model. Thread-safe."""
 
     def __init__(
-        self, chat_format: ChatFormat, turns: TurnsPort, namespace: bytes, ends: frozenset[int]
+        self,
+        chat_format: ChatFormat,
+        turns: TurnsPort,
+        namespace: bytes,
+        ends: frozenset[int],
+        *,
+        is_owner: bool = True,
     ) -> None:
         """`namespace` identifies the model's content: turns of another template or tokenizer are
-        not found. `ends` are the tokens that end an answer."""
+        not found. `ends` are the tokens that end an answer. An owner closes `turns`."""
         self._format = chat_format
         self._ends = ends
         self._turns = turns
+        self._is_owner = is_owner
         self._namespace = namespace
         self._spellings = ToolSpellings()
 
@@ -200,8 +191,9 @@ class Replay:
         return self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
 
     def close(self) -> None:
-        """Flush and close the turns."""
-        self._turns.close()
+        """Flush and close the turns that are its own."""
+        if self._is_owner:
+            self._turns.close()
 
     def _known(
         self, turns: _Turns, messages: Sequence[Message], numbers: Sequence[int]

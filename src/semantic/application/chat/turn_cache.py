@@ -6,12 +6,12 @@ Knows turns and their ports; not what they are used for.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from semantic.domain.block_hash import pack_tokens, unpack_tokens
+from semantic.domain.fair_share import FairLru
 from semantic.domain.history import Point, Turn
 from semantic.ports.store import SharedTurnsPort, TurnsPort
 
@@ -22,30 +22,13 @@ _QUEUE_BYTES = 16 << 20
 """Turns that wait to be written, at most; beyond it a turn is in memory only."""
 _CLOSE_SECONDS = 2.0
 """How long `close` waits for them: another process may hold the file's lock for long."""
+_ANY = ""
+"""The tenant of all turns: a point does not say whose it is."""
 _UPLOADS = 8
 """Turns that are uploaded at a time."""
 
 _Packed = tuple[Turn, bytes]
 """A turn without its tokens, and these packed: a tuple of integers takes ten times as much."""
-
-
-class BorrowedTurns:
-    """Implements `TurnsPort` with turns that another one closes."""
-
-    def __init__(self, turns: TurnsPort) -> None:
-        self._turns = turns
-
-    def get(self, point: Point) -> Turn | None:
-        return self._turns.get(point)
-
-    def put(self, turn: Turn) -> Future[None] | None:
-        return self._turns.put(turn)
-
-    def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        self._turns.look_up(owner, points)
-
-    def close(self) -> None:
-        """See `TurnsPort.close`: nothing, they stay open."""
 
 
 class Writes:
@@ -108,26 +91,17 @@ class TurnCache:
     ) -> None:
         """At most `queue_bytes` of turns wait to be written, and as many to be uploaded; `close`
         drops those that are left after `close_seconds`. `shared` has those of a fleet."""
-        self._max_bytes = max_bytes
         self._below = below
         self._shared = shared
         self._writer = Writes(1, queue_bytes, "turns")
         self._uploads = Writes(_UPLOADS, queue_bytes, "remote")
-        self._turns: OrderedDict[Point, _Packed] = OrderedDict()  # least recently used first
-        self._n_bytes = 0
+        self._turns: FairLru[Point, _Packed] = FairLru(max_bytes)
         self._close_seconds = close_seconds
         self._lock = threading.Lock()
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes in memory."""
-        return self._n_bytes
-
     def get(self, point: Point) -> Turn | None:
         with self._lock:
-            packed = self._turns.get(point)
-            if packed is not None:
-                self._turns.move_to_end(point)
+            packed = self._turns.get(_ANY, point)
         if packed is not None:
             return _unpacked(packed)
         turn = None if self._below is None else self._below.get(point)
@@ -136,7 +110,9 @@ class TurnCache:
         return turn
 
     def put(self, turn: Turn) -> Future[None] | None:
-        if not (turn.tokens or self._replaces_none(turn.point)):
+        with self._lock:
+            is_known = self._turns.peek(_ANY, turn.point) is not None
+        if is_known and not turn.tokens:
             return None
         packed = _packed(turn)
         if turn.tokens or self._below is None:
@@ -176,24 +152,9 @@ class TurnCache:
 
         return writes.add(_bytes_of(packed), write)
 
-    def _replaces_none(self, point: Point) -> bool:
-        """True if no turn at `point` is in memory."""
-        with self._lock:
-            return point not in self._turns
-
     def _remember(self, packed: _Packed) -> None:
-        point = packed[0].point
         with self._lock:
-            self._drop(point)
-            self._turns[point] = packed
-            self._n_bytes += _bytes_of(packed)
-            while self._n_bytes > self._max_bytes:
-                self._drop(next(iter(self._turns)))
-
-    def _drop(self, point: Point) -> None:
-        packed = self._turns.pop(point, None)
-        if packed is not None:
-            self._n_bytes -= _bytes_of(packed)
+            self._turns.put(_ANY, packed[0].point, packed, _bytes_of(packed))
 
 
 def _packed(turn: Turn) -> _Packed:
