@@ -493,6 +493,12 @@ def test_the_description_has_every_status_and_needs_no_network(server: RunningSe
     assert docs.headers["content-type"].startswith("text/html")
     assert b"/v1/models" in docs.body
     assert b"http" not in docs.body.replace(b"<!doctype html>", b"")
+    assert docs.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/v1/models", "/health", "/nowhere"])
+def test_no_browser_guesses_what_a_reply_is(server: RunningServer, path: str) -> None:
+    assert server.ask("GET", path).headers["x-content-type-options"] == "nosniff"
 
 
 def test_keys_are_described_only_where_they_are_asked_for(

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Final, Literal
 
-from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, TypeAdapter
 
@@ -19,7 +18,7 @@ from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.identity import is_operator, require_operator, tenant_of
 from semantic.adapters.http.openai.chat.request import conversation_of
 from semantic.adapters.http.openai.requests import check_model
-from semantic.adapters.http.request_body import read_as, read_json, validated
+from semantic.adapters.http.request_body import on_thread, read_as, read_json, validated
 from semantic.adapters.http.streaming import until_disconnect
 from semantic.application.models.model_names import unknown_model
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
@@ -43,8 +42,8 @@ class Capabilities(BaseModel):
 
 
 class Model(BaseModel):
-    """A name that requests may use. `max_model_len`, `context_length` and `max_input_tokens` are
-    the same number of tokens under the names that different clients read."""
+    """A name that requests may use. `max_model_len` and `context_length` are the same number of
+    tokens under the names that different clients read; an answer needs one of them."""
 
     id: str
     object: Literal["model"] = "model"
@@ -192,7 +191,7 @@ def _model(
         created_at=datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_model_len=tokens,
         context_length=tokens,
-        max_input_tokens=tokens,
+        max_input_tokens=tokens - 1,
         parent=served.parent if isinstance(served, ServedModel) else None,
     )
     details = served.details if "anthropic-version" not in request.headers else None
@@ -340,10 +339,10 @@ async def tokenize(request: Request) -> Tokenized:
     body = await read_json(request)
     serving, tenant = serving_of(request, body.get("model")), tenant_of(request)
     if "messages" in body:
-        chat = await to_thread.run_sync(conversation_of, body)
+        chat = await on_thread(request, conversation_of, body)
         tokens = await serving.tokenize(chat, tenant=tenant)
     else:
-        parsed = await to_thread.run_sync(validated, _tokenize_adapter(), body)
+        parsed = await on_thread(request, validated, _tokenize_adapter(), body)
         prompt, special = parsed.prompt, parsed.add_special_tokens
         tokens = await serving.tokenize(prompt, add_special_tokens=special, tenant=tenant)
     texts = await serving.token_texts(tokens, tenant) if _with_texts(body) else None

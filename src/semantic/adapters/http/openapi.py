@@ -108,9 +108,11 @@ def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
 def page(app: FastAPI) -> HTMLResponse:
     """The routes of `app` as an HTML page."""
     rows = "\n".join(_row(*operation) for operation in _operations(app.openapi()))
-    return HTMLResponse(_PAGE.format(version=escape(app.version), rows=rows))
+    policy = {"content-security-policy": _POLICY}
+    return HTMLResponse(_PAGE.format(version=escape(app.version), rows=rows), headers=policy)
 
 
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _KEYS: Final = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},

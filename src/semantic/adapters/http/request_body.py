@@ -8,22 +8,24 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
-from anyio import to_thread
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from semantic.adapters.http.errors import ClientDisconnectedError, FieldError, TooLargeError
+from semantic.application.fair_threads import FairThreads
 from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.domain.fair_share import FairRoom
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_SPELLINGS: Final = 32
@@ -58,13 +60,17 @@ one that is smaller takes the event loop a few milliseconds at most."""
 _LARGE_BYTES: Final = 1 << 20
 """Bodies of more bytes are read and parsed only as far as there is room for all of them."""
 _RETRY_SECONDS: Final = 5
+_THREADS: Final = 3
+"""That parse bodies, one of them short ones alone."""
 
 
 class LargeBodies:
-    """Bounds the bytes of large bodies in memory at once, fairly. For one event loop."""
+    """Bounds the bytes of large bodies in memory at once, and shares the threads that parse any,
+    fairly. For one event loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
         """At most `most` bytes; a body waits at most `timeout` seconds for its turn."""
+        self.threads = FairThreads(_THREADS, "parse")
         self._room = FairRoom(most)
         self._timeout = timeout
         self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
@@ -131,7 +137,7 @@ async def read_json(request: Request) -> dict[str, object]:
     deeper than `MAX_DEPTH`; TooLargeError for too many bytes or values; and as `read_body`.
     """
     async with read_body(request) as data:
-        return await parse_offloaded(data)
+        return await parse_offloaded(request, data)
 
 
 @asynccontextmanager
@@ -157,17 +163,30 @@ async def read_body(request: Request) -> AsyncIterator[bytes]:
         bodies.give(taken, tenant)
 
 
-async def parse_offloaded(data: bytes) -> dict[str, object]:
+async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
     """`parse_object`, of a body that is not small on a worker thread."""
     if len(data) < _OFFLOAD_BYTES:
         return parse_object(data)
-    return await to_thread.run_sync(parse_object, data)
+    return await on_thread(request, parse_object, data)
+
+
+async def on_thread(
+    request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Call `function` on a worker thread that tenants share by time: bodies may be large, and
+    stored responses on disk."""
+    bodies: LargeBodies = request.app.state.bodies
+    is_short = _size_of(request) < _OFFLOAD_BYTES
+    tenant = getattr(request.state, "tenant", "")
+    return await bodies.threads.run(tenant, partial(function, *args, **kwargs), is_short=is_short)
 
 
 def _size_of(request: Request) -> int:
     """Bytes that the body has at most."""
     most = request.app.state.context.settings.max_body_bytes
     length = request.headers.get("content-length", "")
+    if not length:
+        return int(most) if "transfer-encoding" in request.headers else 0
     return min(most, int(length)) if length.isdecimal() else int(most)
 
 
@@ -205,7 +224,7 @@ def _with_whole_characters(data: bytes) -> bytes:
 async def read_as(adapter: TypeAdapter[T], request: Request) -> T:
     """Read the body and validate it with `adapter` on a worker thread. Raises like both."""
     body = await read_json(request)
-    return await to_thread.run_sync(validated, adapter, body)
+    return await on_thread(request, validated, adapter, body)
 
 
 def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:

@@ -141,6 +141,7 @@ def _config(
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        headers=[("x-content-type-options", "nosniff")],
         h11_max_incomplete_event_size=settings.max_header_bytes,
         backlog=_BACKLOG,
         timeout_keep_alive=settings.idle_timeout,

@@ -7,6 +7,7 @@ Records the source of every value. Knows no flags by name; secrets never show th
 from __future__ import annotations
 
 import ipaddress
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -223,6 +224,7 @@ SECRET_NAMES: Final = frozenset(KEY_FILES)
 _PREFIX: Final = "SEMANTIC_"
 _TRUE: Final = frozenset({"true", "1", "yes", "on", "t", "y"})
 _MASK: Final = "********"
+_SECRET_IN_URL: Final = re.compile(r"(?<=://)[^/]+(?=@)|(?<==)[^&]+")
 _LARGEST_FILE: Final = 1 << 20
 
 
@@ -238,8 +240,10 @@ class LoadedSettings:
     file: Path
 
     def as_json(self) -> dict[str, object]:
-        """The values as JSON; secrets are masked."""
+        """The values as JSON; secrets are masked, also those in a URL."""
         values: dict[str, object] = self.settings.model_dump(mode="json")
+        if self.settings.remote_store is not None:
+            values["remote_store"] = _SECRET_IN_URL.sub(_MASK, self.settings.remote_store)
         for name in SECRET_NAMES:
             secrets: tuple[SecretStr, ...] = getattr(self.settings, name)
             values[name] = [_MASK] * len(secrets)

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import partial
 
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
@@ -26,10 +25,10 @@ from semantic.adapters.http.errors import (
     problem_of,
     request_id_of,
 )
-from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
+from semantic.adapters.http.identity import tenant_of
 from semantic.adapters.http.logs import WarnOnce
-from semantic.adapters.http.request_body import read_json
-from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
+from semantic.adapters.http.openai.requests import caller_of
+from semantic.adapters.http.request_body import on_thread, read_json
 from semantic.adapters.http.streaming import (
     StartedStream,
     event_stream,
@@ -80,21 +79,21 @@ async def create_message(request: Request) -> Response:
     body = await read_json(request)
     serving = serving_of(request, body.get("model"))
     _require_model(body, serving.model)
-    # In a worker thread: bodies may be large.
     betas = request.headers.getlist("anthropic-beta")
     interleaved = any(_INTERLEAVED in one for one in betas)
     read = partial(read_request, interleaved=interleaved)
-    parsed = await to_thread.run_sync(read, validators(), body, serving.model.sampling, _warnings)
+    parsed = await on_thread(request, read, validators(), body, serving.model.sampling, _warnings)
+    caller = caller_of(request, body)
     ask = Ask(
         parsed.chat,
         parsed.sampling,
         max(1, parsed.max_tokens),
-        agent_of(request, body),
-        tenant_of(request),
-        identity_of(request, body),
+        caller.agent,
+        caller.tenant,
+        caller.identity,
         parsed.thinking_tokens,
-        keep_of(request, body),
-        hints=hints_of(request, body),
+        caller.keep,
+        hints=caller.hints,
     )
     stream = await start_stream(request, serving.answer(ask))
     style = ResponseStyle(parsed.max_tokens, parsed.omit_thinking, parsed.report_context_edits)
@@ -111,7 +110,7 @@ async def count_tokens(request: Request) -> Response:
     body = await read_json(request)
     serving = serving_of(request, body.get("model"))
     _require_model(body, serving.model)
-    chat = await to_thread.run_sync(read_chat, validators(), body, _warnings)
+    chat = await on_thread(request, read_chat, validators(), body, _warnings)
     tokens = await until_disconnect(request, serving.tokenize(chat, tenant=tenant_of(request)))
     return JSONResponse({"input_tokens": len(tokens)})
 

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from http import HTTPStatus
 from typing import Final
 
@@ -302,11 +302,8 @@ def _last_event(path: str, problem: Problem) -> bytes:
 async def _key_of(request: Request, data: bytes) -> str:
     """Of a body that is no JSON object, the replica says so."""
     body: Mapping[str, object] = {}
-    if data:
-        try:
-            body = await parse_offloaded(data)
-        except (InvalidRequestError, WireError):
-            body = {}
+    with suppress(InvalidRequestError, WireError):
+        body = await parse_offloaded(request, data)
     tenant = getattr(request.state, "tenant", "")
     return routing_key(request.scope["path"], header_texts(request.headers), body, tenant)
 

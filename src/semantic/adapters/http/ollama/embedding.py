@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
@@ -34,7 +33,7 @@ from semantic.adapters.http.openai.fields import (
     tokens_at,
     warnings,
 )
-from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.request_body import on_thread, read_json
 from semantic.adapters.http.request_fields.own_field import keep_of
 from semantic.adapters.http.request_fields.table import Field, fields_of
 from semantic.adapters.http.streaming import until_disconnect
@@ -62,7 +61,7 @@ async def embed(request: Request) -> Response:
     `truncate` is false."""
     began = time.perf_counter_ns()
     body = await read_json(request)
-    parsed = await to_thread.run_sync(_read, body, embedding_of(request).model, EMBED_FIELDS)
+    parsed = await on_thread(request, _read, body, embedding_of(request).model, EMBED_FIELDS)
     found = await _embedded(request, body, parsed)
     head: Json = {
         "model": parsed.model,
@@ -70,14 +69,15 @@ async def embed(request: Request) -> Response:
         "load_duration": 0,
         "prompt_eval_count": found.tokens,
     }
-    return Response(await to_thread.run_sync(_reply, head, found), media_type="application/json")
+    reply = await on_thread(request, _reply, head, found)
+    return Response(reply, media_type="application/json")
 
 
 @router.post("/api/embeddings", openapi_extra=described(_REPLY))
 async def embeddings(request: Request) -> Response:
     """The vector of one text, for older clients of Ollama."""
     body = await read_json(request)
-    parsed = await to_thread.run_sync(_read, body, embedding_of(request).model, EMBEDDINGS_FIELDS)
+    parsed = await on_thread(request, _read, body, embedding_of(request).model, EMBEDDINGS_FIELDS)
     found = await _embedded(request, body, parsed)
     vectors = [vector.tolist() for vector in found.vectors]
     return JSONResponse({"embedding": vectors[0] if vectors else []})

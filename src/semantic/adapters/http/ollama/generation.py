@@ -9,13 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import context_of, serving_of, settings_of
 from semantic.adapters.http.errors import WireError, ollama_error, problem_of, request_id_of
-from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.ollama.reply import LoadReason, ReplyWriter, Route
 from semantic.adapters.http.ollama.request import (
     OllamaRequest,
@@ -24,10 +22,9 @@ from semantic.adapters.http.ollama.request import (
     untagged,
 )
 from semantic.adapters.http.openai.fields import Json
-from semantic.adapters.http.openai.requests import Caller
+from semantic.adapters.http.openai.requests import Caller, caller_of
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
-from semantic.adapters.http.request_body import read_json
-from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
+from semantic.adapters.http.request_body import on_thread, read_json
 from semantic.adapters.http.streaming import (
     NDJSON,
     StartedStream,
@@ -82,15 +79,7 @@ async def _respond(request: Request, route: Route, parse: Parse) -> Response:
     body = await read_json(request)
     name = untagged(body.get("model"))
     serving = serving_of(request, name)
-    caller = Caller(
-        agent_of(request, body),
-        tenant_of(request),
-        identity=identity_of(request, body),
-        keep=keep_of(request, body),
-        hints=hints_of(request, body),
-    )
-    # In a worker thread: bodies may be large.
-    parsed = await to_thread.run_sync(parse, body, serving.model, caller)
+    parsed = await on_thread(request, parse, body, serving.model, caller_of(request, body))
     if parsed.keep_alive is not None:
         _keep(request, name, parsed.keep_alive)
     messages = parsed.messages

@@ -12,10 +12,8 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -32,7 +30,7 @@ from semantic.adapters.http.openai.fields import (
     tokens_at,
 )
 from semantic.adapters.http.openai.routes import described
-from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.request_body import on_thread, read_json
 from semantic.adapters.http.request_fields.own_field import keep_of
 from semantic.adapters.http.streaming import until_disconnect
 from semantic.domain.errors import ModelNotFoundError
@@ -61,7 +59,7 @@ async def create_embeddings(request: Request) -> Response:
     """The vectors of texts, as OpenAI's embeddings have them."""
     body = await read_json(request)
     embedding = embedding_of(request)
-    parsed = await to_thread.run_sync(_read, body, embedding.model)
+    parsed = await on_thread(request, _read, body, embedding.model)
     found = await until_disconnect(
         request,
         embedding.embed(
@@ -71,8 +69,8 @@ async def create_embeddings(request: Request) -> Response:
             keep=keep_of(request, body),
         ),
     )
-    render = partial(_reply, found, embedding.model.id, parsed.as_text)
-    return Response(await to_thread.run_sync(render), media_type="application/json")
+    reply = await on_thread(request, _reply, found, embedding.model.id, parsed.as_text)
+    return Response(reply, media_type="application/json")
 
 
 def _read(body: Mapping[str, object], model: EmbeddingModel) -> _Request:

@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from fastapi import Request
+
+from semantic.adapters.http.context import settings_of
 from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.openai.fields import (
     STREAM_OPTION_FIELDS,
     STRUCTURED_FIELDS,
@@ -20,6 +24,7 @@ from semantic.adapters.http.openai.fields import (
     text_at,
 )
 from semantic.adapters.http.openai.validators import ChatBody, CompletionBody, ResponseBody
+from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
 from semantic.application.chat.call_grammar import choice_grammar, regex_grammar
 from semantic.application.models.model_names import unknown_model
 from semantic.domain.chat import AnswerFormat
@@ -59,6 +64,18 @@ class Caller:
     identity: Identity | None = None
     keep: bool = True
     hints: Hints = NO_HINTS
+
+
+def caller_of(request: Request, body: Mapping[str, object]) -> Caller:
+    """The origin of a request with this body. Raises FieldError, and WireError for an operator."""
+    return Caller(
+        agent_of(request, body),
+        tenant_of(request),
+        settings_of(request).force_usage,
+        identity_of(request, body),
+        keep_of(request, body),
+        hints_of(request, body),
+    )
 
 
 def check_model(name: str, model: ServedModel) -> None:

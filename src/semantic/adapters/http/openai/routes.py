@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from semantic.adapters.http.context import serving_of, settings_of
-from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
+from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.openai.chat.reply import CHAT_REPLY, chat_deltas
 from semantic.adapters.http.openai.chat.request import chat_request
 from semantic.adapters.http.openai.completions.reply import COMPLETION_REPLY, completion_deltas
 from semantic.adapters.http.openai.completions.request import completion_request
 from semantic.adapters.http.openai.replies import Reply, merged_events
-from semantic.adapters.http.openai.requests import Caller
-from semantic.adapters.http.request_body import read_json
-from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
-from semantic.ports.serving import ServedModel
+from semantic.adapters.http.openai.requests import caller_of
+from semantic.adapters.http.request_body import on_thread, read_json
 
 router: Final = APIRouter(tags=["openai"])
 
@@ -56,7 +51,8 @@ async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation, as OpenAI's chat completions do."""
     body = await read_json(request)
     serving = serving_of(request, body.get("model"))
-    parsed = await _parsed(chat_request, request, body, serving.model)
+    caller = caller_of(request, body)
+    parsed = await on_thread(request, chat_request, body, serving.model, caller)
     deltas = chat_deltas(merged_events(serving, parsed.choices), serving, parsed.custom)
     reply = Reply(CHAT_REPLY, serving.model, parsed.options, n=len(parsed.choices))
     return await reply.respond(request, deltas)
@@ -68,25 +64,8 @@ async def create_completion(request: Request) -> Response:
     """Continues a text or token ids, as OpenAI's completions do."""
     body = await read_json(request)
     serving = serving_of(request, body.get("model"))
-    parsed = await _parsed(completion_request, request, body, serving.model)
+    caller = caller_of(request, body)
+    parsed = await on_thread(request, completion_request, body, serving.model, caller)
     deltas = completion_deltas(merged_events(serving, parsed.choices), serving, parsed)
     reply = Reply(COMPLETION_REPLY, serving.model, parsed.options, n=parsed.n)
     return await reply.respond(request, deltas)
-
-
-async def _parsed(
-    parse: Callable[[Mapping[str, object], ServedModel, Caller], P],
-    request: Request,
-    body: Mapping[str, object],
-    model: ServedModel,
-) -> P:
-    """`body` as parsed by `parse`, in a worker thread: bodies may be large."""
-    caller = Caller(
-        agent_of(request, body),
-        tenant_of(request),
-        settings_of(request).force_usage,
-        identity_of(request, body),
-        keep_of(request, body),
-        hints=hints_of(request, body),
-    )
-    return await to_thread.run_sync(parse, body, model, caller)

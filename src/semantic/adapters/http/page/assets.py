@@ -55,7 +55,6 @@ _POLICY: Final = (
 HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "content-security-policy": _POLICY,
-        "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cross-origin-opener-policy": "same-origin",
         "cross-origin-resource-policy": "same-origin",

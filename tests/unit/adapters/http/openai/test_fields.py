@@ -13,7 +13,7 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 
 from semantic.adapters.http.logs import WarnOnce
-from semantic.adapters.http.openai import fields, routes
+from semantic.adapters.http.openai import fields, requests
 from semantic.adapters.http.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -328,7 +328,7 @@ def test_a_model_must_be_named(path: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_server_may_tell_usage_to_all(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wire_of().chunks(path)[-1]["choices"]
-    monkeypatch.setattr(routes, "settings_of", lambda _: SimpleNamespace(force_usage=True))
+    monkeypatch.setattr(requests, "settings_of", lambda _: SimpleNamespace(force_usage=True))
     for options in (None, {"include_usage": False}):
         last = wire_of().chunks(path, stream_options=options)[-1]
         assert last["choices"] == []

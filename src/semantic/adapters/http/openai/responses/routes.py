@@ -5,21 +5,19 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
-from anyio import to_thread
 from fastapi import APIRouter, Path, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import FieldError, WireError
-from semantic.adapters.http.identity import agent_of, identity_of, route_of, tenant_of
-from semantic.adapters.http.openai.requests import Caller
+from semantic.adapters.http.identity import route_of, tenant_of
+from semantic.adapters.http.openai.requests import Caller, caller_of
 from semantic.adapters.http.openai.responses import stored
 from semantic.adapters.http.openai.responses.reply import ResponseReply
 from semantic.adapters.http.openai.responses.request import response_request
 from semantic.adapters.http.openai.routes import described
-from semantic.adapters.http.request_body import read_json
-from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
+from semantic.adapters.http.request_body import on_thread, read_json
 from semantic.adapters.http.streaming import event_stream, start_stream, until_disconnect
 
 RESPONSES_PATH: Final = "/v1/responses"
@@ -49,16 +47,9 @@ async def create_response(request: Request) -> Response:
     """Answers a conversation as a response, which can be continued by its id."""
     body = await read_json(request)
     serving, store = serving_of(request, body.get("model")), stored.store_of(request)
-    caller = Caller(
-        agent_of(request, body),
-        tenant_of(request),
-        identity=identity_of(request, body),
-        keep=keep_of(request, body),
-        hints=hints_of(request, body),
-    )
-    # In a worker thread: bodies may be large, and previous responses may be on disk.
+    caller = caller_of(request, body)
     with stored.store_errors():
-        parsed = await to_thread.run_sync(response_request, body, serving.model, caller, store)
+        parsed = await on_thread(request, response_request, body, serving.model, caller, store)
     answer = await start_stream(request, serving.answer(parsed.ask))
     reply = ResponseReply(parsed, answer, serving, store, route_of(request))
     if parsed.stream:
@@ -74,7 +65,7 @@ async def count_input_tokens(request: Request) -> Response:
     body = {"model": serving.model.id, **body}
     caller = Caller(tenant=tenant_of(request))
     with stored.store_errors():
-        parsed = await to_thread.run_sync(response_request, body, serving.model, caller, store)
+        parsed = await on_thread(request, response_request, body, serving.model, caller, store)
     counting = serving.tokenize(parsed.ask.prompt, tenant=caller.tenant)
     tokens = await until_disconnect(request, counting)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})

@@ -22,6 +22,7 @@ from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.responses.input_items import input_of
 from semantic.adapters.http.openai.responses.request import ResponseRequest
 from semantic.adapters.http.openai.responses.writer import ResponseWriter
+from semantic.adapters.http.request_body import on_thread
 from semantic.domain.chat import Message
 from semantic.domain.errors import StoreError
 from semantic.domain.identity import digest
@@ -48,7 +49,7 @@ async def get_response(request: Request, response_id: str) -> StoredResponse:
     """The tenant's response with this id. Raises WireError if there is none."""
     store, tenant = store_of(request), tenant_of(request)
     with store_errors():
-        found = await to_thread.run_sync(store.get, tenant, response_id)
+        found = await on_thread(request, store.get, tenant, response_id)
     if found is None:
         raise _not_found(response_id)
     return found
@@ -58,7 +59,7 @@ async def delete_response(request: Request, response_id: str) -> None:
     """Delete the tenant's response with this id. Raises WireError if there is none."""
     store, tenant = store_of(request), tenant_of(request)
     with store_errors():
-        deleted = await to_thread.run_sync(store.delete, tenant, response_id)
+        deleted = await on_thread(request, store.delete, tenant, response_id)
     if not deleted:
         raise _not_found(response_id)
 
