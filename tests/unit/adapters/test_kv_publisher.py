@@ -192,6 +192,38 @@ def test_missed_messages_are_sent_again(endpoint: str) -> None:
         assert router.replayed(replay_endpoint(endpoint), 1000) == []
 
 
+class Unread:
+    """A socket whose clients each ask for everything and read nothing."""
+
+    def __init__(self, n_clients: int) -> None:
+        self.n_clients = n_clients
+        self.sent: list[tuple[object, bool]] = []
+
+    def recv_multipart(self) -> list[bytes]:
+        self.n_clients -= 1
+        return [b"client %d" % self.n_clients, b"", bytes(8)]
+
+    def send_multipart(self, parts: tuple[object, ...], _: int = 0, *, copy: bool = True) -> None:
+        self.sent.append((parts[-1], copy))
+
+
+def test_clients_that_read_no_replay_share_one_copy_of_it(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = Unread(3)
+    with publishing(endpoint) as publisher:
+        for n in range(2):
+            publisher._send([kv_publisher.BlockRemoved([n], "CPU")])
+        monkeypatch.setattr(publisher, "_replays", unread)
+        for _ in range(3):
+            publisher._answer_replay()
+        monkeypatch.undo()
+    payloads = [one for one in unread.sent if one[0] != b""]
+    assert len(payloads) == 3 * 2
+    assert len({id(payload) for payload, _ in payloads}) == 2
+    assert not any(copy for _, copy in payloads)
+
+
 def test_another_models_blocks_are_not_published(endpoint: str) -> None:
     with publishing(endpoint) as publisher, subscribed(endpoint) as router:
         memory = MemoryStore(1 << 24, observer=publisher)

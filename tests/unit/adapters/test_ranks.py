@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -190,6 +191,36 @@ def test_ranks_know_each_other_by_a_secret_that_neither_sends(
     assert rank == 3
     assert (mine.own, mine.peer) == (theirs.peer, theirs.own)
     assert mine.own != mine.peer
+
+
+def test_a_stranger_that_drips_bytes_is_refused_when_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from semantic.adapters.mlx.ranks import channel
+
+    class Dripping:
+        now, timeout, n_read = 0.0, 5.0, 0
+
+        def gettimeout(self) -> float:
+            return 5.0
+
+        def settimeout(self, seconds: float) -> None:
+            self.timeout = seconds
+
+        def sendall(self, data: bytes) -> None:
+            """It goes nowhere."""
+
+        def recv(self, _: int) -> bytes:
+            if self.timeout < 0.9:
+                raise TimeoutError
+            self.now += 0.9
+            self.n_read += 1
+            return b"x"
+
+    stranger = Dripping()
+    monkeypatch.setattr(time, "monotonic", lambda: stranger.now)
+    assert channel.admit(stranger, b"secret") is None  # type: ignore[arg-type]  # all it calls
+    assert stranger.n_read <= 2 * 5 / 0.9
 
 
 def test_ranks_that_others_can_reach_need_a_secret(tmp_path: Path) -> None:

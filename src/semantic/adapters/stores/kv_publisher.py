@@ -139,8 +139,8 @@ MOST_WAITING: Final = 4096
 """Changes that wait to be sent."""
 _BATCH: Final = 64
 """Changes in one message: 16,384 tokens."""
-_REPLAYED: Final = 10_000
-"""Messages that can be asked for again, and their bytes together."""
+_REPLAYED: Final = 1000
+"""Messages that can be asked for again, and their bytes: all clients share these."""
 _REPLAYED_BYTES: Final = 32 << 20
 _UNREAD: Final = 1000
 """Messages that wait for one subscriber; then it misses some, and asks for them."""
@@ -189,7 +189,7 @@ class KVPublisher:
         self._is_asked = False  # whether a subscriber has come since `_listed`
         self._listed = -_LISTING_SECONDS
         self._number = 0
-        self._sent: deque[tuple[int, bytes]] = deque()
+        self._sent: deque[tuple[int, zmq.Frame]] = deque()
         self._sent_bytes = 0
         second = replay_endpoint(endpoint)
         self._context = zmq.Context()
@@ -349,8 +349,8 @@ class KVPublisher:
             yield from (Stored(header, tier) for tier in tiers for header in part)
 
     def _send(self, events: Sequence[Event]) -> None:
-        payload = encoded(time.time(), events)
-        self._publishes.send_multipart((self._topic, _packed(self._number), payload))
+        payload = zmq.Frame(encoded(time.time(), events))
+        self._publishes.send_multipart((self._topic, _packed(self._number), payload), copy=False)
         self._sent.append((self._number, payload))
         self._sent_bytes += len(payload)
         while len(self._sent) > _REPLAYED or self._sent_bytes > _REPLAYED_BYTES:
@@ -375,7 +375,7 @@ class KVPublisher:
         for number, payload in self._sent:
             if number >= int.from_bytes(first, "big"):
                 self._replays.send_multipart(
-                    (client, b"", self._topic, _packed(number), payload), zmq.NOBLOCK
+                    (client, b"", self._topic, _packed(number), payload), zmq.NOBLOCK, copy=False
                 )
         self._replays.send_multipart((client, b"", b"", _END, b""), zmq.NOBLOCK)
 

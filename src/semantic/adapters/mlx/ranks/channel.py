@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -66,11 +67,13 @@ def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
 
 
 def _read(sock: socket.socket, n_bytes: int) -> bytes:
-    """What comes, of so many bytes; less if the connection ends or stays silent."""
-    found = b""
+    """What comes, of so many bytes, within the socket's timeout altogether; less if the connection
+    ends."""
+    found, until = b"", time.monotonic() + (sock.gettimeout() or 3600.0)
     with suppress(OSError):
         while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
             found += more
+            sock.settimeout(max(0.001, until - time.monotonic()))
     return found
 
 
