@@ -1,5 +1,16 @@
-"""`python -m semantic` is the same as `semantic`."""
+"""The `semantic` program, also as `python -m semantic`."""
 
-from semantic.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the program. Ctrl-C while it is being imported ends it without a traceback."""
+    try:
+        from semantic.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

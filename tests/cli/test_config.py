@@ -79,6 +79,19 @@ def test_secrets_are_masked_wherever_they_come_from(
         assert not [key for key in ("one,", "two", "from-file") if key in ran.out]
 
 
+@pytest.mark.parametrize(
+    ("url", "shows"),
+    [
+        ("s3://KEY:SECRET@bucket/models", "s3://********@bucket/models"),
+        ("az://box/models?sv=1&sig=SECRET", "az://box/models?sv=********&sig=********"),
+        ("s3://bucket/models", "s3://bucket/models"),
+    ],
+)
+def test_secrets_in_a_url_are_masked(url: str, shows: str) -> None:
+    assert shown("--remote-store", url)["remote_store"]["value"] == shows
+    assert "SECRET" not in semantic("config", "show", "--remote-store", url).out
+
+
 def test_no_store_goes_before_a_store_that_is_set_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
+from types import ModuleType
 
 import pytest
 import typer
 
+from semantic.__main__ import main
 from semantic.cli.driving import Timing
 from semantic.cli.edge import exit_code, print_error, process_edge
 from semantic.cli.report import show_bytes, show_seconds
@@ -70,6 +73,17 @@ def test_ctrl_c_ends_a_run_quietly_with_130() -> None:
         running.stdout.read()
         assert running.wait(60) == 130
         assert running.stderr.read() == b""
+
+
+def test_ctrl_c_while_the_program_is_imported_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Imported(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "semantic.cli.main", Imported("semantic.cli.main"))
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
 
 
 def test_numbers_are_shown_for_people() -> None:

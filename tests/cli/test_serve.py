@@ -119,9 +119,12 @@ def test_a_signal_ends_it_in_good_order_and_the_agent_is_there_again(
     for sent in signals:
         with _server(*store) as (process, url):
             answers.append(_complete(url))
+            process.send_signal(signal.SIGUSR1)  # says where it is, and ends nothing
+            assert _complete(url)["choices"] == answers[-1]["choices"]
             process.send_signal(sent)
             _, err = process.communicate(timeout=_SECONDS)
         assert process.returncode == 0
+        assert "(most recent call first)" in err
         assert err.splitlines()[-1] == "stopped"
     first, again = answers
     assert again["choices"] == first["choices"]

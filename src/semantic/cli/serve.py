@@ -5,6 +5,7 @@ Reads settings, opens the socket and runs the server. Knows no wire.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -57,6 +58,7 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     from semantic.adapters.http.errors import logger
     from semantic.adapters.http.settings import load_settings
 
+    faulthandler.register(signal.SIGUSR1, file=2)  # all stacks, where it ended the process
     settings = load_settings(options.given(), config).settings
     if engine_settings(settings).ranks is not None and follow_rank(settings):
         return
