@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu_start`: from the start of a server's process to ready, on a GPU.
 
-Our server and mlx_lm.server, on the shape of Llama 3.1 8B with random bf16 weights: the first start
-with an empty folder of compiled kernels, and later ones. Prints a line for each start and writes
-JSON. `--small` serves a small model on any device.
+Our server and mlx_lm.server, on models of each shape with random bf16 weights: the first start with
+an empty folder of compiled kernels, and later ones. Prints a line for each start and writes JSON.
+`--small` serves a small model on any device.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import argparse
 import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks import shapes
-from benchmarks.gpu_server import OURS, THEIRS, server_of, write_large_model
+from benchmarks.gpu_server import OURS, SHAPES, THEIRS, server_of, write_large_model
 from benchmarks.server_measures import MODEL_NAME
 from benchmarks.server_model import write_model
 from benchmarks.start import measure
@@ -42,7 +41,7 @@ def judge(samples: Sequence[dict[str, Scalar]]) -> Verdict:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; 1 when the criterion is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="only these")
     parser.add_argument("--small", action="store_true", help="a small model")
     parser.add_argument("--side", choices=[OURS, THEIRS], help="only this one")
     parser.add_argument("--folder", type=Path, help="for the model and the store")
@@ -54,35 +53,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(given: argparse.Namespace, folder: Path) -> int:
     """All starts, one after the other."""
+    chosen = ["small"] if given.small else given.shape or list(SHAPES)
     started = Run.start(
-        "gpu_start",
-        QUESTION,
-        model="small" if given.small else f"Llama 3.1 8B shape, {given.layers} layers",
-        parameters={"layers": given.layers, "starts": STARTS},
-        seed=0,
+        "gpu_start", QUESTION, model=", ".join(chosen), parameters={"starts": STARTS}, seed=0
     )
-    if given.small:
-        write_model(folder / "model")
-    else:
-        write_large_model(folder / "model", functools.partial(shapes.llama_8b, given.layers))
     given.output.mkdir(parents=True, exist_ok=True)
     samples: list[dict[str, Scalar]] = []
-    for name in [given.side] if given.side else [OURS, THEIRS]:
+    for shape in chosen:
+        with TemporaryDirectory(dir=folder) as below:
+            write(shape, Path(below) / "model")
+            for line in starts(Path(below), [given.side] if given.side else [OURS, THEIRS]):
+                samples.append({"shape": shape, **line})
+                print(json.dumps(samples[-1]), flush=True)
+                summary: dict[str, Json] = {"starts": [dict(one) for one in samples]}
+                result = started.finish(samples, summary, judge(samples))
+                result.write(given.output / "gpu_start.json")
+    verdict = judge(samples)
+    print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed} s")
+    return int(not verdict.passed)
+
+
+def write(shape: str, folder: Path) -> None:
+    """A model of the shape."""
+    if shape == "small":
+        write_model(folder)
+        return
+    _, build, layers = SHAPES[shape]
+    write_large_model(folder, functools.partial(build, layers))
+
+
+def starts(folder: Path, sides: Sequence[str]) -> Iterator[dict[str, Scalar]]:
+    """A line for each start of each side's server of the model in `folder`."""
+    for name in sides:
         kernels = folder / f"kernels of {name}"
         kernels.mkdir()
         for number in range(STARTS):
             server = server_of(folder, name)
             server.environment = {**server.environment, KERNELS: os.fspath(kernels)}
             model = MODEL_NAME if name == OURS else "default_model"
-            line: dict[str, Scalar] = {"server": name, "start": number, **measure(server, model)}
-            samples.append(line)
-            print(json.dumps(line), flush=True)
-            summary: dict[str, Json] = {"starts": [dict(one) for one in samples]}
-            result = started.finish(samples, summary, judge(samples))
-            result.write(given.output / "gpu_start.json")
-    verdict = judge(samples)
-    print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed} s")
-    return int(not verdict.passed)
+            yield {"server": name, "start": number, **measure(server, model)}
 
 
 if __name__ == "__main__":

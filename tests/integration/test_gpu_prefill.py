@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from benchmarks import gpu_prefill, gpu_server, gpu_start
@@ -49,7 +50,28 @@ def test_the_slowest_of_our_starts_counts() -> None:
     assert not gpu_start.judge([{"server": gpu_server.THEIRS, "ready_s": 1.0}]).passed
 
 
-def test_what_the_first_kernels_compute_is_computed_anywhere() -> None:
-    first_kernels._compile()
+def test_what_the_first_kernels_compute_is_computed_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mx.eval([compute() for compute in first_kernels.KERNELS])
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))
     first_kernels.begin()  # nothing without a GPU
     first_kernels.wait()
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.process
+def test_kernels_are_compiled_once_by_processes_that_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("MLX_PTX_CACHE_DIR", raising=False)
+    first_kernels.begin()
+    assert first_kernels._running == []
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))
+    first_kernels.begin()
+    assert len(first_kernels._running) == len(first_kernels.KERNELS)
+    first_kernels.wait()
+    assert len(list(tmp_path.iterdir())) == len(first_kernels.KERNELS)
+    first_kernels.begin()
+    assert first_kernels._running == []

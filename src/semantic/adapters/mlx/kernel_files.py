@@ -121,7 +121,7 @@ def own() -> Path:
             problems.append(f"{root}: {error.strerror}")
             continue
         os.environ["TMPDIR"] = str(_own[0].path)
-        os.environ.setdefault(_CUDA, str(root / "cuda"))
+        os.environ.setdefault(_CUDA, str(root / f"cuda-{_BELOW[1]}"))
         os.environ.setdefault("PATH", os.defpath)  # by which a compiler finds its own parts
         atexit.register(_own[0].end)
         return _own[0].path

@@ -1,50 +1,95 @@
-"""MLX's kernels that every model of 16 bits uses, compiled while the rest of a program is imported.
+"""MLX's kernels that most models of 16 bits use, compiled by processes while a program starts.
 
-MLX compiles some kernels when they are first used, for 3 to 5 s each, and keeps them in a folder:
-`MLX_PTX_CACHE_DIR`, or one in the system's temporary folder. Where that has them, this takes
-milliseconds. Imports nothing of mlx-lm, whose import takes as long. Knows no model.
+MLX compiles a kernel when it is first used, for 3 to 5 s, one after the other, and keeps it in the
+folder of `MLX_PTX_CACHE_DIR`. Each process runs this file alone and compiles one; any other kernel
+is compiled where it is needed. Knows no model.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import threading
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
+from mlx.nn.layers.activations import silu, softplus
 
-from semantic.adapters.mlx.device import on_cuda
-
-_TYPE = mx.bfloat16
+_FOLDER = "MLX_PTX_CACHE_DIR"
+_TYPE, _EXACT = mx.bfloat16, mx.float32
+_running: list[subprocess.Popen[bytes]] = []
 
 
 def begin() -> None:
-    """Begin, on a thread of its own, if there is a CUDA device."""
-    if on_cuda() and _thread().ident is None:
-        _thread().start()
+    """Start the processes whose kernels the folder lacks, if there is one and a CUDA device."""
+    folder = os.environ.get(_FOLDER)
+    if folder is None or not mx.cuda.is_available():
+        return
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    for number in range(len(KERNELS)):
+        if not _mark(folder, number).exists():
+            command = [sys.executable, "-P", __file__, str(number)]
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)  # noqa: S603  a file of ours
+            _running.append(child)
 
 
 def wait() -> None:
-    """Return when no other thread evaluates arrays because of `begin`."""
-    if _thread().ident is not None:
-        _thread().join()
+    """Return when no process takes memory of the device because of `begin`."""
+    while _running:
+        _running.pop().wait()
 
 
-@functools.cache
-def _thread() -> threading.Thread:
-    return threading.Thread(target=_compile, name="first-kernels", daemon=True)
+def _mark(folder: str, number: int) -> Path:
+    return Path(folder, f"first-{version('mlx')}-{number}")
 
 
-def _compile() -> None:
-    """An embedding and a gated activation, as layers of mlx-lm write them."""
-    from mlx.nn.layers.activations import silu
+def _row(kind: mx.Dtype = _TYPE) -> mx.array:
+    return mx.zeros((2, 8), kind)
 
-    def gated(gate: mx.array, x: mx.array) -> mx.array:
-        return cast(mx.array, silu(gate)) * x
 
-    compiled = cast(Callable[..., mx.array], mx.compile(gated, shapeless=True))
-    with contextlib.suppress(RuntimeError):  # what does not compile fails where it is needed
-        embedded = mx.zeros((2, 8), _TYPE)[mx.array([[1]], mx.uint32)]
-        mx.eval(embedded, compiled(embedded, embedded))
+def _looked_up(kind: mx.Dtype, index: mx.Dtype) -> mx.array:
+    return _row(kind)[mx.array([[1]], index)]
+
+
+def _taken(index: mx.Dtype) -> mx.array:
+    return mx.take_along_axis(_row(), mx.zeros((2, 1), index), axis=-1)
+
+
+def _fused(function: Callable[..., mx.array], *inputs: mx.array) -> mx.array:
+    """As mlx-lm's layers compile it."""
+    return cast(Callable[..., mx.array], mx.compile(function, shapeless=True))(*inputs)
+
+
+def _gated(gate: mx.array, x: mx.array) -> mx.array:
+    return cast(mx.array, silu(gate)) * x
+
+
+def _gated_exactly(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
+    return _gated(gate.astype(_EXACT), x.astype(_EXACT)).astype(h.dtype)
+
+
+def _decay(rate: mx.array, x: mx.array, bias: mx.array) -> mx.array:
+    return mx.exp(-mx.exp(rate.astype(_EXACT)) * cast(mx.array, softplus(x + bias)))
+
+
+KERNELS: Sequence[Callable[[], mx.array]] = (
+    lambda: _looked_up(_TYPE, mx.uint32),
+    lambda: _looked_up(_TYPE, mx.int32),
+    lambda: _looked_up(_EXACT, mx.int32),
+    lambda: _looked_up(mx.uint32, mx.uint32),
+    lambda: _taken(mx.uint32),
+    lambda: _taken(mx.int32),
+    lambda: _fused(_gated, _row(), _row()),
+    lambda: cast(mx.array, silu(_row())),
+    lambda: _fused(_gated_exactly, _row(), _row(), _row()),
+    lambda: _fused(_decay, _row(), _row(), _row()),
+)
+"""One for each process: of embeddings, experts, activations, and layers with a state."""
+
+if __name__ == "__main__":
+    chosen = int(sys.argv[1])
+    mx.eval(KERNELS[chosen]())
+    _mark(os.environ[_FOLDER], chosen).touch()

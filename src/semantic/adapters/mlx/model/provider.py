@@ -29,7 +29,7 @@ from mlx_lm.utils import load_tokenizer as load_wrapped_tokenizer
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.calibration import CalibrationFor, calibrate_here, choose_batching
-from semantic.adapters.mlx.device import on_cpu, on_cuda
+from semantic.adapters.mlx.device import on_cpu, on_cuda, read_device
 from semantic.adapters.mlx.kernel_files import keep
 from semantic.adapters.mlx.kv_cache.forms import (
     AttentionFor,
@@ -241,7 +241,6 @@ def reading_model(
         ThreadPoolExecutor(2, thread_name_prefix="fingerprint") as beside,
     ):
         naming: Future[object] = beside.submit(fingerprint, folder, any_chip=any_chip)
-        first_kernels.wait()
         with only_weights(folder) as exact:
             read = load_weights(exact, lazy=True)
         model, config = cast("tuple[Module, Mapping[str, object]]", read)
@@ -251,8 +250,11 @@ def reading_model(
             shard(model)
         if on_cpu():
             model.set_dtype(mx.float32)
-        _require_room(model, folder, max_bytes)
+        n_bytes = _require_room(model, folder, max_bytes)
+        if 2 * n_bytes > read_device().memory_bytes:  # the processes have no room beside them
+            first_kernels.wait()
         yield from _evaluating(_weights_of(model))
+        first_kernels.wait()
         yield reading
         tokenizer = cast(HuggingFaceTokenizer, reading.result())
         yield naming
@@ -384,14 +386,15 @@ def _weights_of(model: Module) -> list[mx.array]:
     return [weight for _, weight in cast("list[tuple[str, mx.array]]", tree_flatten(parameters))]
 
 
-def _require_room(model: Module, folder: Path, max_bytes: int | None) -> None:
-    """Refuse weights of more than `max_bytes`: their sizes are known before they are read."""
+def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
+    """The bytes of the weights, known before they are read. Refuses more than `max_bytes`."""
     n_bytes = sum(weight.nbytes for weight in _weights_of(model))
     if max_bytes is not None and n_bytes > max_bytes:
         raise WeightsTooLargeError(
             f"the weights in {folder} take {n_bytes} bytes: expected at most {max_bytes}",
             n_bytes=n_bytes,
         )
+    return n_bytes
 
 
 def _evaluating(weights: Sequence[mx.array]) -> Slices[None]:
