@@ -22,6 +22,7 @@ from typing import Protocol, cast
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx_lm.generate import generation_stream
 
 from benchmarks import shapes
 from benchmarks.gpu_bits import bits
@@ -295,8 +296,9 @@ class TheirChurn(Theirs):
 def movements(model: Module) -> list[Json]:
     """What it takes to let an agent of 8k leave, restore it and let it join; beside one, and seven.
 
-    The three calls of the backend, and what the engine's step takes longer in which they happen:
-    it checks 8,192 tokens, compares them with those it knows, and accounts for every block.
+    The three calls of the backend once the step in flight has ended, which each of them waits for,
+    and what the engine's step takes longer in which they happen: it checks 8,192 tokens, compares
+    them with those it knows, and accounts for every block.
     """
     found: list[Json] = []
     for others in (1, 7):
@@ -339,9 +341,10 @@ def movements(model: Module) -> list[Json]:
 
 
 def timed(call: Callable[..., object], times: list[float]) -> Callable[..., object]:
-    """The same call, with its milliseconds recorded."""
+    """The same call, with its milliseconds recorded; the step in flight ends before."""
 
     def measured(*given: object, **named: object) -> object:
+        mx.synchronize(generation_stream)
         begin = time.perf_counter()
         try:
             return call(*given, **named)

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from semantic.domain.errors import BackendError
 from semantic.domain.fair_share import FairShare
+from semantic.ports.generation import Clock
 
 T = TypeVar("T")
 
@@ -91,9 +92,13 @@ class FairThreads:
     tenant's short work goes before its other work.
     """
 
-    def __init__(self, n: int, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`n` is at least 2; `clock` gives seconds, `name` begins those of the threads."""
+    def __init__(
+        self, n: int, name: str, clock: Clock = time.monotonic, *, rests: bool = False
+    ) -> None:
+        """`n` is at least 2; `name` begins those of the threads. A thread `rests` for as long after
+        other than short work: the event loop waits for calls that hold the interpreter."""
         self._n = n
+        self._rests = rests
         self._clock = clock
         self._pool = ThreadPoolExecutor(n, thread_name_prefix=name)
         self._lock = threading.Lock()
@@ -148,6 +153,8 @@ class FairThreads:
 
     def _run(self, task: _Task) -> None:
         task.work()
+        if self._rests and not task.is_short:
+            time.sleep(self._clock() - task.began)
         with self._lock:
             self._running.remove(task)
             self._share.charge(task.tenant, self._clock() - task.began)

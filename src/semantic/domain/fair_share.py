@@ -76,11 +76,10 @@ class RoundRobin(Generic[V]):
     def pop(self) -> V:
         """The value whose turn it is. Raises KeyError if none waits."""
         tenant, own = self._waiting.popitem(last=False)
-        value = own.popleft()
         self._n -= 1
-        if own:
+        if len(own) > 1:
             self._waiting[tenant] = own
-        return value
+        return own.popleft()
 
 
 class FairRoom:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -72,6 +73,23 @@ def test_who_has_used_less_time_goes_first() -> None:
         one.result(_SECONDS)
     threads.close()
     assert order == ["b", "b", "a", "a", "a"]
+
+
+def test_work_that_holds_the_interpreter_leaves_as_much_time_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, rested = [0.0], list[float]()
+    monkeypatch.setattr(time, "sleep", rested.append)
+    threads = FairThreads(2, "parse", clock=lambda: now[0], rests=True)
+
+    def work(seconds: float) -> None:
+        now[0] += seconds
+
+    threads.submit("a", partial(work, 0.25), is_short=False).result(_SECONDS)
+    threads.submit("a", partial(work, 0.5), is_short=True).result(_SECONDS)
+    threads.submit("a", partial(work, 2.0), is_short=False).result(_SECONDS)
+    threads.close()
+    assert rested == [0.25, 2.0]
 
 
 def test_errors_reach_who_waits_and_threads_go_on(threads: FairThreads) -> None:

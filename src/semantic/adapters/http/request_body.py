@@ -60,7 +60,7 @@ one that is smaller takes the event loop a few milliseconds at most."""
 _LARGE_BYTES: Final = 1 << 20
 """Bodies of more bytes are read and parsed only as far as there is room for all of them."""
 _RETRY_SECONDS: Final = 5
-_THREADS: Final = 3
+_THREADS: Final = 2
 """That parse bodies, one of them short ones alone."""
 
 
@@ -70,7 +70,7 @@ class LargeBodies:
 
     def __init__(self, most: int, timeout: float) -> None:
         """At most `most` bytes; a body waits at most `timeout` seconds for its turn."""
-        self.threads = FairThreads(_THREADS, "parse")
+        self.threads = FairThreads(_THREADS, "parse", rests=True)
         self._room = FairRoom(most)
         self._timeout = timeout
         self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []

@@ -250,9 +250,8 @@ def reading_model(
             shard(model)
         if on_cpu():
             model.set_dtype(mx.float32)
-        n_bytes = _require_room(model, folder, max_bytes)
-        if 2 * n_bytes > read_device().memory_bytes:  # the processes have no room beside them
-            first_kernels.wait()
+        if 2 * _require_room(model, folder, max_bytes) > read_device().memory_bytes:
+            first_kernels.wait()  # there may be no room for the processes beside the weights
         yield from _evaluating(_weights_of(model))
         first_kernels.wait()
         yield reading
