@@ -150,8 +150,8 @@ class FairQueue:
         admit: Callable[[Request], bool],
         may_run: Callable[[str], bool] = lambda _: True,
     ) -> Request | None:
-        """Remove and return the first request for which `admit` succeeds; None if there is none. Its
-        tenant `may_run`, or it was preempted."""
+        """Remove and return the first request for which `admit` succeeds, or None. Its tenant
+        `may_run`, or it was preempted."""
         tried: list[_Place] = []
         for place in islice(self._in_order(running), _MAX_TRIED):
             if place.rank != _PREEMPTED and not may_run(place.request.tenant):
