@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import gpu_prefill, gpu_server, gpu_start
 from experiments.harness.document import Json, Scalar
+from semantic.adapters.mlx import device
 from semantic.adapters.mlx.model import first_kernels
 
 BESIDE: dict[str, Json] = {
@@ -64,7 +65,7 @@ def test_what_the_first_kernels_compute_is_computed_anywhere(
 def test_kernels_are_compiled_once_by_processes_that_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "on_cuda", lambda: True)
     monkeypatch.delenv("MLX_PTX_CACHE_DIR", raising=False)
     first_kernels.begin()
     assert first_kernels._running == []

@@ -71,7 +71,7 @@ _MOST_CHECKS = 4
 _SHORT = 1 << 16
 """Characters of a text, or tokens, that are prepared in a tenth of a second or so."""
 _PART = 256
-"""What a message or a tool counts for in addition: it is rendered and looked up by itself."""
+"""Characters that each message or tool adds: each is rendered and looked up by itself."""
 _AT_ONCE = 128
 """Tokens whose texts are looked up in less than a millisecond, as those of log-probabilities."""
 _PUBLIC_NAME = 16

@@ -61,7 +61,7 @@ _LARGE_BYTES: Final = 1 << 20
 """Bodies of more bytes are read and parsed only as far as there is room for all of them."""
 _RETRY_SECONDS: Final = 5
 _THREADS: Final = 2
-"""That parse bodies, one of them short ones alone."""
+"""Threads that parse bodies; one of them parses short bodies only."""
 
 
 class LargeBodies:

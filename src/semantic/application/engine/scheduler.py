@@ -240,11 +240,11 @@ class Scheduler:
             self.running.append(request)
 
     def _may_run(self) -> Callable[[str], bool]:
-        """Whether one more request of a tenant may run: requests run until their answers end."""
+        """Says whether a tenant may run one more request, which stays until its answer ends."""
         room = FairRoom(self._most_running, _PARTS)
-        for one in self.running:
+        for one in self.running if self.is_shared else ():
             room.take(one.tenant, 1)
-        return lambda tenant: not self.is_shared or room.leaves_room(tenant, 1)
+        return lambda tenant: room.leaves_room(tenant, 1)
 
     @property
     def _most_running(self) -> int:

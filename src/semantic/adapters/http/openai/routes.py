@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,8 +17,6 @@ from semantic.adapters.http.openai.requests import caller_of
 from semantic.adapters.http.request_body import on_thread, read_json
 
 router: Final = APIRouter(tags=["openai"])
-
-P = TypeVar("P")
 
 
 def described(required: str, *, streams: bool = True) -> dict[str, object]:

@@ -8,11 +8,11 @@ is compiled where it is needed. Knows no model.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import cast
 
 import mlx.core as mx
@@ -20,20 +20,21 @@ from mlx.nn.layers.activations import silu, softplus
 
 _FOLDER = "MLX_PTX_CACHE_DIR"
 _TYPE, _EXACT = mx.bfloat16, mx.float32
-_running: list[subprocess.Popen[bytes]] = []
+_running: list[Popen[bytes]] = []
 
 
 def begin() -> None:
     """Start the processes whose kernels the folder lacks, if there is one and a CUDA device."""
+    from semantic.adapters.mlx.device import on_cuda  # not for what the processes run
+
     folder = os.environ.get(_FOLDER)
-    if folder is None or not mx.cuda.is_available():
+    if folder is None or not on_cuda():
         return
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for number in range(len(KERNELS)):
         if not _mark(folder, number).exists():
             command = [sys.executable, "-P", __file__, str(number)]
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)  # noqa: S603  a file of ours
-            _running.append(child)
+            _running.append(Popen(command, stdin=DEVNULL, stderr=DEVNULL, env=environment))  # noqa: S603  a file of ours
 
 
 def wait() -> None:

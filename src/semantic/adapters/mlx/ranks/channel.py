@@ -67,8 +67,8 @@ def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
 
 
 def _read(sock: socket.socket, n_bytes: int) -> bytes:
-    """What comes, of so many bytes, within the socket's timeout altogether; less if the connection
-    ends."""
+    """Read `n_bytes` within the socket's timeout; returns fewer if the time is over or the
+    connection ends."""
     found, until = b"", time.monotonic() + (sock.gettimeout() or 3600.0)
     with suppress(OSError):
         while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
