@@ -2,8 +2,9 @@
 
 Both serve a model of the shape of Llama 3.1 8B with random bf16 weights, or of another `--shape`,
 each in its own process, ours with its store on disk. Clients ask at once, with long and short
-prompts, a second turn, and one with a very long prompt beside seven that decode. Takes some
-minutes; `--small` serves a small model on any device. Prints a line per round and writes JSON.
+prompts, a second turn, and one with a very long prompt beside seven that decode. `--ranks` compares
+ours on one device with ours divided among several instead. Takes some minutes; `--small` serves a
+small model on any device. Prints a line per round and writes JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ CRITERION = (
     "and 1.5 times the tokens per second; an 8k prompt beside 7 who decode within 1 s and 32k "
     "within 4 s, no stream interrupted for more than 250 ms"
 )
-OURS, THEIRS = "semantic", "mlx-lm"
+RANKS_QUESTION = "What do many clients get from a model that is divided among devices?"
+RANKS_CRITERION = "with 32 clients of long prompts at least 0.9 of one device's tokens per second"
+OURS, THEIRS, DIVIDED = "semantic", "mlx-lm", "semantic on ranks"
 LONG_WORDS, SHORT_WORDS = (800, 1400), (25, 48)
 SHAPES: Mapping[str, tuple[str, Callable[[int, int], Module], int]] = {
     "llama-8b": ("Llama 3.1 8B shape", shapes.llama_8b, 32),
@@ -60,6 +63,7 @@ SHAPES: Mapping[str, tuple[str, Callable[[int, int], Module], int]] = {
 _NEVER = 4
 """The first ids end a message or name a role: never sampled, so that answers have full length."""
 MOST_CONTEXT = 131072
+POOL_GB, SMALL_POOL_GB = 32, 1
 _COPIED = (
     "chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
 )  # fmt: skip
@@ -109,6 +113,8 @@ def main() -> int:
     parser.add_argument("--layers", type=int, help="instead of the shape's own")
     parser.add_argument("--small", action="store_true", help="a small model, few clients")
     parser.add_argument("--side", choices=[OURS, THEIRS], help="only this one")
+    parser.add_argument("--ranks", type=int, help="compare with as many devices")
+    parser.add_argument("--backend", default="nccl", help="of the ranks")
     parser.add_argument("--only", action="append", help="this round; may be repeated")
     parser.add_argument("--folder", type=Path, help="for the model and the store")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
@@ -122,13 +128,20 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     rounds = SMALL_ROUNDS if arguments.small else ROUNDS
     what, build, layers = SHAPES[cast(str, arguments.shape)]
     layers = cast("int | None", arguments.layers) or layers
+    ranks = cast("int | None", arguments.ranks)
+    title = "gpu_server" if ranks is None else "gpu_server_ranks"
+    parameters: dict[str, Scalar] = {"layers": layers, "rounds": ", ".join(r.name for r in rounds)}
+    if ranks is not None:
+        parameters |= {"ranks": ranks, "transport": cast(str, arguments.backend)}
     started = Run.start(
-        "gpu_server",
-        QUESTION,
+        title,
+        QUESTION if ranks is None else RANKS_QUESTION,
         model="small" if arguments.small else f"{what}, {layers} layers",
-        parameters={"layers": layers, "rounds": ", ".join(r.name for r in rounds)},
+        parameters=parameters,
         seed=0,
     )
+    sides = [OURS, THEIRS if ranks is None else DIVIDED]
+    decide = judge if ranks is None else judge_ranks
     if arguments.small:
         write_model(folder / "model")
     else:
@@ -140,14 +153,16 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
         """Print and write at once: a rented machine may go away."""
         samples.append(line)
         print(json.dumps(line), flush=True)
-        summary: dict[str, Json] = {"rounds": compared(samples)}
-        result = started.finish(samples, summary, judge(samples))
-        result.write(arguments.output / "gpu_server.json")
+        summary: dict[str, Json] = {"rounds": compared(samples, sides)}
+        result = started.finish(samples, summary, decide(samples))
+        result.write(arguments.output / f"{title}.json")
 
     wanted = arguments.only or [*(one.name for one in rounds), *BESIDE]
     besides = {} if arguments.small else {name: n for name, n in BESIDE.items() if name in wanted}
-    for name in [arguments.side] if arguments.side else [OURS, THEIRS]:
-        server = start(folder, name, note)
+    for name in [arguments.side] if arguments.side else sides:
+        divided = (ranks, cast(str, arguments.backend)) if name == DIVIDED and ranks else None
+        pool_gb = SMALL_POOL_GB if arguments.small else POOL_GB
+        server = start(folder, name, note, pool_gb, divided)
         try:
             warm = talk(server, replace(rounds[0], name="warm-up", clients=2, max_tokens=24))
             note({"side": name, "round": "warm-up", **figures(warm)})
@@ -158,7 +173,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
                 note({"side": name, "round": title, **beside(server, title, n_words)})
         finally:
             server.stop()
-    verdict = judge(samples)
+    verdict = decide(samples)
     print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
     return int(not verdict.passed)
 
@@ -167,21 +182,27 @@ Note = Callable[[dict[str, Scalar]], None]
 """Takes a line of figures."""
 
 
-def start(folder: Path, name: str, note: Note) -> ServerProcess:
-    """A server, ready."""
-    server = server_of(folder, name)
+def start(
+    folder: Path, name: str, note: Note, pool_gb: int, divided: tuple[int, str] | None
+) -> ServerProcess:
+    """A server, ready; `divided` among ranks over MLX's backend of that name."""
+    server = server_of(folder, name, pool_gb)
+    if divided is not None:
+        launch = str(Path(sys.executable).with_name("mlx.launch"))
+        ranks = (launch, "-n", str(divided[0]), "--backend", divided[1], "--")
+        server.command, server.is_group = (*ranks, *server.command), True
     begun = time.perf_counter()
     server.start()
     note({"side": name, "round": "start", "ready_s": round(time.perf_counter() - begun, 2)})
     return server
 
 
-def server_of(folder: Path, name: str) -> ServerProcess:
+def server_of(folder: Path, name: str, pool_gb: int = POOL_GB) -> ServerProcess:
     """A server of the model in `folder`, for many clients."""
-    if name == OURS:
+    if name != THEIRS:
         server = semantic_server(
-            folder / "model", folder / OURS, "--max-batch", "64", "--max-waiting", "256",
-            "--pool-gb", "32", "--ram-gb", "8", "--served-model-name", MODEL_NAME,
+            folder / "model", folder / name, "--max-batch", "64", "--max-waiting", "256",
+            "--pool-gb", str(pool_gb), "--ram-gb", "8", "--served-model-name", MODEL_NAME,
         )  # fmt: skip
     else:
         server = mlx_lm_server(folder / "model", folder / THEIRS, Path(sys.executable))
@@ -286,14 +307,16 @@ def beside(server: ServerProcess, what: str, n_words: int) -> dict[str, Scalar]:
     }
 
 
-def compared(samples: Sequence[dict[str, Scalar]]) -> list[Json]:
+def compared(
+    samples: Sequence[dict[str, Scalar]], sides: Sequence[str] = (OURS, THEIRS)
+) -> list[Json]:
     """Both sides of each round beside each other."""
     lines: list[Json] = []
     rounds = dict.fromkeys(str(one["round"]) for one in samples)
     for name in rounds:
         line: dict[str, Json] = {"round": name}
         for field_name in ("ttft_p50_s", "ttft_max_s", "gap_max_ms", "out_tok_s", "failed"):
-            for side in (OURS, THEIRS):
+            for side in sides:
                 of = [one for one in samples if (one["side"], one["round"]) == (side, name)]
                 line[f"{side} {field_name}"] = of[-1].get(field_name) if of else None
         if name not in ("start", "warm-up"):
@@ -325,6 +348,19 @@ def judge(samples: Sequence[dict[str, Scalar]]) -> Verdict:
         ):
             missed.append(f"{what}: {found['ttft_p50_s']} s, gap {found['gap_max_ms']} ms")
     return Verdict(CRITERION, 0, "; ".join(missed) or "all criteria met", passed=not missed)
+
+
+def judge_ranks(samples: Sequence[dict[str, Scalar]]) -> Verdict:
+    """The tokens per second of all ranks beside one device's."""
+    rate = {
+        str(one["side"]): number(one, "out_tok_s")
+        for one in samples
+        if one["round"] == "32 long" and "out_tok_s" in one
+    }
+    if rate.keys() != {OURS, DIVIDED}:
+        return Verdict(RANKS_CRITERION, 0.9, "not measured", passed=False)
+    ratio = rate[DIVIDED] / rate[OURS]
+    return Verdict(RANKS_CRITERION, 0.9, round(ratio, 2), passed=ratio >= 0.9)
 
 
 def number(line: dict[str, Scalar], name: str) -> float:

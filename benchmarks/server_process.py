@@ -44,6 +44,8 @@ class ServerProcess:
     probe: str
     log: Path
     port: int
+    is_group: bool = False
+    """Whether it starts the processes that serve, which end with it."""
     starts: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -57,6 +59,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=self.is_group,
             )
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
@@ -69,17 +72,31 @@ class ServerProcess:
     def stop(self) -> None:
         """End it as an operator does; by force when it does not end."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.kill()
+            self._signal(signal.SIGTERM)
+            deadline = time.monotonic() + _STOP_SECONDS
+            while not self.ended or self._signal(0):
+                if time.monotonic() > deadline:
+                    self.kill()
+                    break
+                time.sleep(0.05)
 
     def kill(self) -> None:
         """End it with SIGKILL, as a machine short of memory does."""
         if self._process is not None:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._process.wait()
+
+    def _signal(self, number: int) -> bool:
+        """Send a signal; whether any process of the group is there."""
+        if self._process is None:
+            return False
+        if not self.is_group:
+            self._process.send_signal(number)
+            return False
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+            return True
+        return False
 
     @property
     def ended(self) -> bool:

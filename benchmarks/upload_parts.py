@@ -30,7 +30,7 @@ from benchmarks.discarding import discarding
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.adapters.mlx.ranks.leading import GatheredBody
+from semantic.adapters.mlx.ranks.shared_memory import GatheredBody
 from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.sealing import TAG, SealingMemory, seal, sealed_bytes
 

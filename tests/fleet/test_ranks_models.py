@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -32,7 +35,21 @@ def _module(row: str) -> object:
 
 @pytest.mark.parametrize("row", [*divided(), *IN_PAGES])
 def test_two_ranks_answer_as_one_device_and_after_a_restore(row: str) -> None:
+    expected = {"right": True, "restored": True, "in pages": row in IN_PAGES}
+    assert _found(row) == expected | {"shared": hasattr(os, "memfd_create")}
+
+
+def test_ranks_that_have_no_folder_in_common_send_sealed_frames(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)  # for a Unix socket's path
+    folder.mkdir()
+    found = _found("llama", TMPDIR=str(folder))
+    assert found == {"right": True, "restored": True, "in pages": False, "shared": False}
+
+
+def _found(row: str, **environment: str) -> dict[str, bool]:
     command = (sys.executable, "-m", "tests.support.divided_model", row)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"right": True, "restored": True, "in pages": row in IN_PAGES}
+    own = {**os.environ, **environment}
+    done = subprocess.run(
+        command, env=own, stdout=subprocess.PIPE, text=True, check=True, timeout=300
+    )
+    return cast(dict[str, bool], json.loads(done.stdout.splitlines()[-1]))

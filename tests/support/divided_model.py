@@ -1,6 +1,6 @@
 """`python -m tests.support.divided_model ROW`: a model of the zoo on two ranks, and on one device.
 
-"llama in pages" is the row "llama", with pages on the ranks.
+"llama in pages" is the row "llama", with pages on the ranks that are copied beside MLX.
 
 Prints what was found as a line of JSON; the same command with MLX_RANK is rank 1.
 """
@@ -17,17 +17,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import pytest
 from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.device import on_cpu
+from semantic.adapters.mlx.kv_cache import forms
 from semantic.adapters.mlx.model.provider import wrapping
+from semantic.adapters.mlx.ranks import following, shared_memory
 from semantic.adapters.mlx.ranks.following import follow
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
+from semantic.adapters.mlx.ranks.shared_memory import LEAST_BYTES, GatheredBody
+from semantic.adapters.mlx.transfer.transfers import Transfers
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import CacheReconstructionError, SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, SequenceId
 from semantic.ports.generation import at_once
+from tests.support.bodies import bytes_of_body
+from tests.support.host_driver import HostDriver
 from tests.support.in_pages import SUFFIX
 from tests.support.ports import HERE
 from tests.support.reference import is_answer
@@ -66,8 +74,21 @@ def _shard(row: str, ranks: Ranks) -> MLXBackend:
     model = _model(row)
     shard_model(model, ranks)
     name = shared_name("tiny:zoo", "", ranks)
-    attention = pages_here() if row.endswith(SUFFIX) else None
+    attention = None
+    if row.endswith(SUFFIX):
+        attention = pages_here()
+        if on_cpu():
+            _copy_by_hand()
     return at_once(wrapping(model, name, attention=attention, decoding=shortened, ranks=ranks))
+
+
+def _copy_by_hand() -> None:
+    """Copy bodies as a GPU does."""
+    transfers = Transfers(HostDriver())
+    patch = pytest.MonkeyPatch()
+    patch.setattr(forms, "transfers_for", lambda _: transfers)
+    for module in (forms, shared_memory, following):
+        patch.setattr(module, "transfers_here", lambda: transfers)
 
 
 def _model(row: str) -> Module:
@@ -82,7 +103,10 @@ def _found(row: str, ranks: Ranks) -> dict[str, object]:
         return {"refused": str(error)}
     whole = _prefilled(backend, PROMPT[:BLOCK_TOKENS])
     parts = [one for one in (Part.FULL, Part.WINDOW) if backend.layout().bytes_per_token(one)]
-    bodies = {one: _exported(backend, whole, one) for one in parts}
+    exported = {one: backend.export_block(whole, one, 0, BLOCK_TOKENS) for one in parts}
+    bodies = {one: bytes_of_body(body) for one, body in exported.items()}
+    large = [one for one in exported.values() if len(one) >= LEAST_BYTES]
+    shared = all(isinstance(one, GatheredBody) and one.room is not None for one in large)
     checkpoint = None
     if backend.layout().needs_checkpoint:
         checkpoint = backend.export_checkpoint(whole)
@@ -97,20 +121,15 @@ def _found(row: str, ranks: Ranks) -> dict[str, object]:
     try:
         backend.loaded(restored, BLOCK_TOKENS, checkpoint)
     except CacheReconstructionError:
-        return {"right": right, "restored": False, "in pages": backend.in_pages}
-    again = _answer(backend, restored)
-    return {"right": right, "restored": again == tokens, "in pages": backend.in_pages}
+        return {"right": right, "restored": False}
+    again = _answer(backend, restored) == tokens
+    return {"right": right, "restored": again, "in pages": backend.in_pages, "shared": shared}
 
 
 def _prefilled(backend: MLXBackend, tokens: Sequence[int]) -> SequenceId:
     sequence = backend.open(CAPACITY)
     backend.prefill(sequence, tokens)
     return sequence
-
-
-def _exported(backend: MLXBackend, sequence: SequenceId, part: Part) -> bytes:
-    body = backend.export_block(sequence, part, 0, BLOCK_TOKENS)
-    return body if isinstance(body, bytes) else bytes(body.wait())
 
 
 def _answer(backend: MLXBackend, sequence: SequenceId) -> list[int]:

@@ -22,6 +22,7 @@ class HostDriver:
         self.broken = False
         self.memory: dict[int, bytearray] = {}
         self.copying_threads: set[str] = set()
+        self.pinned: set[int] = set()
 
     def address(self, array: mx.array) -> int:
         mx.eval(array)
@@ -37,6 +38,14 @@ class HostDriver:
     def free(self, address: int) -> None:
         self.calls["free"] += 1
         del self.memory[address]
+
+    def pin(self, address: int, n_bytes: int) -> None:
+        assert len(ctypes.string_at(address, n_bytes)) == n_bytes
+        assert address not in self.pinned
+        self.pinned.add(address)
+
+    def unpin(self, address: int) -> None:
+        self.pinned.remove(address)
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
         self.gate.wait()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +22,7 @@ from semantic.composition.launched_ranks import Grid, read_grid, with_secret
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from semantic.adapters.mlx.ranks.channel import Keys
+    from semantic.adapters.mlx.ranks.channel import Channel, Data, Keys
 
 pytestmark = pytest.mark.mlx  # below `adapters.mlx` nothing is imported without it
 
@@ -81,7 +85,8 @@ def keys() -> tuple[Keys, Keys]:
     """Of both ends of a connection."""
     from semantic.adapters.mlx.ranks.channel import Keys
 
-    return Keys(b"one", b"other"), Keys(b"other", b"one")
+    one, other = b"one".ljust(32), b"other".ljust(32)
+    return Keys(one, other), Keys(other, one)
 
 
 @contextmanager
@@ -221,6 +226,130 @@ def test_a_stranger_that_drips_bytes_is_refused_when_the_time_is_over(
     monkeypatch.setattr(time, "monotonic", lambda: stranger.now)
     assert channel.admit(stranger, b"secret") is None  # type: ignore[arg-type]  # all it calls
     assert stranger.n_read <= 2 * 5 / 0.9
+
+
+class Follower:
+    """The other end of a Unix socket, whose frames are read on a thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        from semantic.adapters.mlx.ranks.channel import Channel, Frame
+
+        self.channel = Channel(sock, 0, 60.0)
+        self.frames: SimpleQueue[Frame] = SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        from semantic.adapters.mlx.ranks.channel import PeerLostError
+
+        with suppress(PeerLostError):
+            for frame in self.channel.frames():
+                self.frames.put(frame)
+
+
+@contextmanager
+def one_machine() -> Iterator[tuple[Channel, Follower]]:
+    from semantic.adapters.mlx.ranks.channel import Channel
+
+    here, there = socket.socketpair(socket.AF_UNIX)
+    with here, there:
+        yield Channel(here, 1, 60.0), Follower(there)
+
+
+needs_shared_memory = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no memory without a name"
+)
+PART = 1 << 16
+
+
+@pytest.mark.process
+@needs_shared_memory
+def test_ranks_of_one_machine_copy_bodies_through_memory_that_both_have() -> None:
+    from semantic.adapters.mlx.ranks.channel import Frame, Op
+    from semantic.adapters.mlx.ranks.shared_memory import Loan, SharedMemory, SharedRoom
+    from semantic.adapters.mlx.transfer.transfers import HostMemory, Transfers
+    from tests.support.host_driver import HostDriver
+
+    mine, theirs = HostDriver(), HostDriver()
+    with one_machine() as (channel, other):
+        memory = SharedMemory([channel], Transfers(mine))
+        memory._memory = HostMemory(memory, most_free_bytes=0)
+        other.channel.mapped.driver = theirs
+        room = SharedRoom(memory, [channel], 7)
+        own = room.take(PART)
+        part = other.channel.mapped.room(7, PART)
+        assert own is not None
+        assert part is not None
+        own[:], part[:] = b"a" * PART, b"b" * PART
+        assert len(theirs.pinned) == 1
+        room.arrived(1, written=True)
+        assert bytes(room.whole or b"") == b"a" * PART + b"b" * PART
+        del part
+        assert list(memory.dropped) == [0]  # it is not needed, and no free memory is kept
+
+        loan = Loan(1, 8, 0)
+        where = memory.lend(memoryview(b"c" * PART), loan)
+        channel.send(Frame(Op.DROP, 0, tuple(memory.dropped)))
+        channel.send(Frame(Op.BODY, 8, (0, *where)))
+        assert list(other.frames.get(timeout=60).ints) == [0, *where]
+        assert other.channel.mapped.view(*where) == b"c" * PART
+        assert len(theirs.pinned) == 1  # the first is given up
+        assert list(memory.dropped) == [0]
+        memory.taken(loan)
+        assert list(memory.dropped) == [0, 1]
+        channel.send(Frame(Op.DROP, 0, (1,)))
+        channel.send(Frame(Op.END, 0))
+        other.frames.get(timeout=60)
+        with pytest.raises(RuntimeError, match="could not be mapped"):
+            other.channel.mapped.view(*where)
+        assert not theirs.pinned
+        assert not mine.pinned
+
+
+@pytest.mark.process
+def test_without_memory_that_both_have_ranks_send_their_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from semantic.adapters.mlx.ranks import shared_memory
+
+    def full(*_: object) -> int:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(os, "memfd_create", full, raising=False)
+    with one_machine() as (channel, other):
+        memory = shared_memory.SharedMemory([channel], None)
+        room = shared_memory.SharedRoom(memory, [channel], 7)
+        assert room.take(PART) is None
+        assert other.channel.mapped.room(7, PART) is None
+        room.arrived(1, written=True)
+        assert memory.lend(memoryview(bytes(PART)), shared_memory.Loan(1, 8, 0)) == ()
+        sent: Future[Data] = Future()
+        sent.set_result(b"b")
+        assert bytes(shared_memory.GatheredBody(b"a", [sent], room).wait()) == b"ab"
+
+
+@pytest.mark.process
+def test_only_this_user_may_connect_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from semantic.adapters.mlx.ranks.channel import is_of_this_user
+
+    here, there = socket.socketpair(socket.AF_UNIX)
+    with here, there:
+        assert is_of_this_user(here)
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        assert not is_of_this_user(here)
+
+
+@pytest.mark.process
+def test_ranks_of_two_machines_need_what_seals_their_frames(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from semantic.adapters.mlx.ranks.channel import Channel
+    from semantic.domain.errors import BackendError
+
+    name = "cryptography.hazmat.primitives.ciphers.aead"
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(BackendError, match=r"cannot seal .*semantic-engine\[fleet\]"):
+        Channel(pair[0], 0, 5.0, keys()[0])
 
 
 def test_ranks_that_others_can_reach_need_a_secret(tmp_path: Path) -> None:

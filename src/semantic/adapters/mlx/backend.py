@@ -32,6 +32,7 @@ from semantic.adapters.mlx.sampling.sampler import (
     score_tokens,
 )
 from semantic.adapters.mlx.sampling.token_mask import GrammarMask
+from semantic.adapters.mlx.transfer.transfers import Room
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import (
@@ -341,10 +342,14 @@ class MLXBackend:
             return None if in_flight is None else self._read(in_flight)
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
+        return self.export_to(None, sequence, part, range(start, stop))
+
+    def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
+        """`export_block` to `room`; a body that is bytes is not in it."""
         state = self._resting(sequence)
         with self._computing():
             self._compute_late(state)
-            return self._codec.export_block(state.caches, state.length, part, start, stop)
+            return self._codec.export_block(state.caches, state.length, part, tokens, room)
 
     def is_finite(self, part: Part, body: bytes) -> bool:
         with self._computing():

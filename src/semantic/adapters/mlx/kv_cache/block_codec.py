@@ -35,6 +35,7 @@ from semantic.adapters.mlx.kv_cache.staging import (
     require_block,
     require_bodies,
 )
+from semantic.adapters.mlx.transfer.transfers import Room
 from semantic.domain.block_hash import Part
 from semantic.domain.stored import BlockLayout, Body, DeferredBody
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec, whole_blocks
@@ -53,9 +54,10 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     """The caches of one form as bytes."""
 
     def deferred(
-        self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range
+        self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """The body of `tokens` of `layers`, copied beside all computation; None if it cannot be."""
+        """The body of `tokens` of `layers`, copied to `room` beside all computation; None if it
+        cannot be."""
         ...
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
@@ -112,11 +114,15 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         self.layout: BlockLayout = describe(self._parts, shapes, described)
 
     def export_block(
-        self, caches: Sequence[CacheT], length: int, part: Part, start: int, stop: int
+        self,
+        caches: Sequence[CacheT],
+        length: int,
+        part: Part,
+        tokens: range,
+        room: Room | None = None,
     ) -> Body:
-        require_block(length, part, start, stop)
-        tokens = range(start, stop)
-        deferred = self._memory.deferred(caches, self._parts.of(part), tokens)
+        require_block(length, part, tokens.start, tokens.stop)
+        deferred = self._memory.deferred(caches, self._parts.of(part), tokens, room)
         if deferred is not None:
             return deferred
         read = self._memory.reader(caches)

@@ -3,13 +3,18 @@
 A wait for a frame costs no computation, unlike one inside a collective operation, and the end of a
 process is known at once. The two prove to each other that they know a secret without sending it:
 each answers the other's random number, and from both come the keys of each direction. Every frame
-is sealed: one that is changed, left out, repeated or of another sender is found. Nothing is
-encrypted. Knows sockets; not what the integers mean beyond the kind of a frame.
+between two machines is sealed: one that is changed, left out, repeated or of another sender is
+found. Nothing is encrypted. On one machine the system keeps others out of a Unix socket, which
+also carries the memory that both share. Knows sockets; not what the integers mean beyond the kind
+of a frame.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hmac
+import mmap
+import os
 import secrets
 import socket
 import struct
@@ -18,9 +23,14 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import IntEnum, auto
 from typing import NamedTuple
+
+from semantic.adapters.mlx.missing import extra_to_install
+from semantic.adapters.mlx.transfer.driver import CopyDriver
+from semantic.domain.errors import BackendError
 
 _RANDOM, _RANK, _PROOF = 32, 4, 32
 """Bytes of a random number, of a rank's number and of a proof."""
@@ -62,6 +72,17 @@ def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
     return int.from_bytes(said[_RANDOM:], "little"), keys
 
 
+def is_of_this_user(sock: socket.socket) -> bool:
+    """Whether a process of this user is behind a connection over a Unix socket."""
+    if sys.platform == "linux":
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return bool(struct.unpack("iII", credentials)[1] == os.geteuid())
+    user, group = ctypes.c_uint32(), ctypes.c_uint32()
+    of_peer = ctypes.CDLL(None).getpeereid
+    failed: int = of_peer(sock.fileno(), ctypes.byref(user), ctypes.byref(group))
+    return failed == 0 and user.value == os.geteuid()
+
+
 def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
     return hmac.digest(secret, purpose + b"\0" + talk, "sha256")
 
@@ -81,7 +102,8 @@ _HEAD = struct.Struct("<qqqq")
 """Kind, number of the call, number of integers, number of bytes."""
 _INT_BYTES = 8
 _MOST_INTS = 1 << 24
-_MOST_BYTES = 1 << 34
+_MOST_BYTES = (1 << 31) - 1
+"""The most that one seal covers."""
 
 
 class Op(IntEnum):
@@ -94,6 +116,10 @@ class Op(IntEnum):
     FAILED = auto()  # to rank 0: a call raised; the bytes are its message
     BODY = auto()  # from rank 0: bytes of a body to load; to rank 0: of one that was exported
     NO_BODY = auto()  # to rank 0: one could not be exported; the bytes are a message
+    TAKEN = auto()  # to rank 0: what was lent with a body is read
+    PIECE = auto()  # from rank 0: shared memory by its number, and its size; a descriptor follows
+    DROP = auto()  # from rank 0: numbers of pieces that it gave up
+    ROOM = auto()  # from rank 0: where the body of a call goes: piece, offset, bytes; or nowhere
     FREE = auto()  # from rank 0: keys of blocks that nothing refers to any more
     OPEN = auto()
     RESTORE = auto()
@@ -135,18 +161,104 @@ class Frame(NamedTuple):
 class _Seals:
     """The seals of one direction: over each piece and the number of those before it."""
 
-    SIZE = 32
+    SIZE = 16
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ModuleNotFoundError:
+            raise BackendError(
+                f"cannot seal what ranks of two machines send: {extra_to_install('fleet')}"
+            ) from None
+        self._cipher = AESGCM(key)
         self._n = 0
 
-    def next(self, *pieces: Data) -> bytes:
-        seal = hmac.new(self._key, self._n.to_bytes(8, "little"), "sha256")
+    def next(self, piece: Data) -> bytes:
+        seal = self._cipher.encrypt(self._n.to_bytes(12, "little"), b"", piece)
         self._n += 1
-        for piece in pieces:
-            seal.update(piece)
-        return seal.digest()
+        return seal
+
+
+class MappedMemory:
+    """What this rank has of the memory of rank 0. One thread learns of it, others use it."""
+
+    def __init__(self) -> None:
+        self.driver: CopyDriver | None = None
+        """Pins what the device is to reach."""
+        self._pieces: dict[int, tuple[int, int]] = {}
+        self._pinned: set[int] = set()
+        self._rooms: dict[int, Future[Sequence[int]]] = {}
+
+    def add(self, number: int, descriptor: int, n_bytes: int) -> None:
+        """Map a piece and close its `descriptor`. Using what cannot be mapped fails."""
+        with suppress(OSError):
+            self._pieces[number] = map_piece(descriptor, n_bytes), n_bytes
+        os.close(descriptor)
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Unmap pieces that nothing uses."""
+        for number in numbers:
+            address, n_bytes = self._pieces.pop(number, (0, 0))
+            if number in self._pinned and self.driver is not None:
+                self._pinned.remove(number)
+                self.driver.unpin(address)
+            if n_bytes:
+                unmap_piece(address, n_bytes)
+
+    def view(self, number: int, at: int, n_bytes: int) -> memoryview:
+        """Part of a piece, which is pinned at its first use. Raises RuntimeError."""
+        if number not in self._pieces:
+            raise RuntimeError("memory of rank 0 could not be mapped")
+        address, size = self._pieces[number]
+        if self.driver is not None and number not in self._pinned:
+            self.driver.pin(address, size)
+            self._pinned.add(number)
+        return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")[
+            at : at + n_bytes
+        ]
+
+    def offer(self, call: int, where: Sequence[int]) -> None:
+        """Say where the body of a call goes, or, without `where`, that it is to be sent."""
+        self._room(call).set_result(where)
+
+    def room(self, call: int, n_bytes: int) -> memoryview | None:
+        """What was offered for the `n_bytes` of a call; waits for it. Raises RuntimeError."""
+        where = self._room(call).result()
+        if not where:
+            return None
+        view = self.view(*where)
+        if view.nbytes != n_bytes:
+            raise RuntimeError(f"rank 0 has room for {view.nbytes} bytes, not for {n_bytes}")
+        return view
+
+    def leave(self, call: int) -> None:
+        """Forget what was offered for a call."""
+        self._rooms.pop(call, None)
+
+    def _room(self, call: int) -> Future[Sequence[int]]:
+        return self._rooms.setdefault(call, Future())
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def map_piece(descriptor: int, n_bytes: int) -> int:
+    """The address of shared memory, whose pages all exist: pinning would hold up the device while
+    it made them. Python's mmap would keep a descriptor for each. Raises OSError."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "cannot map shared memory")
+    return address
+
+
+def unmap_piece(address: int, n_bytes: int) -> None:
+    """Undo `map_piece`."""
+    _LIBC.munmap(address, n_bytes)
 
 
 class PeerLostError(Exception):
@@ -156,54 +268,65 @@ class PeerLostError(Exception):
 class Channel:
     """Frames to and from one other rank. Any thread may send, one receives."""
 
-    def __init__(self, sock: socket.socket, peer: int, silence: float, keys: Keys) -> None:
-        """`peer` is the other's rank, which has the same `keys`. It is lost if nothing comes for
-        `silence` seconds."""
+    def __init__(
+        self, sock: socket.socket, peer: int, silence: float, keys: Keys | None = None
+    ) -> None:
+        """`peer` is the other's rank, which has the same `keys`; without any `sock` is a Unix
+        socket. The other is lost if nothing comes for `silence` seconds."""
         self.peer = peer
+        self.is_local = keys is None
+        self.mapped = MappedMemory()
         self._sock = sock
         self._silence = silence
         self._sending = threading.Lock()
-        self._own, self._theirs = _Seals(keys.own), _Seals(keys.peer)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._own = self._theirs = None
+        if keys is not None:
+            self._own, self._theirs = _Seals(keys.own), _Seals(keys.peer)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(silence)
 
-    def send(self, frame: Frame) -> None:
-        """Send a frame. A peer that is lost is reported by `frames`, not here."""
+    def send(self, frame: Frame, descriptor: int | None = None) -> None:
+        """Send a frame, and after it a `descriptor` of this process. A peer that is lost is
+        reported by `frames`, not here."""
         ints = array("q", frame.ints)
         if sys.byteorder == "big":
             ints.byteswap()
         head = _HEAD.pack(frame.op, frame.number, len(ints), len(frame.data))
-        body = ints.tobytes()
         try:
             with self._sending:  # seals are numbered in the order of sending
-                start = head + self._own.next(head)
-                if not body and not frame.data:
-                    self._sock.sendall(start)
-                    return
-                self._sock.sendall(start + body)
+                start = b"".join(self._sealed(one) for one in (head, ints.tobytes()) if one)
+                self._sock.sendall(start)
                 if frame.data:
                     self._sock.sendall(frame.data)
-                self._sock.sendall(self._own.next(body, frame.data))
+                    self._sock.sendall(self._seal(frame.data))
+                if descriptor is not None:
+                    socket.send_fds(self._sock, [b"\0"], [descriptor])
         except OSError:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Each frame as it comes, without beats. Raises PeerLostError."""
+        """Each frame as it comes, without beats and without what says where shared memory is,
+        which `mapped` then knows. Raises PeerLostError."""
         while True:
-            head = self._read(_HEAD.size)
-            self._check_seal(head)  # before memory is taken for what it promises
-            op, number, n_ints, n_bytes = _HEAD.unpack(head)
+            # Its seal is checked before memory is taken for what it promises.
+            op, number, n_ints, n_bytes = _HEAD.unpack(self._checked(_HEAD.size))
             if not (0 <= n_ints <= _MOST_INTS and 0 <= n_bytes <= _MOST_BYTES):
                 raise PeerLostError(f"rank {self.peer} sent what is no frame")
-            body = self._read(n_ints * _INT_BYTES)
-            data = self._read(n_bytes)
-            if body or data:
-                self._check_seal(body, data)
-            ints = array("q", bytes(body))
+            ints = array("q", bytes(self._checked(n_ints * _INT_BYTES)))
             if sys.byteorder == "big":
                 ints.byteswap()
-            if op != Op.BEAT:
-                yield Frame(Op(op), number, ints, data)
+            frame = Frame(Op(op), number, ints, self._checked(n_bytes))
+            match frame.op:
+                case Op.BEAT:
+                    pass
+                case Op.PIECE if self.is_local:
+                    self.mapped.add(number, self._descriptor(), ints[0])
+                case Op.DROP:
+                    self.mapped.drop(ints)
+                case Op.ROOM:
+                    self.mapped.offer(number, ints)
+                case _:
+                    yield frame
 
     def close(self) -> None:
         """End the connection; `frames` ends with it."""
@@ -211,9 +334,30 @@ class Channel:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
-    def _check_seal(self, *pieces: bytearray) -> None:
-        if not hmac.compare_digest(self._read(_Seals.SIZE), self._theirs.next(*pieces)):
+    def _seal(self, piece: Data) -> bytes:
+        return b"" if self._own is None else self._own.next(piece)
+
+    def _sealed(self, piece: bytes) -> bytes:
+        return piece + self._seal(piece)
+
+    def _checked(self, n_bytes: int) -> bytearray:
+        """What was sent with a seal, if it is anything."""
+        piece = self._read(n_bytes)
+        if (
+            piece
+            and self._theirs is not None
+            and not hmac.compare_digest(self._read(_Seals.SIZE), self._theirs.next(piece))
+        ):
             raise PeerLostError(f"what came is not what rank {self.peer} sent")
+        return piece
+
+    def _descriptor(self) -> int:
+        """The descriptor that was sent last."""
+        try:
+            _, found, _, _ = socket.recv_fds(self._sock, 1, 1)
+            return found[0]
+        except (OSError, IndexError):
+            raise PeerLostError(f"rank {self.peer} sent no descriptor") from None
 
     def _read(self, n_bytes: int) -> bytearray:
         found = bytearray(n_bytes)

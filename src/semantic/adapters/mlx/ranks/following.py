@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from queue import Empty
 
 from semantic.adapters.mlx.backend import MLXBackend
@@ -16,8 +17,9 @@ from semantic.adapters.mlx.device import give_memory_back
 from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.leading import KEY_SHIFT, NO_KEY, PARTS
+from semantic.adapters.mlx.transfer.transfers import Room, transfers_here
 from semantic.domain.entities import AgentBlocks, BlockData, BlockId, KVBlock
-from semantic.domain.errors import SemanticError
+from semantic.domain.errors import BackendError, SemanticError
 from semantic.domain.stored import Body
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from semantic.ports.generation import BodyTarget
@@ -52,6 +54,8 @@ class Follower:
         """`channel` leads to rank 0."""
         self._backend = backend
         self._channel = channel
+        transfers = transfers_here()
+        channel.mapped.driver = None if transfers is None else transfers.driver
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="ranks")
         self._held: dict[int, BlockData] = {}
         self._targets: dict[int, Sequence[BodyTarget]] = {}
@@ -132,22 +136,31 @@ class Follower:
         self._backend.close(sequence)
 
     def _export(self, frame: Frame) -> None:
-        sequence, part, start, stop = frame.ints
-        body = self._backend.export_block(SequenceId(sequence), PARTS[part], start, stop)
-        self._sender.submit(self._send, frame, body)
+        sequence, part, start, stop, has_room = frame.ints
+        room = partial(self._channel.mapped.room, frame.number) if has_room else None
+        tokens = range(start, stop)
+        body = self._backend.export_to(room, SequenceId(sequence), PARTS[part], tokens)
+        self._sender.submit(self._send, frame, body, room)
 
     def _export_checkpoint(self, frame: Frame) -> None:
         body = self._backend.export_checkpoint(SequenceId(*frame.ints))
         self._sender.submit(self._send, frame, body)
 
-    def _send(self, frame: Frame, body: Body) -> None:
-        """Send a body when it is here; on another thread, so that the next step does not wait."""
+    def _send(self, frame: Frame, body: Body, room: Room | None = None) -> None:
+        """Send a body when it is here, unless it is in memory that rank 0 has; on another thread,
+        so that the next step does not wait."""
         try:
             data = body if isinstance(body, bytes) else body.wait()
-        except OSError as error:
+            shared = None if room is None else room(len(body))
+        except (OSError, RuntimeError) as error:
             self._channel.send(Frame(Op.NO_BODY, frame.number, data=str(error).encode()))
         else:
+            if shared is not None:
+                if isinstance(data, bytes):
+                    shared[:] = data
+                data = b""
             self._channel.send(Frame(Op.BODY, frame.number, data=data))
+        self._channel.mapped.leave(frame.number)
 
     def _load(self, frame: Frame) -> None:
         number, part, start, stop = frame.ints
@@ -157,8 +170,16 @@ class Follower:
 
     def _take_body(self, frame: Frame) -> None:
         """A body for a target, unless its sequence was closed meanwhile."""
-        if frame.number in self._targets:
-            self._targets[frame.number][frame.ints[0]].put(memoryview(frame.data))
+        target, *where = frame.ints
+        try:
+            if frame.number in self._targets:
+                data = self._channel.mapped.view(*where) if where else memoryview(frame.data)
+                self._targets[frame.number][target].put(data)
+        except RuntimeError as error:
+            raise BackendError(str(error)) from error
+        finally:
+            if where:
+                self._channel.send(Frame(Op.TAKEN, frame.number, (target,)))
 
     def _finish_load(self, frame: Frame) -> None:
         number, length, has_checkpoint = frame.ints

@@ -13,23 +13,37 @@ import hmac
 import logging
 import os
 import secrets
+import select
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import cast
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op, PeerLostError, admit, join
+from semantic.adapters.mlx.ranks.channel import (
+    Channel,
+    Frame,
+    Keys,
+    Op,
+    PeerLostError,
+    admit,
+    is_of_this_user,
+    join,
+)
 from semantic.domain.errors import BackendError
 
 logger = logging.getLogger("semantic.server")
 
 _TOKEN_BYTES = 32
+_PATH_BYTES = 108
+"""Of a Unix socket's path: no system takes more."""
 _JOIN_SECONDS = 60.0
 """For all ranks to meet, and then to connect."""
 _STDERR = 2
@@ -64,7 +78,8 @@ class Ranks:
         """Meet the others over MLX's backend `transport`; rank 0 listens on its address `host`.
 
         What they send each other is sealed with `secret`, which all have, and with a token of this
-        start, which they get over `transport`: without a secret as safe as that is.
+        start, which they get over `transport`: without a secret as safe as that is. On one machine
+        it goes over a Unix socket in a private folder instead.
         Raises BackendError if they cannot be reached.
         """
         self.transport = transport
@@ -162,34 +177,51 @@ class Ranks:
         """One connection to rank 0 for each other rank."""
         if self.rank == 0:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            with socket.create_server((host, 0), family=family, backlog=self.size) as server:
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                socket.create_server((host, 0), family=family, backlog=self.size) as server,
+                socket.socket(socket.AF_UNIX) as local,
+            ):
+                servers, path = [server], bytes(Path(folder) / "ranks")
+                with suppress(OSError):  # the path is too long: they go on over TCP
+                    local.bind(path)
+                    local.listen(self.size)
+                    servers.append(local)
                 token = secrets.token_bytes(_TOKEN_BYTES)
-                self.gather(server.getsockname()[1].to_bytes(2, "little") + token)
-                return self._accept(server, _joined(secret, token), silence)
-        offered = self.gather(bytes(2 + _TOKEN_BYTES))[0]
-        port = int.from_bytes(offered[:2], "little")
-        sock = socket.create_connection((host, port), timeout=_JOIN_SECONDS)
-        keys = join(sock, _joined(secret, offered[2:]), self.rank)
+                port = server.getsockname()[1].to_bytes(2, "little")
+                self.gather(port + token + path[:_PATH_BYTES].ljust(_PATH_BYTES, b"\0"))
+                return self._accept(servers, _joined(secret, token), silence)
+        offered = self.gather(bytes(2 + _TOKEN_BYTES + _PATH_BYTES))[0]
+        port, token, path = offered[:2], offered[2:-_PATH_BYTES], offered[-_PATH_BYTES:]
+        sock = _to_this_machine(path.rstrip(b"\0")) or socket.create_connection(
+            (host, int.from_bytes(port, "little")), timeout=_JOIN_SECONDS
+        )
+        keys = join(sock, _joined(secret, token), self.rank)
         if keys is None:
             raise BackendError(
                 "rank 0 has another secret: expected one --fleet-secret-file for all"
             )
-        return [Channel(sock, 0, silence, keys)]
+        return [_channel(sock, 0, silence, keys)]
 
-    def _accept(self, server: socket.socket, secret: bytes, silence: float) -> list[Channel]:
+    def _accept(
+        self, servers: Sequence[socket.socket], secret: bytes, silence: float
+    ) -> list[Channel]:
         found: dict[int, Channel] = {}
         deadline = time.monotonic() + _JOIN_SECONDS
         while len(found) < self.size - 1:
-            server.settimeout(max(0.001, deadline - time.monotonic()))
-            sock, _ = server.accept()
+            ready = select.select(servers, (), (), max(0.0, deadline - time.monotonic()))[0]
+            if not ready:
+                raise TimeoutError("not all ranks came")
+            sock, _ = ready[0].accept()
             sock.settimeout(_GREETING_SECONDS)
-            admitted = admit(sock, secret)
+            known = sock.family != socket.AF_UNIX or is_of_this_user(sock)
+            admitted = admit(sock, secret) if known else None
             if admitted is None or admitted[0] in found or not 0 < admitted[0] < self.size:
                 logger.warning("a connection that does not know the ranks' secret was refused")
                 sock.close()
                 continue
             rank, keys = admitted
-            found[rank] = Channel(sock, rank, silence, keys)
+            found[rank] = _channel(sock, rank, silence, keys)
         return [found[rank] for rank in range(1, self.size)]
 
     def _start(self, work: Callable[[], None]) -> None:
@@ -221,6 +253,23 @@ class Ranks:
             with suppress(OSError):  # the system does not say it
                 return Frame(Op.MEMORY, 0, (self.left(),))
         return Frame(Op.BEAT, 0)
+
+
+def _to_this_machine(path: bytes) -> socket.socket | None:
+    """A connection to a process of this user at that path, if it is on this machine."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(_JOIN_SECONDS)
+    with suppress(OSError):
+        sock.connect(path)
+        if is_of_this_user(sock):
+            return sock
+    sock.close()
+    return None
+
+
+def _channel(sock: socket.socket, peer: int, silence: float, keys: Keys) -> Channel:
+    """What is sealed unless the system keeps others out."""
+    return Channel(sock, peer, silence, None if sock.family == socket.AF_UNIX else keys)
 
 
 def _joined(secret: bytes, token: bytes) -> bytes:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import Empty
 from typing import NamedTuple
 
@@ -24,8 +24,17 @@ from mlx.nn.layers.base import Module
 from semantic.adapters.mlx import device
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import CacheForm
-from semantic.adapters.mlx.ranks.channel import Channel, Data, Frame, Op
+from semantic.adapters.mlx.ranks.channel import Data, Frame, Op
 from semantic.adapters.mlx.ranks.group import Ranks
+from semantic.adapters.mlx.ranks.shared_memory import (
+    LEAST_BYTES,
+    GatheredBody,
+    Loan,
+    Place,
+    SharedRoom,
+    SharedTarget,
+    shared_by,
+)
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
@@ -107,60 +116,19 @@ class Outcomes:
         self._ranks.end(f"rank {rank} failed alone: {message}")
 
 
-@dataclass(slots=True)
-class GatheredBody:
-    """A body of which each rank exports its part; implements `DeferredBody`."""
+class _Arriving(NamedTuple):
+    """A part of a body that another rank sends, or writes to `room`."""
 
-    own: Body
-    others: Sequence[Future[Data]]
+    data: Future[Data]
+    room: SharedRoom | None
 
-    def __len__(self) -> int:
-        return len(self.own) * (1 + len(self.others))
-
-    def wait(self) -> memoryview:
-        own = self.own if isinstance(self.own, bytes) else self.own.wait()
-        return memoryview(b"".join((own, *(other.result() for other in self.others))))
-
-
-class _Place(NamedTuple):
-    """Where other ranks have the targets of a `loading`: its number, and which of them."""
-
-    channels: Sequence[Channel]
-    number: int
-    target: int
-
-
-class SharedTarget:
-    """Where a body goes of which each rank takes its part; implements `BodyTarget`."""
-
-    def __init__(self, own: BodyTarget, place: _Place, per_token: int) -> None:
-        """`per_token` are the bytes of a token in one rank's part."""
-        self._own = own
-        self._place = place
-        self._per_token = per_token
-        self._parts: list[memoryview] = []
-
-    def put(self, body: bytes | memoryview) -> None:
-        data = memoryview(body)
-        size = len(data) // (1 + len(self._place.channels))
-        for rank, channel in enumerate(self._place.channels, 1):
-            self._send(channel, data[rank * size : (rank + 1) * size])
-        self._own.put(data[:size])
-
-    def open(self) -> list[memoryview]:
-        size = BLOCK_TOKENS * self._per_token
-        self._parts = [memoryview(bytearray(size)) for _ in self._place.channels]
-        return [*self._own.open(), *self._parts]
-
-    def close(self, n_tokens: int = 0) -> None:
-        parts, self._parts = self._parts, []
-        self._own.close(n_tokens)
-        if n_tokens:
-            for channel, part in zip(self._place.channels, parts, strict=False):
-                self._send(channel, part[: n_tokens * self._per_token])
-
-    def _send(self, channel: Channel, data: memoryview) -> None:
-        channel.send(Frame(Op.BODY, self._place.number, (self._place.target,), data))
+    def take(self, rank: int, frame: Frame) -> None:
+        if self.room is not None:
+            self.room.arrived(rank, written=frame.op is Op.BODY)
+        if frame.op is Op.BODY:
+            self.data.set_result(frame.data)
+        else:
+            self.data.set_exception(OSError(errno.EIO, f"rank {rank}: {frame.text}"))
 
 
 class LeadingBackend(MLXBackend):
@@ -183,7 +151,7 @@ class LeadingBackend(MLXBackend):
         self._number = 0
         self._most: dict[int, int] = {}  # that rank 0 may have, as each other rank can have as much
         self._freed: deque[int] = deque()
-        self._arriving: dict[tuple[int, int], Future[Data]] = {}
+        self._arriving: dict[tuple[int, int], _Arriving] = {}
         own = super().layout()
         self._layout = replace(
             own,
@@ -191,6 +159,9 @@ class LeadingBackend(MLXBackend):
             full=own.full * ranks.size,
             window=own.window * ranks.size,
         )
+        self._memory = shared_by(ranks.channels)
+        if self._memory is not None:
+            self._memory.prepare(own.body_bytes(Part.FULL, BLOCK_TOKENS))
         ranks.before_end.append(self._give_up)
         threading.Thread(target=self._receive, name="ranks", daemon=True).start()
 
@@ -302,9 +273,17 @@ class LeadingBackend(MLXBackend):
             return super().pause(sequence)
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
-        arriving = self._expect()
-        with self._announced(Op.EXPORT, sequence, PARTS.index(part), start, stop):
-            return GatheredBody(super().export_block(sequence, part, start, stop), arriving)
+        shared: SharedRoom | None = None
+        if self._memory and self._layout.body_bytes(part, stop - start) >= LEAST_BYTES:
+            shared = SharedRoom(self._memory, self.ranks.channels, self._number)
+        arriving = self._expect(shared)
+        ints = (sequence, PARTS.index(part), start, stop, int(shared is not None))
+        with self._announced(Op.EXPORT, *ints):
+            room = None if shared is None else shared.take
+            own = self.export_to(room, sequence, part, range(start, stop))
+            if room and isinstance(own, bytes) and (taken := room(len(own))):
+                taken[:] = own
+            return GatheredBody(own, arriving, shared)
 
     def is_finite(self, part: Part, body: bytes) -> bool:
         size = len(body) // self.ranks.size
@@ -323,7 +302,7 @@ class LeadingBackend(MLXBackend):
         per_token = sum(super().layout().bytes_per_token(part))
         channels = self.ranks.channels
         return [
-            SharedTarget(one, _Place(channels, number, index), per_token)
+            SharedTarget(one, Place(channels, number, index), per_token, self._memory)
             for index, one in enumerate(own)
         ]
 
@@ -352,20 +331,24 @@ class LeadingBackend(MLXBackend):
 
     def _send_freed(self) -> None:
         """Let the other ranks free what nothing refers to any more. Any thread may call it."""
-        freed: list[int] = []
-        with suppress(IndexError):
-            while True:
-                freed.append(self._freed.popleft())
-        if freed:
-            for channel in self.ranks.channels:
-                channel.send(Frame(Op.FREE, 0, freed))
+        queues = [(Op.FREE, self._freed)]
+        if self._memory is not None:
+            queues.append((Op.DROP, self._memory.dropped))
+        for op, numbers in queues:
+            freed: list[int] = []
+            with suppress(IndexError):
+                while True:
+                    freed.append(numbers.popleft())
+            if freed:
+                for channel in self.ranks.channels:
+                    channel.send(Frame(op, 0, freed))
 
-    def _expect(self) -> list[Future[Data]]:
-        """What each other rank will send in the next call."""
+    def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
+        """What each other rank will send in the next call, or write to `room`."""
         arriving: list[Future[Data]] = []
         for channel in self.ranks.channels:
             future: Future[Data] = Future()
-            self._arriving[self._number, channel.peer] = future
+            self._arriving[self._number, channel.peer] = _Arriving(future, room)
             arriving.append(future)
         return arriving
 
@@ -381,22 +364,20 @@ class LeadingBackend(MLXBackend):
                 self._most[rank] = device.memory_in_use() + frame.ints[0]
                 self._send_freed()
                 continue
+            if frame.op is Op.TAKEN and self._memory is not None:
+                self._memory.taken(Loan(rank, frame.number, frame.ints[0]))
+                continue
             arriving = self._arriving.pop((frame.number, rank), None)
-            if frame.op is Op.BODY and arriving is not None:
-                arriving.set_result(frame.data)
-            elif frame.op is Op.NO_BODY and arriving is not None:
-                arriving.set_exception(OSError(errno.EIO, f"rank {rank}: {frame.text}"))
-            elif frame.op is Op.FAILED:
-                message = frame.text
-                if arriving is not None:
-                    arriving.set_exception(OSError(errno.EIO, f"rank {rank}: {message}"))
-                self._outcomes.failed_there(frame.number, rank, message)
+            if arriving is not None:
+                arriving.take(rank, frame)
+            if frame.op is Op.FAILED:
+                self._outcomes.failed_there(frame.number, rank, frame.text)
 
     def _give_up(self) -> None:
         """Nothing arrives any more: a store that waits for it goes on."""
-        for future in list(self._arriving.values()):
+        for arriving in list(self._arriving.values()):
             with suppress(InvalidStateError):
-                future.set_exception(OSError(errno.EIO, "a rank was lost"))
+                arriving.data.set_exception(OSError(errno.EIO, "a rank was lost"))
 
     def _split(self, checkpoint: bytes) -> list[bytes]:
         """The parts of a checkpoint by rank. Raises CacheReconstructionError."""

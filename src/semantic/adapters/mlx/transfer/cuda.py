@@ -104,21 +104,28 @@ class CudaDriver:
         # other thread launch anything.
         ctypes.memset(address, 0, n_bytes)
         try:
-            self._call(
-                "cuMemHostRegister_v2",
-                ctypes.c_void_p(address),
-                ctypes.c_size_t(n_bytes),
-                ctypes.c_uint(_PORTABLE),
-            )
+            self.pin(address, n_bytes)
         except RuntimeError as error:
             raise MemoryError(str(error)) from error
         self._mapped[address] = memory
         return address
 
     def free(self, address: int) -> None:
+        self.unpin(address)
+        del self._mapped[address]
+
+    def pin(self, address: int, n_bytes: int) -> None:
+        self._stream()
+        self._call(
+            "cuMemHostRegister_v2",
+            ctypes.c_void_p(address),
+            ctypes.c_size_t(n_bytes),
+            ctypes.c_uint(_PORTABLE),
+        )
+
+    def unpin(self, address: int) -> None:
         self._stream()
         self._call("cuMemHostUnregister", ctypes.c_void_p(address))
-        del self._mapped[address]
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
         stream = self._stream()

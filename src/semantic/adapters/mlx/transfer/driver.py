@@ -30,7 +30,19 @@ class Rows:
         return self.n * self.width
 
 
-class CopyDriver(Protocol):
+class HostAllocator(Protocol):
+    """Makes host memory."""
+
+    def allocate(self, n_bytes: int) -> int:
+        """The address of new host memory that the device reads and writes directly."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Give memory of `allocate` back."""
+        ...
+
+
+class CopyDriver(HostAllocator, Protocol):
     """One device. Any thread may call everything but `address`; copies return when they are done.
 
     Raises MemoryError when there is no host memory, and RuntimeError when the device fails.
@@ -44,12 +56,12 @@ class CopyDriver(Protocol):
         """
         ...
 
-    def allocate(self, n_bytes: int) -> int:
-        """The address of new host memory that the device reads and writes directly."""
+    def pin(self, address: int, n_bytes: int) -> None:
+        """Have the device reach other host memory directly, until `unpin`."""
         ...
 
-    def free(self, address: int) -> None:
-        """Give memory of `allocate` back."""
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
         ...
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:

@@ -13,14 +13,14 @@ import functools
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from semantic.adapters.mlx.device import on_cuda
 from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
-from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
+from semantic.adapters.mlx.transfer.driver import CopyDriver, HostAllocator, Rows, address_of
 
 _MOST_FREE_BYTES = 1 << 30
 """Unused memory that is retained; what would exceed it is freed."""
@@ -32,7 +32,7 @@ _STEP = 4 << 20
 class HostMemory:
     """Pieces of host memory by size. Thread-safe."""
 
-    def __init__(self, driver: CopyDriver, most_free_bytes: int = _MOST_FREE_BYTES) -> None:
+    def __init__(self, driver: HostAllocator, most_free_bytes: int = _MOST_FREE_BYTES) -> None:
         self._driver = driver
         self._most_free = most_free_bytes
         self._free: defaultdict[int, list[int]] = defaultdict(list)
@@ -91,6 +91,10 @@ _THREADS = 2
 """Copies from the device at a time: one allocates while the other copies."""
 
 
+Room = Callable[[int], memoryview | None]
+"""Takes memory for a body of a number of bytes; None if there is none for it."""
+
+
 class Place(Protocol):
     """Memory of the device that is neither freed nor written to until `end`."""
 
@@ -132,10 +136,11 @@ class Transfers:
         """Begin to allocate `n` pieces of host memory, so that the first copies need not."""
         self._threads.submit(self._prepare, n_bytes, n)
 
-    def fetch(self, place: Place, rows: Sequence[Rows]) -> ArrivingBody:
-        """Begin to copy rows from the device; ends `place` when they are here."""
+    def fetch(self, place: Place, rows: Sequence[Rows], room: Room | None = None) -> ArrivingBody:
+        """Begin to copy rows from the device, to `room` or where memory is free; ends `place` when
+        they are here."""
         n_bytes = sum(one.nbytes for one in rows)
-        return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes))
+        return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 
     def send(self, data: bytes | memoryview, place: Place, rows: Sequence[Rows]) -> None:
         """Copy rows to the device, or nothing if the place is lost; returns when they are there."""
@@ -150,9 +155,13 @@ class Transfers:
         held = [self.memory.take(n_bytes) for _ in range(n)]
         held.clear()
 
-    def _fetch(self, place: Place, rows: Sequence[Rows], n_bytes: int) -> memoryview:
+    def _fetch(
+        self, place: Place, rows: Sequence[Rows], n_bytes: int, room: Room | None
+    ) -> memoryview:
         try:
-            body = self.memory.take(n_bytes)
+            body = room(n_bytes) if room is not None else None
+            if body is None:
+                body = self.memory.take(n_bytes)
             with place.address() as device:
                 if device is None:
                     raise RuntimeError("the device's memory was given up")

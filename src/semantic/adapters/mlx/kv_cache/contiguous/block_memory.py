@@ -35,7 +35,7 @@ from semantic.adapters.mlx.kv_cache.staging import (
     require_held,
 )
 from semantic.adapters.mlx.transfer.driver import Rows
-from semantic.adapters.mlx.transfer.transfers import ArrivingBody, Transfers
+from semantic.adapters.mlx.transfer.transfers import ArrivingBody, Room, Transfers
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, whole_blocks
@@ -74,6 +74,7 @@ class ContiguousMemory:
         caches: Sequence[ContiguousCache],
         layers: Sequence[int],
         tokens: range,
+        room: Room | None,
     ) -> ArrivingBody | None:
         """See `BlockMemory.deferred`. Of a copy: the next token is written to the same arrays."""
         if self._transfers is None or not layers:
@@ -84,7 +85,7 @@ class ContiguousMemory:
             pieces += buffer.read(start, start + len(tokens))
         body = mx.concatenate([piece.reshape(-1).view(mx.uint8) for piece in pieces])
         place = _Copied(body, self._transfers.driver.address(body))
-        return self._transfers.fetch(place, [Rows(1, body.nbytes, body.nbytes)])
+        return self._transfers.fetch(place, [Rows(1, body.nbytes, body.nbytes)], room)
 
     def reader(self, caches: Sequence[ContiguousCache]) -> _Reader:
         return _Reader(caches, self._shapes)

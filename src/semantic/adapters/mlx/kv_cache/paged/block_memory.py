@@ -31,7 +31,7 @@ from semantic.adapters.mlx.kv_cache.staging import (
     require_held,
 )
 from semantic.adapters.mlx.transfer.driver import Rows
-from semantic.adapters.mlx.transfer.transfers import ArrivingBody, Transfers
+from semantic.adapters.mlx.transfer.transfers import ArrivingBody, Room, Transfers
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS
@@ -112,7 +112,7 @@ class PagedMemory:
         self._transfers = transfers
 
     def deferred(
-        self, caches: Sequence[PagedCache], layers: Sequence[int], tokens: range
+        self, caches: Sequence[PagedCache], layers: Sequence[int], tokens: range, room: Room | None
     ) -> ArrivingBody | None:
         """See `BlockMemory.deferred`. A ring's pages are written to while they are lent: never."""
         if self._transfers is None or not _is_one_page(caches, layers):
@@ -123,7 +123,7 @@ class PagedMemory:
         table = cache.table
         page = table.refs[tokens.start // BLOCK_TOKENS]
         rows = page_rows(table.pool.kind, len(tokens))
-        return self._transfers.fetch(table.pool.lend(page), rows)
+        return self._transfers.fetch(table.pool.lend(page), rows, room)
 
     def reader(self, caches: Sequence[PagedCache]) -> _Reader:
         return _Reader(caches)

@@ -1,0 +1,261 @@
+"""Bodies of all ranks: how the parts of other ranks come to rank 0 and go from it.
+
+On one machine they are copied through host memory that rank 0 takes and the others map; it is used
+again and again, as pinning it holds up a device. Linux only: memory there is a descriptor without a
+name. Else they are sent. Knows bodies and frames; not which call of the backend needs them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from semantic.adapters.mlx.ranks.channel import Channel, Data, Frame, Op, map_piece, unmap_piece
+from semantic.adapters.mlx.transfer.driver import address_of
+from semantic.adapters.mlx.transfer.transfers import HostMemory, Transfers, transfers_here
+from semantic.domain.stored import Body
+from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic.ports.generation import BodyTarget
+
+LEAST_BYTES = 1 << 15
+"""Smaller parts are sent: each piece costs a mapping in every process."""
+_COPY_THREADS = 4
+_PREPARED = 4
+"""Bodies on their way at a time."""
+
+
+class Loan(NamedTuple):
+    """What a rank reads from shared memory: a part for a target of a call."""
+
+    rank: int
+    number: int
+    target: int
+
+
+class SharedMemory:
+    """Host memory of rank 0 that all other ranks map, in numbered pieces. Thread-safe."""
+
+    def __init__(self, channels: Sequence[Channel], transfers: Transfers | None) -> None:
+        """`channels` lead to the others; `transfers` are those of the device, if it has any."""
+        self.dropped: deque[int] = deque()
+        """Numbers of pieces that the others may give up."""
+        self._channels = channels
+        self._transfers = transfers
+        self._driver = None if transfers is None else transfers.driver
+        self._pieces: dict[int, tuple[int, int]] = {}
+        self._lent: dict[Loan, memoryview] = {}
+        self._next = 0
+        self._memory = HostMemory(self)
+
+    def take(self, n_bytes: int) -> memoryview:
+        """Memory of `n_bytes` with any content, shared if it can be; see `HostMemory.take`."""
+        if n_bytes < LEAST_BYTES:
+            return memoryview(bytearray(n_bytes))
+        return self._memory.take(n_bytes)
+
+    def prepare(self, n_bytes: int) -> None:
+        """Map some pieces before anything computes."""
+        pieces = [self.take(n_bytes) for _ in range(_PREPARED)]
+        pieces.clear()
+
+    def for_bodies(self, n_bytes: int) -> memoryview:
+        """Memory of rank 0 alone, which its device reaches."""
+        if self._transfers is None:
+            return memoryview(bytearray(n_bytes))
+        return self._transfers.memory.take(n_bytes)
+
+    def where(self, data: memoryview) -> tuple[int, int, int] | None:
+        """Where the others find `data`: a piece's number, an offset in it and a number of bytes.
+        None if it is in other memory."""
+        if not isinstance(data.obj, ctypes.Array):
+            return None
+        begin = ctypes.addressof(data.obj)
+        piece = self._pieces.get(begin)
+        return piece and (piece[0], address_of(data) - begin, data.nbytes)
+
+    def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
+        """Where another rank finds `data`, or a copy, until `taken`; empty if that cannot be."""
+        where = self.where(data)
+        if where is None:
+            copy = self.take(len(data))
+            where = self.where(copy)
+            if where is None:
+                return ()
+            _copy(data, copy)
+            data = copy
+        self._lent[loan] = data
+        return where
+
+    def taken(self, loan: Loan) -> None:
+        """What was lent is read."""
+        del self._lent[loan]
+
+    def allocate(self, n_bytes: int) -> int:
+        """See `HostAllocator.allocate`."""
+        number, self._next = self._next, self._next + 1
+        try:
+            descriptor = os.memfd_create("semantic")
+            try:
+                os.ftruncate(descriptor, n_bytes)
+                address = map_piece(descriptor, n_bytes)
+                for channel in self._channels:
+                    channel.send(Frame(Op.PIECE, number, (n_bytes,)), descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise MemoryError(str(error)) from error
+        self._pieces[address] = number, n_bytes
+        if self._driver is not None:
+            try:
+                self._driver.pin(address, n_bytes)
+            except RuntimeError as error:
+                self._drop(address)
+                raise MemoryError(str(error)) from error
+        return address
+
+    def free(self, address: int) -> None:
+        """See `HostAllocator.free`."""
+        if self._driver is not None:
+            self._driver.unpin(address)
+        self._drop(address)
+
+    def _drop(self, address: int) -> None:
+        number, n_bytes = self._pieces.pop(address)
+        unmap_piece(address, n_bytes)
+        self.dropped.append(number)
+
+
+def shared_by(channels: Sequence[Channel]) -> SharedMemory | None:
+    """Memory of all ranks; None unless all are on this machine."""
+    if not hasattr(os, "memfd_create") or not all(one.is_local for one in channels):
+        return None
+    return SharedMemory(channels, transfers_here())
+
+
+class SharedRoom:
+    """Memory for the body that one call exports, and for the parts of the other ranks until they
+    are in it."""
+
+    def __init__(self, memory: SharedMemory, channels: Sequence[Channel], number: int) -> None:
+        self._memory = memory
+        self._channels = channels
+        self._number = number
+        self._parts: dict[int, memoryview] = {}
+        self.whole: memoryview | None = None
+        """The body, when all parts have arrived; None if they are sent."""
+
+    def take(self, n_bytes: int) -> memoryview | None:
+        """Room for the part of rank 0; the others learn where theirs goes, or that they are to send
+        it."""
+        places: dict[int, tuple[int, ...]] = {}
+        try:
+            whole = self._memory.for_bodies(n_bytes * (1 + len(self._channels)))
+            for channel in self._channels:
+                part = self._memory.take(n_bytes)
+                places[channel.peer] = self._memory.where(part) or ()
+                self._parts[channel.peer] = part
+            if all(places.values()):
+                self.whole = whole
+        finally:
+            for channel in self._channels:
+                place = () if self.whole is None else places[channel.peer]
+                channel.send(Frame(Op.ROOM, self._number, place))
+        return None if self.whole is None else whole[:n_bytes]
+
+    def arrived(self, rank: int, *, written: bool) -> None:
+        """Another rank has `written` its part, or will not."""
+        part = self._parts.pop(rank, None)
+        if written and part is not None and self.whole is not None:
+            _copy(part, self.whole[rank * len(part) :])
+
+
+def _copy(data: memoryview, to: memoryview) -> None:
+    """Copy on several threads, as one is slower than memory; all others go on meanwhile."""
+    source, target, step = address_of(data), address_of(to), -(-len(data) // _COPY_THREADS)
+
+    def copy(at: int) -> None:
+        ctypes.memmove(target + at, source + at, min(step, len(data) - at))
+
+    list(_copiers().map(copy, range(0, len(data), step)))
+
+
+@functools.cache
+def _copiers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="ranks")
+
+
+@dataclass(slots=True)
+class GatheredBody:
+    """A body of which each rank exports its part; implements `DeferredBody`."""
+
+    own: Body
+    others: Sequence[Future[Data]]
+    room: SharedRoom | None = None
+
+    def __len__(self) -> int:
+        return len(self.own) * (1 + len(self.others))
+
+    def wait(self) -> memoryview:
+        own = self.own if isinstance(self.own, bytes) else self.own.wait()
+        parts = [own, *(other.result() for other in self.others)]
+        whole = None if self.room is None else self.room.whole
+        return memoryview(b"".join(parts)) if whole is None else whole
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where other ranks have the targets of a `loading`: its number, and which of them."""
+
+    channels: Sequence[Channel]
+    number: int
+    target: int
+
+
+class SharedTarget:
+    """Where a body goes of which each rank takes its part; implements `BodyTarget`."""
+
+    def __init__(
+        self, own: BodyTarget, place: Place, per_token: int, memory: SharedMemory | None
+    ) -> None:
+        """`per_token` are the bytes of a token in one rank's part."""
+        self._own = own
+        self._place = place
+        self._per_token = per_token
+        self._memory = memory
+        self._parts: list[memoryview] = []
+
+    def put(self, body: bytes | memoryview) -> None:
+        data = memoryview(body)
+        size = len(data) // (1 + len(self._place.channels))
+        for rank, channel in enumerate(self._place.channels, 1):
+            self._send(channel, data[rank * size : (rank + 1) * size])
+        self._own.put(data[:size])
+
+    def open(self) -> list[memoryview]:
+        size = BLOCK_TOKENS * self._per_token
+        memory = self._memory
+        for _ in self._place.channels:
+            part = memoryview(bytearray(size)) if memory is None else memory.take(size)
+            self._parts.append(part)
+        return [*self._own.open(), *self._parts]
+
+    def close(self, n_tokens: int = 0) -> None:
+        parts, self._parts = self._parts, []
+        self._own.close(n_tokens)
+        if n_tokens:
+            for channel, part in zip(self._place.channels, parts, strict=False):
+                self._send(channel, part[: n_tokens * self._per_token])
+
+    def _send(self, channel: Channel, data: memoryview) -> None:
+        place = self._place
+        where: tuple[int, ...] = ()
+        if self._memory is not None and len(data) >= LEAST_BYTES:
+            where = self._memory.lend(data, Loan(channel.peer, place.number, place.target))
+        ints = (place.target, *where)
+        channel.send(Frame(Op.BODY, place.number, ints, b"" if where else data))
