@@ -213,9 +213,8 @@ class MappedMemory:
         if self.driver is not None and number not in self._pinned:
             self.driver.pin(address, size)
             self._pinned.add(number)
-        return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")[
-            at : at + n_bytes
-        ]
+        piece = (ctypes.c_ubyte * size).from_address(address)
+        return memoryview(piece).cast("B")[at : at + n_bytes]
 
     def offer(self, call: int, where: Sequence[int]) -> None:
         """Say where the body of a call goes, or, without `where`, that it is to be sent."""
