@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from functools import partial
 from typing import cast
@@ -14,18 +13,17 @@ from semantic.ports.generation import BatchBackend
 from tests.contract import test_batch_backend as contract
 from tests.support.in_pages import SUFFIX
 from tests.support.rig import cache_bytes
-from tests.support.two_ranks import WIDE, Pair
+from tests.support.two_ranks import WIDE, pair
 
 pytestmark = pytest.mark.process
 globals().update({name: one for name, one in vars(contract).items() if name.startswith("test_")})
 
 _ARCHITECTURE = "llama"
-_pair = functools.cache(Pair)
 
 
 @pytest.fixture(scope="module", params=[_ARCHITECTURE, WIDE + _ARCHITECTURE + SUFFIX])
 def backend(request: pytest.FixtureRequest) -> LeadingBackend:
-    return _pair().model(request.param)
+    return pair().model(request.param)
 
 
 @pytest.fixture(params=[f"mlx {_ARCHITECTURE}"])

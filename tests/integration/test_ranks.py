@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,12 @@ import pytest
 from semantic.domain.value_objects import BLOCK_TOKENS
 from tests.support.durable import Asked, history, running, text
 from tests.support.in_pages import SUFFIX
-from tests.support.two_ranks import Pair
+from tests.support.two_ranks import pair
 
 pytestmark = pytest.mark.process
 
 FIRST, SECOND = text(2 * BLOCK_TOKENS + 40, 1), text(90, 2)
 ARCHITECTURE = "llama"
-pair = functools.cache(Pair)
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ has one such group in a process, so both compute one model after another: rank 1
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import subprocess
@@ -105,6 +106,12 @@ class Pair:
         assert self._other.stdin is not None
         self._other.stdin.write(name + "\n")
         self._other.stdin.flush()
+
+
+@functools.cache
+def pair() -> Pair:
+    """The only pair of this process."""
+    return Pair()
 
 
 def shard(name: str, ranks: Ranks) -> MLXBackend:
