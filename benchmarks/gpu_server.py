@@ -197,7 +197,7 @@ def start(
     return server
 
 
-def server_of(folder: Path, name: str, pool_gb: int = POOL_GB) -> ServerProcess:
+def server_of(folder: Path, name: str, pool_gb: int) -> ServerProcess:
     """A server of the model in `folder`, for many clients."""
     if name != THEIRS:
         server = semantic_server(

@@ -15,7 +15,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.gpu_server import OURS, SHAPES, THEIRS, server_of, write_large_model
+from benchmarks.gpu_server import (
+    OURS,
+    POOL_GB,
+    SHAPES,
+    SMALL_POOL_GB,
+    THEIRS,
+    server_of,
+    write_large_model,
+)
 from benchmarks.server_measures import MODEL_NAME
 from benchmarks.server_model import write_model
 from benchmarks.start import measure
@@ -62,7 +70,9 @@ def run(given: argparse.Namespace, folder: Path) -> int:
     for shape in chosen:
         with TemporaryDirectory(dir=folder) as below:
             write(shape, Path(below) / "model")
-            for line in starts(Path(below), [given.side] if given.side else [OURS, THEIRS]):
+            sides = [given.side] if given.side else [OURS, THEIRS]
+            pool_gb = SMALL_POOL_GB if given.small else POOL_GB
+            for line in starts(Path(below), sides, pool_gb):
                 samples.append({"shape": shape, **line})
                 print(json.dumps(samples[-1]), flush=True)
                 summary: dict[str, Json] = {"starts": [dict(one) for one in samples]}
@@ -82,13 +92,13 @@ def write(shape: str, folder: Path) -> None:
     write_large_model(folder, functools.partial(build, layers))
 
 
-def starts(folder: Path, sides: Sequence[str]) -> Iterator[dict[str, Scalar]]:
+def starts(folder: Path, sides: Sequence[str], pool_gb: int) -> Iterator[dict[str, Scalar]]:
     """A line for each start of each side's server of the model in `folder`."""
     for name in sides:
         kernels = folder / f"kernels of {name}"
         kernels.mkdir()
         for number in range(STARTS):
-            server = server_of(folder, name)
+            server = server_of(folder, name, pool_gb)
             server.environment = {**server.environment, KERNELS: os.fspath(kernels)}
             model = MODEL_NAME if name == OURS else "default_model"
             yield {"server": name, "start": number, **measure(server, model)}
