@@ -345,7 +345,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """`export_block` to `room`; a body that is bytes is not in it."""
+        """As `export_block`, to memory of `room`; a body that is bytes is not copied to it."""
         state = self._resting(sequence)
         with self._computing():
             self._compute_late(state)

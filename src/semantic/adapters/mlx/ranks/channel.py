@@ -4,9 +4,9 @@ A wait for a frame costs no computation, unlike one inside a collective operatio
 process is known at once. The two prove to each other that they know a secret without sending it:
 each answers the other's random number, and from both come the keys of each direction. Every frame
 between two machines is sealed: one that is changed, left out, repeated or of another sender is
-found. Nothing is encrypted. On one machine the system keeps others out of a Unix socket, which
-also carries the memory that both share. Knows sockets; not what the integers mean beyond the kind
-of a frame.
+found. Nothing is encrypted. On one machine frames go over a Unix socket, which the system keeps
+from other users and which also passes descriptors of shared memory. Knows sockets; not what the
+integers mean beyond the kind of a frame.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
 
 
 def is_of_this_user(sock: socket.socket) -> bool:
-    """Whether a process of this user is behind a connection over a Unix socket."""
+    """Whether the process at the other end of a Unix socket runs as this user."""
     if sys.platform == "linux":
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return bool(struct.unpack("iII", credentials)[1] == os.geteuid())
@@ -103,7 +103,7 @@ _HEAD = struct.Struct("<qqqq")
 _INT_BYTES = 8
 _MOST_INTS = 1 << 24
 _MOST_BYTES = (1 << 31) - 1
-"""The most that one seal covers."""
+"""The limit of one seal."""
 
 
 class Op(IntEnum):
@@ -116,10 +116,10 @@ class Op(IntEnum):
     FAILED = auto()  # to rank 0: a call raised; the bytes are its message
     BODY = auto()  # from rank 0: bytes of a body to load; to rank 0: of one that was exported
     NO_BODY = auto()  # to rank 0: one could not be exported; the bytes are a message
-    TAKEN = auto()  # to rank 0: what was lent with a body is read
+    TAKEN = auto()  # to rank 0: the sender has read a body from shared memory
     PIECE = auto()  # from rank 0: shared memory by its number, and its size; a descriptor follows
     DROP = auto()  # from rank 0: numbers of pieces that it gave up
-    ROOM = auto()  # from rank 0: where the body of a call goes: piece, offset, bytes; or nowhere
+    ROOM = auto()  # from rank 0: place for a call's body: piece, offset, bytes; or none, to send it
     FREE = auto()  # from rank 0: keys of blocks that nothing refers to any more
     OPEN = auto()
     RESTORE = auto()
@@ -180,7 +180,8 @@ class _Seals:
 
 
 class MappedMemory:
-    """What this rank has of the memory of rank 0. One thread learns of it, others use it."""
+    """The memory of rank 0 that this rank has mapped. One thread adds and drops pieces; others use
+    them."""
 
     def __init__(self) -> None:
         self.driver: CopyDriver | None = None
@@ -190,13 +191,13 @@ class MappedMemory:
         self._rooms: dict[int, Future[Sequence[int]]] = {}
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece and close its `descriptor`. Using what cannot be mapped fails."""
+        """Map a piece and close its `descriptor`. A piece that cannot be mapped fails in `view`."""
         with suppress(OSError):
             self._pieces[number] = map_piece(descriptor, n_bytes), n_bytes
         os.close(descriptor)
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Unmap pieces that nothing uses."""
+        """Unmap pieces that are not used any more."""
         for number in numbers:
             address, n_bytes = self._pieces.pop(number, (0, 0))
             if number in self._pinned and self.driver is not None:
@@ -206,7 +207,7 @@ class MappedMemory:
                 unmap_piece(address, n_bytes)
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Part of a piece, which is pinned at its first use. Raises RuntimeError."""
+        """Return part of a piece; the first use pins the piece. Raises RuntimeError."""
         if number not in self._pieces:
             raise RuntimeError("memory of rank 0 could not be mapped")
         address, size = self._pieces[number]
@@ -217,11 +218,12 @@ class MappedMemory:
         return memoryview(piece).cast("B")[at : at + n_bytes]
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Say where the body of a call goes, or, without `where`, that it is to be sent."""
+        """Record the place for the body of a call; an empty `where` means that it is sent."""
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """What was offered for the `n_bytes` of a call; waits for it. Raises RuntimeError."""
+        """Wait for the place that rank 0 offers for a body of `n_bytes`; None if the body is sent.
+        Raises RuntimeError."""
         where = self._room(call).result()
         if not where:
             return None
@@ -231,7 +233,7 @@ class MappedMemory:
         return view
 
     def leave(self, call: int) -> None:
-        """Forget what was offered for a call."""
+        """Forget the offer for a call."""
         self._rooms.pop(call, None)
 
     def _room(self, call: int) -> Future[Sequence[int]]:
@@ -245,8 +247,11 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_piece(descriptor: int, n_bytes: int) -> int:
-    """The address of shared memory, whose pages all exist: pinning would hold up the device while
-    it made them. Python's mmap would keep a descriptor for each. Raises OSError."""
+    """Map shared memory and return its address. Raises OSError.
+
+    Makes all pages, because pinning stalls the device while it makes them. Python's mmap would keep
+    the descriptor open.
+    """
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
@@ -304,8 +309,8 @@ class Channel:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Each frame as it comes, without beats and without what says where shared memory is,
-        which `mapped` then knows. Raises PeerLostError."""
+        """Yield each frame as it comes. Beats are left out, and frames about shared memory go to
+        `mapped`. Raises PeerLostError."""
         while True:
             # Its seal is checked before memory is taken for what it promises.
             op, number, n_ints, n_bytes = _HEAD.unpack(self._checked(_HEAD.size))
@@ -340,7 +345,7 @@ class Channel:
         return piece + self._seal(piece)
 
     def _checked(self, n_bytes: int) -> bytearray:
-        """What was sent with a seal, if it is anything."""
+        """Read `n_bytes` and, between machines, verify their seal."""
         piece = self._read(n_bytes)
         if (
             piece
@@ -351,7 +356,7 @@ class Channel:
         return piece
 
     def _descriptor(self) -> int:
-        """The descriptor that was sent last."""
+        """Receive the descriptor that follows a frame."""
         try:
             _, found, _, _ = socket.recv_fds(self._sock, 1, 1)
             return found[0]

@@ -147,7 +147,7 @@ class Follower:
         self._sender.submit(self._send, frame, body)
 
     def _send(self, frame: Frame, body: Body, room: Room | None = None) -> None:
-        """Send a body when it is here, unless it is in memory that rank 0 has; on another thread,
+        """Send a body when it is here, or only say so if rank 0 has its memory; on another thread,
         so that the next step does not wait."""
         try:
             data = body if isinstance(body, bytes) else body.wait()

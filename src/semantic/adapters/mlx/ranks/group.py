@@ -43,7 +43,7 @@ logger = logging.getLogger("semantic.server")
 
 _TOKEN_BYTES = 32
 _PATH_BYTES = 108
-"""Of a Unix socket's path: no system takes more."""
+"""The longest path of a Unix socket on any system."""
 _JOIN_SECONDS = 60.0
 """For all ranks to meet, and then to connect."""
 _STDERR = 2
@@ -256,7 +256,7 @@ class Ranks:
 
 
 def _to_this_machine(path: bytes) -> socket.socket | None:
-    """A connection to a process of this user at that path, if it is on this machine."""
+    """Connect to a process of this user at `path`; None if there is none on this machine."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(_JOIN_SECONDS)
     with suppress(OSError):
@@ -268,7 +268,7 @@ def _to_this_machine(path: bytes) -> socket.socket | None:
 
 
 def _channel(sock: socket.socket, peer: int, silence: float, keys: Keys) -> Channel:
-    """What is sealed unless the system keeps others out."""
+    """A channel over `sock`, sealed unless that is a Unix socket."""
     return Channel(sock, peer, silence, None if sock.family == socket.AF_UNIX else keys)
 
 

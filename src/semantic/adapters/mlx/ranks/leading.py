@@ -151,6 +151,7 @@ class LeadingBackend(MLXBackend):
         self._number = 0
         self._most: dict[int, int] = {}  # that rank 0 may have, as each other rank can have as much
         self._freed: deque[int] = deque()
+        self._unused = {Op.FREE: self._freed}
         self._arriving: dict[tuple[int, int], _Arriving] = {}
         own = super().layout()
         self._layout = replace(
@@ -161,6 +162,7 @@ class LeadingBackend(MLXBackend):
         )
         self._memory = shared_by(ranks.channels)
         if self._memory is not None:
+            self._unused[Op.DROP] = self._memory.dropped
             self._memory.prepare(own.body_bytes(Part.FULL, BLOCK_TOKENS))
         ranks.before_end.append(self._give_up)
         threading.Thread(target=self._receive, name="ranks", daemon=True).start()
@@ -331,10 +333,7 @@ class LeadingBackend(MLXBackend):
 
     def _send_freed(self) -> None:
         """Let the other ranks free what nothing refers to any more. Any thread may call it."""
-        queues = [(Op.FREE, self._freed)]
-        if self._memory is not None:
-            queues.append((Op.DROP, self._memory.dropped))
-        for op, numbers in queues:
+        for op, numbers in self._unused.items():
             freed: list[int] = []
             with suppress(IndexError):
                 while True:
@@ -344,7 +343,7 @@ class LeadingBackend(MLXBackend):
                     channel.send(Frame(op, 0, freed))
 
     def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
-        """What each other rank will send in the next call, or write to `room`."""
+        """The parts that the other ranks send in the next call, or write to `room`, as futures."""
         arriving: list[Future[Data]] = []
         for channel in self.ranks.channels:
             future: Future[Data] = Future()

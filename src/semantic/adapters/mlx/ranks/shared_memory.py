@@ -1,8 +1,9 @@
-"""Bodies of all ranks: how the parts of other ranks come to rank 0 and go from it.
+"""Bodies of all ranks, whose parts move between rank 0 and the others.
 
-On one machine they are copied through host memory that rank 0 takes and the others map; it is used
-again and again, as pinning it holds up a device. Linux only: memory there is a descriptor without a
-name. Else they are sent. Knows bodies and frames; not which call of the backend needs them.
+On one machine parts are copied through host memory that rank 0 takes and the others map. All use it
+again and again, because pinning new memory stalls a device. Linux only: other systems have no
+memory without a name. Elsewhere parts are sent. Knows bodies and frames; not which call of the
+backend needs them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _PREPARED = 4
 
 
 class Loan(NamedTuple):
-    """What a rank reads from shared memory: a part for a target of a call."""
+    """A part in shared memory that a rank reads for one target of a call."""
 
     rank: int
     number: int
@@ -80,7 +81,8 @@ class SharedMemory:
         return piece and (piece[0], address_of(data) - begin, data.nbytes)
 
     def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
-        """Where another rank finds `data`, or a copy, until `taken`; empty if that cannot be."""
+        """Share `data`, or a copy, with a rank until `taken`, and return its place as `where`
+        does; empty if there is no memory for it."""
         where = self.where(data)
         if where is None:
             copy = self.take(len(data))
@@ -93,7 +95,7 @@ class SharedMemory:
         return where
 
     def taken(self, loan: Loan) -> None:
-        """What was lent is read."""
+        """End a loan: the rank has read its part."""
         del self._lent[loan]
 
     def allocate(self, n_bytes: int) -> int:
@@ -151,22 +153,21 @@ class SharedRoom:
         """The body, when all parts have arrived; None if they are sent."""
 
     def take(self, n_bytes: int) -> memoryview | None:
-        """Room for the part of rank 0; the others learn where theirs goes, or that they are to send
-        it."""
+        """Take memory for the part of rank 0, and tell each other rank where its part goes. None if
+        they send their parts."""
         places: dict[int, tuple[int, ...]] = {}
         try:
-            whole = self._memory.for_bodies(n_bytes * (1 + len(self._channels)))
             for channel in self._channels:
                 part = self._memory.take(n_bytes)
                 places[channel.peer] = self._memory.where(part) or ()
                 self._parts[channel.peer] = part
             if all(places.values()):
-                self.whole = whole
+                self.whole = self._memory.for_bodies(n_bytes * (1 + len(self._channels)))
         finally:
             for channel in self._channels:
                 place = () if self.whole is None else places[channel.peer]
                 channel.send(Frame(Op.ROOM, self._number, place))
-        return None if self.whole is None else whole[:n_bytes]
+        return None if self.whole is None else self.whole[:n_bytes]
 
     def arrived(self, rank: int, *, written: bool) -> None:
         """Another rank has `written` its part, or will not."""
@@ -176,7 +177,7 @@ class SharedRoom:
 
 
 def _copy(data: memoryview, to: memoryview) -> None:
-    """Copy on several threads, as one is slower than memory; all others go on meanwhile."""
+    """Copy on several threads, because one is slower than memory. Other threads run meanwhile."""
     source, target, step = address_of(data), address_of(to), -(-len(data) // _COPY_THREADS)
 
     def copy(at: int) -> None:
@@ -254,8 +255,7 @@ class SharedTarget:
 
     def _send(self, channel: Channel, data: memoryview) -> None:
         place = self._place
-        where: tuple[int, ...] = ()
-        if self._memory is not None and len(data) >= LEAST_BYTES:
-            where = self._memory.lend(data, Loan(channel.peer, place.number, place.target))
+        loan = Loan(channel.peer, place.number, place.target)
+        where = () if self._memory is None else self._memory.lend(data, loan)
         ints = (place.target, *where)
         channel.send(Frame(Op.BODY, place.number, ints, b"" if where else data))
