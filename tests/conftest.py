@@ -80,6 +80,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are called by their parameter's name: compressed ones hold the second of their making.
+
+    The processes of a lane would collect tests of different names.
+    """
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """A stored prefix is always read, except by tests of the policy that compares costs."""

@@ -11,8 +11,10 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -119,16 +121,31 @@ def test_a_signal_ends_it_in_good_order_and_the_agent_is_there_again(
     for sent in signals:
         with _server(*store) as (process, url):
             answers.append(_complete(url))
-            process.send_signal(signal.SIGUSR1)  # says where it is, and ends nothing
-            assert _complete(url)["choices"] == answers[-1]["choices"]
             process.send_signal(sent)
             _, err = process.communicate(timeout=_SECONDS)
         assert process.returncode == 0
-        assert "(most recent call first)" in err
         assert err.splitlines()[-1] == "stopped"
     first, again = answers
     assert again["choices"] == first["choices"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+@pytest.mark.process
+def test_a_server_says_where_it_is_as_often_as_it_is_asked_and_goes_on() -> None:
+    """Threads run while their stacks are read: hundreds of signals meet them everywhere."""
+    stacks: list[str] = []
+    with _server("--no-store") as (process, url), ThreadPoolExecutor() as threads:
+        assert process.stderr is not None
+        threads.submit(stacks.extend, process.stderr)
+        first = _complete(url)["choices"]
+        answers = [threads.submit(_complete, url) for _ in range(4)]
+        for _ in range(200):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.002)
+        assert [answer.result()["choices"] for answer in answers] == 4 * [first]
+        process.terminate()
+        assert process.wait(_SECONDS) == 0
+    assert any("step_loop.py" in line for line in stacks)
 
 
 @pytest.mark.process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -173,3 +174,12 @@ def test_an_error_is_late_if_all_its_parts_are() -> None:
     assert is_late(ExceptionGroup("both", [TimeoutError(), ConnectionResetError()]))
     assert not is_late(ExceptionGroup("one", [TimeoutError(), AssertionError()]))
     assert not is_late(FileNotFoundError(2, "gone", "settings.toml"))
+
+
+@pytest.mark.parametrize("made", [gzip.compress(b"at this second")])
+def test_the_bytes_of_a_test_are_not_in_its_name(
+    request: pytest.FixtureRequest, made: bytes
+) -> None:
+    """The processes of a lane import its modules at different times, and compare the names."""
+    assert made.startswith(b"\x1f\x8b")
+    assert request.node.name.endswith("[made]")

@@ -58,7 +58,8 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     from semantic.adapters.http.errors import logger
     from semantic.adapters.http.settings import load_settings
 
-    faulthandler.register(signal.SIGUSR1, file=2)  # all stacks, where it ended the process
+    # All stacks. The handler holds the interpreter: reading the stack of a running thread crashes.
+    signal.signal(signal.SIGUSR1, lambda *_: faulthandler.dump_traceback(file=2))
     settings = load_settings(options.given(), config).settings
     if engine_settings(settings).ranks is not None and follow_rank(settings):
         return
