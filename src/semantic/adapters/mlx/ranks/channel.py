@@ -73,7 +73,7 @@ def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
 
 
 def is_of_this_user(sock: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket runs as this user."""
+    """Return True if the peer of a Unix socket runs as this user."""
     if sys.platform == "linux":
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return bool(struct.unpack("iII", credentials)[1] == os.geteuid())

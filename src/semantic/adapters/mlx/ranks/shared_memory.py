@@ -81,8 +81,8 @@ class SharedMemory:
         return piece and (piece[0], address_of(data) - begin, data.nbytes)
 
     def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
-        """Share `data`, or a copy, with a rank until `taken`, and return its place as `where`
-        does; empty if there is no memory for it."""
+        """Share `data`, or a copy, with a rank until `taken`; return its place, like `where`, or
+        an empty tuple if no memory is left."""
         where = self.where(data)
         if where is None:
             copy = self.take(len(data))
@@ -193,7 +193,7 @@ def _copiers() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class GatheredBody:
-    """A body of which each rank exports its part; implements `DeferredBody`."""
+    """A body that the ranks export together, each its part; implements `DeferredBody`."""
 
     own: Body
     others: Sequence[Future[Data]]
@@ -219,7 +219,7 @@ class Place:
 
 
 class SharedTarget:
-    """Where a body goes of which each rank takes its part; implements `BodyTarget`."""
+    """The target of a body that the ranks take together; implements `BodyTarget`."""
 
     def __init__(
         self, own: BodyTarget, place: Place, per_token: int, memory: SharedMemory | None
