@@ -1,8 +1,10 @@
-"""Soak test of a server whose models do not all fit: agents of three models ask for minutes.
+"""Soak test of a server whose models do not all fit: agents of three models and three tenants ask
+for minutes, and a bucket keeps what the disk may lose.
 
 Meanwhile clients leave, an operator unloads, a model's file is damaged and mended, and the process
-is killed while it loads. Each answer is compared with that of the model alone. Run:
-python -m benchmarks.swap_soak [--minutes M] [--output DIR].
+is killed while it loads. Each answer is compared with that of the model alone. With --steady
+nothing is killed or damaged, and the process must keep to its memory, files and threads. Run:
+python -m benchmarks.swap_soak [--minutes M] [--steady] [--output DIR].
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import itertools
 import json
 import os
 import random
+import secrets
 import threading
 import time
 from collections import Counter
@@ -30,6 +33,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from benchmarks.server_process import ServerProcess, semantic_server
+from benchmarks.soak import MOST_GROWTH, SPARE, summarise
 from experiments.harness.document import Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
@@ -45,6 +49,10 @@ CRITERION = (
     "continues from the one before unless the process was killed since or reading is slower than "
     "computing"
 )
+STEADY = (
+    "; and from the first third on, when all tiers are full, the process opens no more files and "
+    "threads, and its resident memory grows by at most 6 MB for 1,000 answers"
+)
 MINUTES, CLIENTS, AGENTS, TURNS, TOKENS = 10.0, 12, 24, 4, 8
 NAMES = ("qwen3_coder", "glm47", "mistral")
 SIZES = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
@@ -52,8 +60,36 @@ POOL_MIB, TIER_MIB, DISK_GB, TTL = 16, 64, 1.0, 3.0
 _MIB, _SECONDS = 1 << 20, 120.0
 _CANCELLED, _STREAMED = 0.06, 0.5
 _BETWEEN = 12.0
+_KEYS = ("a-tenant", "another-tenant", "a-third-tenant")
+_OPERATOR = "an-operator"
 Row = dict[str, Scalar]
 Answers = dict[tuple[str, int, int], str]
+
+
+@dataclass(slots=True)
+class Talk:
+    """One agent's turns on its client's side, from the beginning again and again under new names.
+
+    `kills` is how often the process had been killed at its last answer.
+    """
+
+    model: str
+    agent: int
+    key: str
+    kills: int
+    turn: int = 0
+    round: int = 0
+
+    @property
+    def name(self) -> str:
+        """The agent's name for the server."""
+        return f"agent-{self.agent}-{self.round}"
+
+    def answered(self, kills: int) -> None:
+        """Go on to the next turn, or to the next name."""
+        self.kills = kills
+        self.turn = (self.turn + 1) % TURNS
+        self.round += self.turn == 0
 
 
 def prompt_of(agent: int, turn: int) -> list[int]:
@@ -102,6 +138,7 @@ class Soak:
     seen: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     samples: list[Row] = field(default_factory=list)
+    is_steady: bool = False
     kills: int = 0
     damaged: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -120,42 +157,38 @@ class Soak:
     # Clients
 
     def _client(self, number: int) -> None:
-        """Talk for some agents of all models, turn by turn, from the beginning again and again."""
-        draw = random.Random(number)
-        mine = [(name, a) for name in NAMES for a in range(number, AGENTS, CLIENTS)]
-        turns = dict.fromkeys(mine, 0)
-        kills = dict.fromkeys(mine, self.kills)
+        """Talk for some agents of all models."""
+        draw, key = random.Random(number), _KEYS[number % len(_KEYS)]
+        mine = itertools.product(NAMES, range(number, AGENTS, CLIENTS))
+        talks = [Talk(model, agent, key, self.kills) for model, agent in mine]
         while time.monotonic() < self.ends:
-            who = draw.choice(mine)
+            talk, kills = draw.choice(talks), self.kills
             if draw.random() < _CANCELLED:
-                self._leave(who, turns[who], draw)
-                continue
-            before = self.kills
-            if self._turn(who, turns[who], draw, fresh=kills[who] != before):
-                turns[who], kills[who] = (turns[who] + 1) % TURNS, before
+                self._leave(talk, draw)
+            elif self._turn(talk, draw):
+                talk.answered(kills)
 
-    def _turn(self, who: tuple[str, int], turn: int, draw: random.Random, *, fresh: bool) -> bool:
+    def _turn(self, talk: Talk, draw: random.Random) -> bool:
         """Ask once; whether there was an answer."""
-        name, agent = who
-        kills, was_damaged = self.kills, name in self.damaged
+        kills, was_damaged = self.kills, talk.model in self.damaged
         self.up.wait()
         try:
-            text, cached, why = self._answer(name, agent, turn, stream=draw.random() < _STREAMED)
+            text, cached, why = self._answer(talk, stream=draw.random() < _STREAMED)
         except (OSError, HTTPException, Refused) as error:
             killed = kills != self.kills or not self.up.is_set()
-            excused = killed or was_damaged or name in self.damaged
-            self._note("excused" if excused else "failed", f"{who} {turn}: {error!r}")
+            excused = killed or was_damaged or talk.model in self.damaged
+            self._note("excused" if excused else "failed", f"{talk}: {error!r}")
             return False
         self.seen["answers"] += 1
-        if not text.startswith(self.right[name, agent, turn]):
-            self._note("wrong", f"{who} {turn}: {text!r}")
-        if turn and not cached and not fresh and kills == self.kills:
-            self._note("computed" if why == MatchEnd.SLOWER else "lost", f"{who} {turn}: {why}")
+        if not text.startswith(self.right[talk.model, talk.agent, talk.turn]):
+            self._note("wrong", f"{talk}: {text!r}")
+        if talk.turn and not cached and talk.kills == kills == self.kills:
+            self._note("computed" if why == MatchEnd.SLOWER else "lost", f"{talk}: {why}")
         return True
 
-    def _answer(self, name: str, agent: int, turn: int, *, stream: bool) -> tuple[str, int, str]:
+    def _answer(self, talk: Talk, *, stream: bool) -> tuple[str, int, str]:
         """The text, how many tokens were cached and why not more. Raises Refused, or as HTTP."""
-        with self._asked(name, agent, turn, stream=stream) as connection:
+        with self._asked(talk, stream=stream) as connection:
             response = connection.getresponse()
             said = response.read().decode()
         if response.status != 200:
@@ -170,25 +203,25 @@ class Soak:
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return text, cached, "" if lost is None else lost["end"]
 
-    def _leave(self, who: tuple[str, int], turn: int, draw: random.Random) -> None:
+    def _leave(self, talk: Talk, draw: random.Random) -> None:
         """Ask and go away, perhaps while the model is loaded."""
         self.up.wait()
-        with suppress(OSError), self._asked(*who, turn, stream=True):
+        with suppress(OSError), self._asked(talk, stream=True):
             time.sleep(draw.choice((0.0, 0.02, 0.2)))
         self.seen["cancelled"] += 1
 
     @contextmanager
-    def _asked(self, name: str, agent: int, turn: int, *, stream: bool) -> Iterator[HTTPConnection]:
+    def _asked(self, talk: Talk, *, stream: bool) -> Iterator[HTTPConnection]:
         body = {
-            "model": name,
-            "prompt": prompt_of(agent, turn),
+            "model": talk.model,
+            "prompt": prompt_of(talk.agent, talk.turn),
             "max_tokens": TOKENS,
             "temperature": 0,
             "ignore_eos": True,
             "stream": stream,
             **({"stream_options": {"include_usage": True}} if stream else {}),
         }
-        headers = {"Content-Type": "application/json", "X-Agent-ID": f"agent-{agent}"}
+        headers = _by(talk.key) | {"Content-Type": "application/json", "X-Agent-ID": talk.name}
         with self._connected() as connection:
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
             yield connection
@@ -211,9 +244,8 @@ class Soak:
 
     def _disturb(self) -> None:
         draw = random.Random(99)
-        order: Iterator[Callable[[random.Random], None]] = itertools.cycle(
-            (self._unload, self._damage, self._unload, self._kill)
-        )
+        worse = () if self.is_steady else (self._damage, self._unload, self._kill)
+        order: Iterator[Callable[[random.Random], None]] = itertools.cycle((self._unload, *worse))
         while time.monotonic() + _BETWEEN < self.ends:
             self.samples.append({"answers": self.seen["answers"], **self.server.footprint()})
             time.sleep(_BETWEEN)
@@ -221,7 +253,8 @@ class Soak:
 
     def _unload(self, draw: random.Random) -> None:
         with suppress(OSError, HTTPException), self._connected() as connection:
-            connection.request("POST", f"/v1/models/{draw.choice(NAMES)}/unload")
+            path = f"/v1/models/{draw.choice(NAMES)}/unload"
+            connection.request("POST", path, headers=_by(_OPERATOR))
             self.seen["unloaded"] += connection.getresponse().status == 200
 
     def _damage(self, draw: random.Random) -> None:
@@ -251,7 +284,7 @@ class Soak:
 
     def _is_loading(self) -> bool:
         with suppress(OSError, HTTPException), self._connected() as connection:
-            connection.request("GET", "/v1/models")
+            connection.request("GET", "/v1/models", headers=_by(_OPERATOR))
             models = json.loads(connection.getresponse().read())["data"]
             found = any(one["state"] == "loading" for one in models)
             self.seen["killed while loading"] += found
@@ -259,16 +292,24 @@ class Soak:
         return False
 
 
-def run(minutes: float = MINUTES) -> Result:
+def _by(key: str) -> dict[str, str]:
+    """The header that names who asks."""
+    return {"Authorization": f"Bearer {key}"}
+
+
+def run(minutes: float = MINUTES, *, is_steady: bool = False) -> Result:
     """Requests for so many minutes, and what came of them."""
     parameters: dict[str, Scalar] = {
         "minutes": minutes,
+        "is_steady": is_steady,
+        "tenants": len(_KEYS),
         "clients": CLIENTS,
         "agents": AGENTS * len(NAMES),
         "pool_mib": POOL_MIB,
         "ttl": TTL,
     }
-    started = Run.start("swap_soak", QUESTION, model="tiny llamas", parameters=parameters, seed=0)
+    name = _name(is_steady)
+    started = Run.start(name, QUESTION, model="tiny llamas", parameters=parameters, seed=0)
     with TemporaryDirectory(prefix="semantic-benchmark-") as made:
         folders = {name: write_model(Path(made) / name, name, **SIZES) for name in NAMES}
         right: Answers = {}
@@ -276,7 +317,8 @@ def run(minutes: float = MINUTES) -> Result:
             right |= expected(one)
         server = _server(folders, Path(made))
         server.start()
-        soak = Soak(server, folders, right, time.monotonic() + 60 * minutes)
+        ends = time.monotonic() + 60 * minutes
+        soak = Soak(server, folders, right, ends, is_steady=is_steady)
         try:
             soak.run()
         finally:
@@ -295,8 +337,19 @@ def run(minutes: float = MINUTES) -> Result:
         "peak_rss_mb": round(max(float(str(one["rss_bytes"])) for one in soak.samples) / 1e6, 1),
         "problems": "; ".join(soak.problems[:10]),
     }
-    passed = bad == 0 and seen["answers"] > 0
-    return started.finish(soak.samples, {**summary}, Verdict(CRITERION, 0, bad, passed=passed))
+    if not is_steady:
+        passed = bad == 0 and seen["answers"] > 0
+        return started.finish(soak.samples, {**summary}, Verdict(CRITERION, 0, bad, passed=passed))
+    left = summarise([{"requests": one["answers"], **one} for one in soak.samples], soak.problems)
+    grown = float(str(left["mb_per_1000_requests"]))
+    handles = max(float(str(left[one])) for one in ("files_grown", "threads_grown"))
+    passed = bad == 0 and grown <= MOST_GROWTH and handles <= SPARE
+    verdict = Verdict(CRITERION + STEADY, MOST_GROWTH, grown, passed=passed)
+    return started.finish(soak.samples, {**left, **summary}, verdict)
+
+
+def _name(is_steady: bool) -> str:
+    return "swap_soak_steady" if is_steady else "swap_soak"
 
 
 def _server(folders: dict[str, Path], made: Path) -> ServerProcess:
@@ -306,7 +359,13 @@ def _server(folders: dict[str, Path], made: Path) -> ServerProcess:
     most = TIER_MIB * _MIB + 2 * (POOL_MIB * _MIB + weights)
     flags = ["--models-gb", str(most / 2**30), "--pool-gb", str(POOL_MIB / 1024)]
     flags += ["--ram-gb", str(TIER_MIB / 1024), "--disk-gb", str(DISK_GB)]
-    flags += ["--model-ttl", str(TTL), "--log-level", "info"]
+    flags += ["--model-ttl", str(TTL), "--log-level", "info", "--operator-key", _OPERATOR]
+    flags += [flag for key in _KEYS for flag in ("--api-key", key)]
+    (made / "bucket").mkdir()
+    secret = made / "secret"
+    secret.write_text(secrets.token_hex(32), encoding="utf-8")
+    secret.chmod(0o600)
+    flags += ["--remote-store", (made / "bucket").as_uri(), "--fleet-secret-file", str(secret)]
     for one in others:
         flags += ["--allow-model", str(one)]
     return semantic_server(first, made / "server", *flags)
@@ -316,13 +375,14 @@ def main() -> int:
     """Run it; 1 when the criterion is missed. Writes a result only with `--output`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--steady", action="store_true")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     os.nice(10)
-    result = run(options.minutes)
+    result = run(options.minutes, is_steady=options.steady)
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
-        result.write(options.output / "swap_soak.json")
+        result.write(options.output / f"{_name(options.steady)}.json")
     print(json.dumps(result.summary, indent=2))
     return int(not result.verdict.passed)
 
