@@ -144,8 +144,8 @@ def namespace(model: MLXBackend) -> bytes:
     return namespace_of(model.model_id, model.layout().name)
 
 
-def fill(folder: Path, model: MLXBackend, n: int) -> None:
-    """Save `n` agents of five blocks: the first shared by all, the last partial.
+def fill(folder: Path, model: MLXBackend, n: int, n_blocks: int = BLOCKS) -> None:
+    """Save `n` agents of so many blocks: the first shared by all, the last partial.
 
     Writes the files as the store does, without its transactions, and lets it make the index.
     """
@@ -156,7 +156,7 @@ def fill(folder: Path, model: MLXBackend, n: int) -> None:
     shared = tuple(range(SHARED_BLOCKS * BLOCK_TOKENS))
     written: set[str] = set()
     for number in range(n):
-        middle = (number,) * ((BLOCKS - SHARED_BLOCKS - 1) * BLOCK_TOKENS)
+        middle = (number,) * ((n_blocks - SHARED_BLOCKS - 1) * BLOCK_TOKENS)
         tokens = (*shared, *middle, *range(OWN_TOKENS))
         for link in scope.chain(tokens):
             block = StoredBlock(BlockHeader(link, Part.FULL, layout), BODY)

@@ -776,7 +776,7 @@ def test_a_cache_can_be_taken_over_again_and_again(subject: Subject) -> None:
     for done in range(1, 61, 10):
         blocks = subject.extract(sequence, whole, mine)
         sequence = subject.backend.restore(blocks, len(whole), 512, exclusive=True)
-        subject.pool.free_agent("a")
+        subject.pool.free(blocks.all_blocks(), "a")
         mine = subject.blocks_for(512)
         subject.backend.prefill(sequence, [expected[done]])
         whole = [*whole, expected[done], expected[done + 1]]

@@ -210,16 +210,6 @@ class BlockPool:
                 self._release(block_id, times, held)
             self._settle(agent_id)
 
-    def free_agent(self, agent_id: str) -> int:
-        """Free every block that `agent_id` holds; returns how many."""
-        with self._lock:
-            held = self._held.get(agent_id, {})
-            blocks = list(held.items())
-            for block_id, times in blocks:
-                self._release(block_id, times, held)
-            self._settle(agent_id)
-            return len(blocks)
-
     # Evictable references
 
     def mark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:

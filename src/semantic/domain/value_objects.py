@@ -145,10 +145,6 @@ class ModelCacheSpec:
         return n_tokens if self.reusable_tokens is None else min(n_tokens, self.reusable_tokens)
 
     @property
-    def block_tokens(self) -> int:
-        return BLOCK_TOKENS
-
-    @property
     def layer_types(self) -> tuple[LayerKind, ...]:
         return tuple(layer.kind for layer in self.layers)
 

@@ -184,10 +184,11 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentPage:
-    """Some of the agents in a list; `has_more` come after them."""
+    """Some of the agents in a list; `has_more` come after `last`, which was looked at last."""
 
     agents: tuple[AgentSummary, ...]
     has_more: bool
+    last: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from semantic.domain.errors import (
 )
 from semantic.domain.identity import Identity
 from semantic.domain.match import MatchEnd
-from semantic.domain.stored import Manifest
+from semantic.domain.stored import Manifest, Place
 from semantic.ports.agents import AgentDetail, AgentFilter, AgentSummary
 from tests.support.served_agents import AgentsWorld
 from tests.unit.application.thread_world import Panic
@@ -180,8 +181,52 @@ def test_pages_have_the_agents_that_are_chosen(
     while more:
         page = asyncio.run(served.agents.page("", 1, after, only))
         found += [one.id for one in page.agents]
-        after, more = found[-1] if found else None, page.has_more
+        after, more = page.last or (found[-1] if found else None), page.has_more
     assert sorted(found) == sorted(expected)
+
+
+def test_a_page_of_chosen_agents_reads_no_more_than_it_may_look_at(
+    served: AgentsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.turn("wanted", 20)
+    (first,) = served.store.manifests()
+    for number in range(700):
+        name = f"wanted {number}" if number in {3, 600} else f"agent {number}"
+        served.store.save(replace(first, agent_id=name, saved_at=float(number)))
+    read: list[int] = []
+    page_of = served.store.page
+
+    def counted(scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        found = page_of(scope, limit, after)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(served.store, "page", counted)
+    found: list[str] = []
+    after, more, n_pages = None, True, 0
+    while more:
+        read.clear()
+        page = asyncio.run(served.agents.page("", 20, after, AgentFilter(prefix="wanted")))
+        assert sum(read) <= 300
+        found += [one.id for one in page.agents]
+        after, more, n_pages = page.last, page.has_more, n_pages + 1
+    assert found == ["wanted", "wanted 600", "wanted 3"]
+    assert n_pages == 3
+    read.clear()
+    assert not asyncio.run(served.agents.page("", 20, None, AgentFilter(state="decode"))).agents
+    assert not read
+
+
+def test_an_agent_that_runs_is_found_behind_any_number_that_do_not(served: AgentsWorld) -> None:
+    served.turn("ada", 20)
+    (ada,) = served.store.manifests()
+    for number in range(400):
+        served.store.save(replace(ada, agent_id=f"agent {number}", saved_at=1e12 + number))
+    served.submit("ada", 6000)
+    served.engine.step_once()
+    page = asyncio.run(served.agents.page("", 20, None, AgentFilter(state="prefill")))
+    assert [one.id for one in page.agents] == ["ada"]
+    assert not page.has_more
 
 
 def test_an_agent_in_its_first_turn_is_there(served: AgentsWorld) -> None:

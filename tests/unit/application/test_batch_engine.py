@@ -8,7 +8,7 @@ import pytest
 
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.submission import Submission
-from semantic.domain.entities import AgentBlocks
+from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import (
     CacheReconstructionError,
     IntegrityError,
@@ -452,10 +452,10 @@ def test_what_could_never_fit_is_refused_with_what_there_is() -> None:
 
 def test_what_others_hold_is_not_there_to_give() -> None:
     of = world(columns=3)
-    of.pool.allocate(1, 0, "somebody")
+    theirs = of.pool.allocate(1, 0, "somebody")
     with pytest.raises(PoolExhaustedError, match="1 others hold part of it"):
         of.engine.submit("a", text_of(0, 600), max_tokens=100)
-    of.pool.free_agent("somebody")
+    of.pool.free(theirs, "somebody")
     assert of.run("a", text_of(0, 600)).finish_reason in ("stop", "length")
 
 
@@ -564,12 +564,12 @@ def test_a_request_ends_with_an_error_when_others_take_the_pool_before_it_begins
     of = world(columns=2, max_batch=1)
     first = of.engine.submit("a", [1, 2], None, 2)
     second = of.engine.submit("b", text_of(0, 300), None, 2)
-    of.pool.allocate(1, 0, "somebody")
+    theirs = of.pool.allocate(1, 0, "somebody")
     done = {one.uid: one for one in of.finish_beside("somebody")}
     assert done[first].finish_reason in ("stop", "length")
     assert done[second].finish_reason == "error"
     assert (done[second].error or "").startswith("Cannot allocate")
-    of.pool.free_agent("somebody")
+    of.pool.free(theirs, "somebody")
     of.run("c", text_of(0, 300))
 
 
@@ -774,9 +774,9 @@ def test_a_sequence_that_fails_to_close_is_no_reason_to_stop() -> None:
     assert len(of.finish()) == 2
 
 
-def taken_in_between(of: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A free block is taken between the engine's question and its deed, once."""
-    asked = of.pool.can_allocate
+def taken_in_between(of: World, monkeypatch: pytest.MonkeyPatch) -> list[KVBlock]:
+    """Free blocks are taken between the engine's question and its deed, once."""
+    asked, taken = of.pool.can_allocate, list[KVBlock]()
 
     def ask_and_lose(counts: Sequence[int], *, after_eviction: bool = False) -> bool:
         answer = asked(counts, after_eviction=after_eviction)
@@ -784,10 +784,11 @@ def taken_in_between(of: World, monkeypatch: pytest.MonkeyPatch) -> None:
             return answer
         if answer and any(counts):
             monkeypatch.undo()
-            of.pool.allocate(available(of.pool), 0, "somebody")
+            taken.extend(of.pool.allocate(available(of.pool), 0, "somebody"))
         return answer
 
     monkeypatch.setattr(of.pool, "can_allocate", ask_and_lose)
+    return taken
 
 
 def test_losing_a_block_to_somebody_else_while_growing_breaks_nothing(
@@ -805,9 +806,9 @@ def test_losing_a_block_to_somebody_else_while_submitting_queues_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of = world(columns=4)
-    taken_in_between(of, monkeypatch)
+    taken = taken_in_between(of, monkeypatch)
     uid = of.engine.submit("a", [1, 2], None, 3)
-    of.pool.free_agent("somebody")
+    of.pool.free(taken, "somebody")
     assert [done.uid for done in of.finish()] == [uid]
 
 

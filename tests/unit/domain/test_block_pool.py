@@ -203,18 +203,6 @@ def test_one_block_nobody_holds_stops_the_sharing_of_all() -> None:
     assert holders(of) == ("a",)
 
 
-def test_everything_of_an_agent_is_freed_at_once() -> None:
-    of = pool()
-    mine = of.allocate(3, 0, "a")
-    theirs = of.allocate(2, 1, "b")
-    of.share(theirs, "a")
-    of.share(mine[:1], "a")
-    assert of.free_agent("a") == 5
-    assert holders(of) == ("b",)
-    assert of.used_blocks == 2
-    assert of.free_agent("a") == 0
-
-
 def test_only_the_sole_holder_is_exclusive() -> None:
     of = pool()
     blocks = of.allocate(2, 0, "a")
@@ -268,7 +256,7 @@ def test_evictable_blocks_that_are_freed_no_longer_count() -> None:
     of = pool(4)
     blocks = of.allocate(2, 0, "a")
     of.mark_evictable(blocks, "a")
-    of.free_agent("a")
+    of.free(blocks, "a")
     of.unmark_evictable(blocks, "a")
     of.unmark_evictable([stranger()], "b")
     assert of.can_allocate([4, 0], after_eviction=True)
@@ -279,12 +267,12 @@ def test_evictable_blocks_that_are_freed_no_longer_count() -> None:
 def test_a_holder_is_busy_unless_it_has_an_evictable_cache() -> None:
     of = pool()
     idle = of.allocate(1, 0, "a")
-    of.allocate(1, 0, "b")
+    busy = of.allocate(1, 0, "b")
     assert of.busy_holders() == ("a", "b")
     of.mark_evictable(idle, "a")
     assert of.busy_holders() == ("b",)
     of.unmark_evictable(idle, "a")
-    of.free_agent("b")
+    of.free(busy, "b")
     assert of.busy_holders() == ("a",)
     assert holders(of) == ("a",)
 
@@ -404,7 +392,7 @@ class Hammer:
             case 2 if self.mine:
                 self.of.free([self.mine.pop()], self.me)
             case _ if len(self.mine) > 12:
-                assert self.of.free_agent(self.me) == len(self.mine)
+                self.of.free(self.mine, self.me)
                 self.mine.clear()
 
 

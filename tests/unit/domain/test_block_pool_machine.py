@@ -111,11 +111,6 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(InvalidRequestError, match="does not hold it"):
                 self.pool.free(blocks, agent)
 
-    @rule(agent=agents)
-    def free_agent(self, agent: str) -> None:
-        assert self.pool.free_agent(agent) == len(self.held(agent))
-        self.holds = [hold for hold in self.holds if hold[0] != agent]
-
     @precondition(lambda self: self.known)
     @rule(data=st.data(), agent=agents)
     def mark_evictable(self, data: st.DataObject, agent: str) -> None:

@@ -219,8 +219,8 @@ async def list_agents(
 ) -> Response:
     """A page of agents: those whose first turn has not ended, then the last used.
 
-    Its cost does not depend on how many there are. An operator gets those of one tenant, or
-    without `tenant` and `after` the first ones of all, tenant by tenant.
+    It looks at a few hundred: with a filter it may be empty while more come after `last_id`. An
+    operator gets those of a tenant, or without `tenant` and `after` the first of each in turn.
     """
     agents, only = agents_of(request), AgentFilter(prefix, pinned, state, parent)
     if tenant is None and after is None and is_operator(request):
@@ -229,7 +229,8 @@ async def list_agents(
         owner = _owner(request, tenant)
         pages, is_of_all = [(owner, await agents.page(owner, limit, after, only))], False
     data = [_summary(one, of) for of, page in pages for one in page.agents]
-    first, last = (None if is_of_all or not data else data[at]["id"] for at in (0, -1))
+    first = None if is_of_all or not data else data[0]["id"]
+    last = None if is_of_all else pages[0][1].last or (data[-1]["id"] if data else None)
     found = {"first_id": first, "last_id": last, "has_more": any(one.has_more for _, one in pages)}
     return JSONResponse({"object": "list", "data": data, **found})
 

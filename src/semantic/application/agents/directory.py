@@ -53,6 +53,8 @@ from semantic.ports.store import CacheStorePort
 
 MAX_ID_LENGTH = 256
 """Characters in an agent's name."""
+_LOOKED = 256
+"""Saved agents that a page looks at, or as many as it may have: each is a file to read."""
 
 Owner: TypeAlias = str | bytes
 """A tenant's name; the tag of one that has nothing in the engine and whose name is not known."""
@@ -240,11 +242,11 @@ class AgentDirectory:
         after: str | None = None,
         only: AgentFilter = EVERY_AGENT,
         seen: Mapping[str, Activity] | None = None,
-    ) -> tuple[Sequence[Manifest], bool]:
-        """At most `limit` saved agents, last saved first, and whether more come after them.
+    ) -> tuple[Sequence[Manifest], bool, str | None]:
+        """At most `limit` saved agents, last saved first, whether more come, and after whom.
 
-        Those that come after the agent `after`, and that `only` accepts; `seen` are those with a
-        request. Raises AgentNotFoundError if `after` is not saved.
+        Those that come after the agent `after`, and that `only` accepts, of as many as a page looks
+        at; `seen` are those with a request. Raises AgentNotFoundError if `after` is not saved.
         """
         scope, last = self.scope(tenant), None
         if after is not None:
@@ -253,18 +255,24 @@ class AgentDirectory:
                 raise _unknown(after)
             last = before.place
         idle, states = Activity(), seen or {}
-        chosen = (
-            one
-            for one in walk(self._store, scope, limit + 1, last)
-            if only.accepts(
-                one.agent_id,
-                states.get(one.agent_id, idle).state,
-                parent_of(one),
-                pinned=one.pinned,
-            )
-        )
-        found = list(islice(chosen, limit + 1))
-        return found[:limit], len(found) > limit
+        walked = walk(self._store, scope, limit + 1, last)
+        if only.state not in {None, idle.state}:
+            busy = self._saved_of(scope, [name for name in states if states[name].state != "idle"])
+            walked = (one for one in busy if last is None or one.place < last)
+        found = list[Manifest]()
+        for one in islice(walked, max(limit, _LOOKED)):
+            state = states.get(one.agent_id, idle).state
+            if only.accepts(one.agent_id, state, parent_of(one), pinned=one.pinned):
+                if len(found) == limit:
+                    return found, True, found[-1].agent_id
+                found.append(one)
+            after = one.agent_id
+        return found, next(walked, None) is not None, after
+
+    def _saved_of(self, scope: Scope, names: Collection[str]) -> list[Manifest]:
+        """Those of the agents `names` that are saved, last saved first."""
+        saved = [one for name in names if (one := self._store.manifest(scope, name)) is not None]
+        return sorted(saved, key=lambda one: one.place, reverse=True)
 
     def page(
         self,

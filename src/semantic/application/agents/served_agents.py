@@ -90,7 +90,7 @@ class ServedAgents:
     ) -> AgentPage:
         owner = await self._owner(tenant)
         asking = {} if only.state is None else await self._activity(owner, ())
-        saved, has_more = await self._work(
+        saved, has_more, last = await self._work(
             tenant,
             lambda: self._directory.saved(owner, limit, after, only, asking),
             is_short=False,
@@ -100,7 +100,7 @@ class ServedAgents:
         agents = await self._work(
             tenant, lambda: self._directory.page(owner, saved, seen, is_first=is_first, only=only)
         )
-        return AgentPage(tuple(agents), has_more)
+        return AgentPage(tuple(agents), has_more, last)
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         owner = await self._owner(tenant)
