@@ -34,6 +34,8 @@ from collections.abc import Sequence
 
 from semantic.domain.grammar import Grammar
 
+GRAMMAR_FAILED = "the grammar failed"
+"""How the cause begins when an answer's own grammar ended it. Clients may read all of it."""
 NOT_FINITE = "the model computed NaN or infinite values; nothing computed for this answer is kept"
 """Why an answer ends that was computed from such values. Clients may read it."""
 

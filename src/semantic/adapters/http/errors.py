@@ -22,6 +22,7 @@ from starlette.types import Scope
 
 from semantic.domain.answer import AnswerEnd
 from semantic.domain.errors import (
+    GRAMMAR_FAILED,
     NOT_FINITE,
     AgentNotFoundError,
     CapacityError,
@@ -101,14 +102,17 @@ def check_finished(end: AnswerEnd) -> None:
     """Raise WireError unless the answer is complete or was cut at `max_tokens`.
 
     The cause of a failure may disclose details of the machine, and is left to the log unless it is
-    known not to.
+    known not to. A grammar that fails is the request's fault: asked again it would fail again.
     """
     if end.reason == "cancelled":
         raise WireError(_CANCELLED, "the request was cancelled", code="cancelled")
     if end.reason == "error":
+        if (end.error or "").startswith(GRAMMAR_FAILED):
+            said = f"{end.error}; simplify the schema or grammar"
+            raise WireError(HTTPStatus.BAD_REQUEST, said, code="grammar_failed")
         logger.error("answer failed: %s", end.error)
-        failed = "the model failed while it answered"
-        message = f"{failed}: {end.error}" if end.error == NOT_FINITE else failed
+        known = f": {end.error}" if end.error == NOT_FINITE else ""
+        message = f"the model failed while it answered{known}"
         raise WireError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="answer_failed")
 
 
@@ -200,14 +204,8 @@ def openai_error(problem: Problem) -> dict[str, object]:
             *problem.tokens
         )
     kind = "server_error" if _is_ours(problem) else "invalid_request_error"
-    return {
-        "error": {
-            "message": message,
-            "type": kind,
-            "param": problem.param,
-            "code": problem.code,
-        }
-    }
+    said = {"message": message, "type": kind, "param": problem.param, "code": problem.code}
+    return {"error": said}
 
 
 def anthropic_error(problem: Problem, request_id: str | None = None) -> dict[str, object]:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from semantic.adapters.mlx.arrays import array_from, async_eval
 from semantic.adapters.mlx.sampling.grammar_child import next_mask
-from semantic.domain.errors import InvalidRequestError
+from semantic.domain.errors import GRAMMAR_FAILED, InvalidRequestError
 
 _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # never evaluated: any thread may read it
 
@@ -168,4 +168,4 @@ class GrammarMask:
 
     def _fail(self) -> None:
         reason = self._matcher.get_error() or "none of the model's tokens can come next"
-        self._failure = (self._seen, f"the grammar failed: {reason.strip().splitlines()[0]}")
+        self._failure = (self._seen, f"{GRAMMAR_FAILED}: {reason.strip().splitlines()[0]}")

@@ -25,6 +25,7 @@ from semantic.domain.answer import (
     Usage,
 )
 from semantic.domain.errors import (
+    GRAMMAR_FAILED,
     NOT_FINITE,
     BackendError,
     ContextOverflowError,
@@ -374,9 +375,11 @@ def test_one_choice_that_cannot_begin_ends_them_all() -> None:
     assert len(wire.fake.cancelled) == len(wire.fake.asked) == 3
 
 
+TOO_MUCH = f"{GRAMMAR_FAILED}: lexer error: too many expressions constructed"
 ENDS: list[tuple[Script, int, str]] = [
     (Script((TextDelta("a"),), reason="error", error="secret"), 500, "answer_failed"),
     (Script((TextDelta("a"),), reason="cancelled"), 499, "cancelled"),
+    (Script((TextDelta("a"),), reason="error", error=TOO_MUCH), 400, "grammar_failed"),
 ]
 
 
@@ -387,7 +390,9 @@ def test_an_answer_that_fails_is_never_a_reply(
     with caplog.at_level(logging.ERROR, "semantic.server"):
         error = wire_of(script).error(CHAT, status)
     assert error["code"] == code
-    assert error["type"] == "server_error"
+    ours, theirs = "server_error", "invalid_request_error"
+    assert error["type"] == (theirs if status == 400 else ours)
+    assert ("too many expressions" in str(error)) == (status == 400)
     assert "secret" not in str(error)
     assert ("secret" in caplog.text) == (code == "answer_failed")
 
