@@ -52,14 +52,12 @@ _HEAD: Final = """# Models
 
 What of each architecture is reused, and how its batches decode. Every number was measured with a
 tiny random model of that architecture (two to four layers, windows of 128 tokens, prompts of 700
-tokens) that `semantic` loads from a folder like any other model, in fp32 on a CPU, beside mlx-lm
-alone on the same weights (mlx {mlx}, mlx-lm {mlx_lm}). The tests compare with the same numbers; no
-change may lower them.
+tokens) in fp32 on a CPU, beside mlx-lm alone on the same weights (mlx {mlx}, mlx-lm {mlx_lm}).
+The tests compare with the same numbers; no change may lower them.
 
-This page is written by `python -m tests.zoo --document`; do not edit it. It is measured anew by
-`python -m tests.zoo --record`. Which models belong to which module of mlx-lm was matched by hand;
-`model_type` in a model's `config.json` names the module. [Families of models](families.md) says how
-they write calls.
+`python -m tests.zoo --document` writes this page, `--record` measures it anew. `model_type` in a
+model's `config.json` names the module of mlx-lm; models were matched to it by hand. [Families of
+models](families.md) says how they write calls.
 
 ## What is reused
 
@@ -72,7 +70,8 @@ is before it could be reused. Agents "with the same beginning" share 600 tokens 
 Full attention can be cut at every token. A window forgets what is before it, and a state cannot be
 cut back: they go on from checkpoints, which are taken where a turn ends, where two prompts part, at
 the end of a prompt and on a grid. The grid of these tiny models has a distance of 256 tokens, that
-of large ones up to 4,096; an edit computes what is behind the last checkpoint before it.
+of large ones up to 4,096; an edit computes what is behind the last checkpoint before it. PLaMo 3
+reuses what lies within its window alone: of a long prompt next to nothing.
 
 ## Architectures
 
@@ -88,7 +87,8 @@ the other*: sequences share no step.
 "Exact": whether greedy tokens are mlx-lm's, alone, in a batch of unequal lengths, with a prompt
 again, appended, edited or begun alike, preempted, after a restart and after a kill; else where
 they are not. Two tokens whose logits differ by less than a thousandth of the largest count as
-equal.
+equal. Where a sparse indexer chooses (GLM-5, DeepSeek V3.2) a prompt computed in two pieces may
+flip a near tie, in mlx-lm alone too.
 
 "Reuse" is a row of the table above.
 
