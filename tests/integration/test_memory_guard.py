@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.models import llama
 
 from semantic import BlockPool, BlockPoolBatchEngine
-from semantic.adapters.mlx.device import give_memory_back, memory_in_use
+from semantic.adapters.mlx.device import free_memory, give_memory_back, memory_in_use
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.engine.engine_thread import EngineThread
@@ -32,6 +32,7 @@ CACHES = 400 * MIB
 MORE = 160 * MIB
 """What the process may have beside what it has after the start: a fraction of both."""
 AGENTS, TOKENS = 14, 600
+BODY, N_BODIES = 1 << 16, 3000
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
@@ -154,6 +155,21 @@ def _held(store: MemoryStore) -> int:
     """Bytes of MLX's arrays and of the store's bodies."""
     [tier] = store.stats()
     return mx.get_active_memory() + mx.get_cache_memory() + tier.n_bytes
+
+
+def test_what_an_unloaded_model_took_is_the_systems_again() -> None:
+    in_own_process("tests.integration.test_memory_guard:between_what_is_in_use")
+
+
+def between_what_is_in_use() -> None:
+    """Memory between objects that stay is returned too: models come and go beside bodies."""
+    bodies = [bytes(BODY) for _ in range(N_BODIES)]
+    stay = bodies[::50]
+    del bodies
+    before = memory_in_use()
+    free_memory()
+    assert before - memory_in_use() > BODY * N_BODIES // 2
+    assert len(stay) == N_BODIES // 50
 
 
 def test_narrow_chunks_and_a_narrow_batch_change_no_token() -> None:

@@ -267,6 +267,6 @@ def give_memory_back() -> None:
 
 
 def free_memory() -> None:
-    """Free arrays in cycles of objects, and the buffers that MLX keeps of arrays that are gone."""
+    """Free arrays in cycles of objects, and return to the system what they took."""
     gc.collect()
-    mx.clear_cache()
+    give_memory_back()
