@@ -31,11 +31,11 @@ from semantic import load
 QUESTION = "Does a server notice that its store has 100,000 agents?"
 MOST_START_S, MOST_PAGE_MS, MOST_HEALTH_MS = 2.0, 50.0, 300.0
 CRITERION = (
-    f"it starts at most {MOST_START_S:g} s later than with an empty store (medians), and then no "
-    f"page of the list takes more than {MOST_PAGE_MS:g} ms and no /health more than "
-    f"{MOST_HEALTH_MS:g} ms"
+    f"it starts at most {MOST_START_S:g} s later than with an empty store (medians), and then 99 of "
+    f"100 pages of the list, with and without a filter, take at most {MOST_PAGE_MS:g} ms and no "
+    f"/health more than {MOST_HEALTH_MS:g} ms"
 )
-AGENTS, BLOCKS, ROUNDS, LONGEST = 100_000, 2, 3, 1000
+AGENTS, BLOCKS, ROUNDS, REPEATS, LONGEST = 100_000, 2, 3, 20, 1000
 FILTERS: Mapping[str, Mapping[str, str | int]] = {
     "prefix": {"prefix": "agent-77"},
     "prefix of none": {"prefix": "nobody"},
@@ -64,7 +64,7 @@ def run(agents: int = AGENTS) -> Result:
     summary = summarise(rows)
     passed = (
         summary["later_s"] <= MOST_START_S
-        and all(summary[f"slowest_{name}_ms"] <= MOST_PAGE_MS for name in ("page", *FILTERS))
+        and all(summary[f"p99_{name}_ms"] <= MOST_PAGE_MS for name in ("page", *FILTERS))
         and summary["slowest_health_ms"] <= MOST_HEALTH_MS
         and summary["found"] >= agents
     )
@@ -81,7 +81,7 @@ def visit(server: ServerProcess) -> Row:
     try:
         asking = Asking(HTTPConnection("127.0.0.1", server.port, timeout=60))
         asking.walk()
-        for name, query in FILTERS.items():
+        for name, query in REPEATS * [*FILTERS.items()]:
             asking.list(name, query)
         chat: Json = {
             "model": _MODEL,
@@ -92,6 +92,7 @@ def visit(server: ServerProcess) -> Row:
         row |= {"found": asking.found, "rss_mb": round(server.resident_bytes() / 1e6, 1)}
         for what, taken in asking.taken.items():
             row |= {f"{what}_p50_ms": round(statistics.median(taken), 2)}
+            row |= {f"{what}_p99_ms": round(sorted(taken)[int(0.99 * (len(taken) - 1))], 2)}
             row |= {f"{what}_max_ms": round(max(taken), 2)}
         return row
     finally:
@@ -153,7 +154,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, float]:
         "later_s": round(
             statistics.median(of("full", "start_s")) - statistics.median(of("empty", "start_s")), 2
         ),
-        **{f"slowest_{name}_ms": max(of("full", f"{name}_max_ms")) for name in pages},
+        **{f"p99_{name}_ms": max(of("full", f"{name}_p99_ms")) for name in pages},
+        "slowest_page_ms": max(of("full", "page_max_ms")),
         "slowest_longest_page_ms": max(of("full", "longest page_max_ms")),
         "slowest_health_ms": max(of("full", "health_max_ms")),
         "rss_more_mb": round(
