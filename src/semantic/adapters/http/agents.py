@@ -219,7 +219,7 @@ async def list_agents(
 ) -> Response:
     """A page of agents: those whose first turn has not ended, then the last used.
 
-    It looks at a few hundred: with a filter it may be empty while more come after `last_id`. An
+    It looks at some hundred: with a filter it may be empty while more come after `last_id`. An
     operator gets those of a tenant, or without `tenant` and `after` the first of each in turn.
     """
     agents, only = agents_of(request), AgentFilter(prefix, pinned, state, parent)

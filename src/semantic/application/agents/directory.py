@@ -53,7 +53,7 @@ from semantic.ports.store import CacheStorePort
 
 MAX_ID_LENGTH = 256
 """Characters in an agent's name."""
-_LOOKED = 256
+_LOOKED = 200
 """Saved agents that a page looks at, or as many as it may have: each is a file to read."""
 
 Owner: TypeAlias = str | bytes
