@@ -245,8 +245,9 @@ class AgentDirectory:
     ) -> tuple[Sequence[Manifest], bool, str | None]:
         """At most `limit` saved agents, last saved first, whether more come, and after whom.
 
-        Those that come after the agent `after`, and that `only` accepts, of as many as a page looks
-        at; `seen` are those with a request. Raises AgentNotFoundError if `after` is not saved.
+        Starts after the agent `after`, looks at as many as a page may and takes what `only`
+        accepts; `seen` are those with a request. Raises AgentNotFoundError for an `after` that is
+        not saved.
         """
         scope, last = self.scope(tenant), None
         if after is not None:
@@ -270,7 +271,7 @@ class AgentDirectory:
         return found, next(walked, None) is not None, after
 
     def _saved_of(self, scope: Scope, names: Collection[str]) -> list[Manifest]:
-        """Those of the agents `names` that are saved, last saved first."""
+        """The manifests of the agents `names` that have one, last saved first."""
         saved = [one for name in names if (one := self._store.manifest(scope, name)) is not None]
         return sorted(saved, key=lambda one: one.place, reverse=True)
 
