@@ -184,7 +184,7 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentPage:
-    """Some of the agents in a list; `has_more` come after `last`, which was looked at last."""
+    """Some of the agents in a list; `has_more` come after the saved agent `last`."""
 
     agents: tuple[AgentSummary, ...]
     has_more: bool

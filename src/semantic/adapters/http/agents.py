@@ -182,7 +182,7 @@ class ShownAgent(Agent):
 
 
 class Agents(BaseModel):
-    """A page of agents; the ids are null if there are none, and for agents of several tenants."""
+    """A page of agents. Both ids are null for agents of several tenants, the first without any."""
 
     object: Literal["list"]
     data: list[Agent]

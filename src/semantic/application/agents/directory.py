@@ -258,7 +258,8 @@ class AgentDirectory:
         idle, states = Activity(), seen or {}
         walked = walk(self._store, scope, limit + 1, last)
         if only.state not in {None, idle.state}:
-            busy = self._saved_of(scope, [name for name in states if states[name].state != "idle"])
+            names = [name for name, one in states.items() if one.state == only.state]
+            busy = self._saved_of(scope, names)
             walked = (one for one in busy if last is None or one.place < last)
         found = list[Manifest]()
         for one in islice(walked, max(limit, _LOOKED)):
