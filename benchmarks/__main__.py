@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks import (
     adapters,
     cancelled,
+    crowd,
     decode,
     engine_step,
     gap,
@@ -43,6 +44,7 @@ from benchmarks import (
 BENCHMARKS = {
     "adapters": adapters.run,
     "cancelled": cancelled.run,
+    "crowd": crowd.run,
     "decode": decode.run,
     "engine_step": engine_step.run,
     "gap": gap.run,

@@ -202,11 +202,16 @@ def run(minutes: float = MINUTES) -> Result:
         finally:
             server.stop()
     summary = summarise(soak.samples, soak.failures)
+    verdict = judge(CRITERION, summary, is_right=not soak.failures)
+    return started.finish(soak.samples, dict(summary), verdict)
+
+
+def judge(criterion: str, summary: Row, *, is_right: bool) -> Verdict:
+    """Passed if the answers are right and the process kept to its memory, files and threads."""
     growth = float(str(summary["mb_per_1000_requests"]))
     left = max(float(str(summary[name])) for name in ("files_grown", "threads_grown"))
-    passed = not soak.failures and growth <= MOST_GROWTH and left <= SPARE
-    verdict = Verdict(CRITERION, MOST_GROWTH, growth, passed=passed)
-    return started.finish(soak.samples, dict(summary), verdict)
+    passed = is_right and growth <= MOST_GROWTH and left <= SPARE
+    return Verdict(criterion, MOST_GROWTH, growth, passed=passed)
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from benchmarks.server_process import ServerProcess, semantic_server
-from benchmarks.soak import MOST_GROWTH, SPARE, summarise
+from benchmarks.soak import judge, summarise
 from experiments.harness.document import Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
@@ -308,7 +308,7 @@ def run(minutes: float = MINUTES, *, is_steady: bool = False) -> Result:
         "pool_mib": POOL_MIB,
         "ttl": TTL,
     }
-    name = _name(is_steady)
+    name = "swap_soak_steady" if is_steady else "swap_soak"
     started = Run.start(name, QUESTION, model="tiny llamas", parameters=parameters, seed=0)
     with TemporaryDirectory(prefix="semantic-benchmark-") as made:
         folders = {name: write_model(Path(made) / name, name, **SIZES) for name in NAMES}
@@ -341,15 +341,8 @@ def run(minutes: float = MINUTES, *, is_steady: bool = False) -> Result:
         passed = bad == 0 and seen["answers"] > 0
         return started.finish(soak.samples, {**summary}, Verdict(CRITERION, 0, bad, passed=passed))
     left = summarise([{"requests": one["answers"], **one} for one in soak.samples], soak.problems)
-    grown = float(str(left["mb_per_1000_requests"]))
-    handles = max(float(str(left[one])) for one in ("files_grown", "threads_grown"))
-    passed = bad == 0 and grown <= MOST_GROWTH and handles <= SPARE
-    verdict = Verdict(CRITERION + STEADY, MOST_GROWTH, grown, passed=passed)
+    verdict = judge(CRITERION + STEADY, left, is_right=bad == 0)
     return started.finish(soak.samples, {**left, **summary}, verdict)
-
-
-def _name(is_steady: bool) -> str:
-    return "swap_soak_steady" if is_steady else "swap_soak"
 
 
 def _server(folders: dict[str, Path], made: Path) -> ServerProcess:
@@ -382,7 +375,7 @@ def main() -> int:
     result = run(options.minutes, is_steady=options.steady)
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
-        result.write(options.output / f"{_name(options.steady)}.json")
+        result.write(options.output / f"{result.id}.json")
     print(json.dumps(result.summary, indent=2))
     return int(not result.verdict.passed)
 
