@@ -34,7 +34,7 @@ from semantic.adapters.mlx.model.provider import wrap_model, wrapping
 from semantic.adapters.mlx.ranks.following import follow
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
-from semantic.composition.launched_ranks import Grid, read_grid
+from semantic.adapters.ranks.launched import Grid, read_grid
 from semantic.domain.block_hash import Part
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, whole_blocks
 from semantic.ports.generation import at_once
@@ -164,7 +164,7 @@ def measure(shape: str, layers: int | None, form: str) -> None:
 
 def _shard(model: Module, grid: Grid, attention: AttentionFor | None) -> MLXBackend | None:
     """Rank 0 of the model; None on the others, when rank 0 has ended."""
-    ranks = Ranks(grid.transport, grid.host)
+    ranks = Ranks(grid)
     shard_model(model, ranks)
     shapes.evaluate(model)
     name = shared_name("benchmark:", "", ranks)

@@ -23,11 +23,11 @@ FILE: Final = "budgets.toml"
 RECORDS: Final = "docs/adr/"
 PARTS: Final = {
     "fleet": re.compile(
-        r"adapters/(fleet|http/fleet|mlx/ranks|stores/remote)/|adapters/stores/(kv_|fleet_secret)"
-        r"|cli/(fleet/|remote/fleet_cache)|composition/(fleet_store|launched_ranks)"
+        r"adapters/(fleet|http/fleet|ranks|stores/remote)/|adapters/stores/kv_"
+        r"|cli/(fleet/|remote/fleet_cache)|composition/fleet_store"
     ),
     "server": re.compile(
-        r"adapters/(http|service|clients)/|cli/(remote/|launch\.|serve\.|service\.)|serve"
+        r"adapters/(http|service|clients)/|cli/(remote/|launch\.|serve\.|service\.)"
     ),
 }
 """Files of a part by their path in the package, the first that matches; others are the engine's."""

@@ -121,7 +121,7 @@ def follow_first(settings: Settings) -> None:
             raise
     else:
         if provider.ranks is not None:
-            provider.ranks.left = partial(memory_left, settings)
+            provider.ranks.links.left = partial(memory_left, settings)
             follow(model, provider.ranks)
 
 

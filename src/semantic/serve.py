@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -42,11 +43,11 @@ from semantic.bootstrap import (
 )
 from semantic.composition.engine_settings import NamedAdapter, Settings
 from semantic.composition.memory_shares import give_up_under_pressure, guarded_loop, heed_ranks
-from semantic.composition.named_models import model_name, model_path
+from semantic.composition.named_models import model_name, model_path, parse_adapter
 from semantic.composition.process_stores import (
     durable_tier,
     local_tiers,
-    open_publisher,
+    open_events,
     open_turns,
     remote_tier,
     unfinished_folder,
@@ -130,12 +131,12 @@ async def load_serving(
     """Load the model on the engine's thread; returns when requests can be served. With `shared` it
     is one of several, around a store that stays open. `loop` is a thread that others use too.
 
-    Raises as `bootstrap.build_engine`, `open_publisher` and `Serving.publish`, and
+    Raises as `bootstrap.build_engine`, `open_events` and `Serving.publish`, and
     InvalidRequestError for a `max_context` that is too large.
     """
     apps: list[App] = []
     public: list[tuple[int, ...]] = []
-    publisher = None if settings.events is None else open_publisher(*settings.events)
+    publisher = None if settings.events is None else open_events(*settings.events)
 
     def build() -> BlockPoolBatchEngine:
         apps.append(build_engine(settings.engine, on_store_unavailable, publisher))
@@ -380,6 +381,31 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
     if own != given:
         aliases.add(str(model_path(given)))
     return tuple(names), frozenset(aliases - names.keys())
+
+
+def with_adapters(
+    models: Sequence[ServeSettings], given: Sequence[str]
+) -> list[list[ServeSettings]]:
+    """Each model, and behind it what it is under each of its adapters. Raises
+    InvalidRequestError."""
+    adapters = [parse_adapter(one) for one in given]
+    alone = Counter(adapter.name for _, adapter in adapters)
+    groups = [[one] for one in models]
+    for text, (base, adapter) in zip(given, adapters, strict=True):
+        number = _base_of(text, base, models)
+        is_alone = alone[adapter.name] == 1
+        groups[number].append(adapted(models[number], adapter, is_alone=is_alone))
+    return groups
+
+
+def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> int:
+    """The number of the model that an adapter is for. Raises InvalidRequestError."""
+    for number, one in enumerate(models):
+        if base in one.names or (base is None and len(models) == 1):
+            return number
+    names = ", ".join(one.names[0] for one in models)
+    found = "which of several models it is for" if base is None else f"one of them, got {base}"
+    raise InvalidRequestError(f"--adapter {given}: expected BASE+NAME=PATH with {found}: {names}")
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:

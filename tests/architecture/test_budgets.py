@@ -50,10 +50,11 @@ def test_each_file_belongs_to_a_part() -> None:
         "domain/prefix.py": "engine",
         "adapters/http/app.py": "server",
         "adapters/http/fleet/fleet_edge.py": "fleet",
-        "adapters/mlx/ranks/group.py": "fleet",
+        "adapters/mlx/ranks/group.py": "engine",
+        "adapters/ranks/links.py": "fleet",
         "cli/serve.py": "server",
         "cli/cache.py": "engine",
-        "serve_models.py": "server",
+        "serve_models.py": "engine",
     }
     assert {path: part_of(path) for path in parts} == parts
 

@@ -17,7 +17,7 @@ from semantic.adapters.stores.remote.remote_records import Records
 from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.application.chat.replay import turns_owner
 from semantic.cli.cache import CACHE_COMMANDS
-from semantic.composition import process_stores
+from semantic.composition import fleet_store, process_stores
 from semantic.composition.engine_settings import Settings
 from semantic.composition.memory_shares import default_memory_tier_bytes
 from semantic.composition.process_stores import (
@@ -473,7 +473,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetFlags:
     secret.chmod(0o600)
     (tmp_path / "bucket").mkdir()
     url = (tmp_path / "bucket").as_uri()
-    objects, key = process_stores.require_objects(Settings(remote=url, fleet_secret=secret))
+    objects, key = fleet_store.require_objects(Settings(remote=url, fleet_secret=secret))
     store = RemoteStore(objects, key)
     for name in (tenant_name("the-key"), LOCAL_TENANT):
         tag = tenant_tag(key, name)

@@ -9,8 +9,7 @@ import pytest
 from typer.core import TyperGroup
 
 from semantic import __version__
-from semantic.cli.main import COMMANDS, GROUPS
-from semantic.cli.remote.top import TOP_COMMANDS
+from semantic.cli.main import TABLE
 from tests.cli.support import environment, process, semantic
 from tests.support.program import program
 
@@ -18,8 +17,8 @@ from tests.support.program import program
 def parameters() -> list[tuple[str, str, str]]:
     """(command, parameter, help) of every option and argument."""
     group = program()
-    commands = {"semantic": group, **{name: group.commands[name] for name in COMMANDS}}
-    for word, (_, below) in GROUPS.items():
+    commands = {"semantic": group, **{name: group.commands[name] for name in TABLE.commands}}
+    for word, (_, below) in TABLE.groups.items():
         part = group.commands[word]
         assert isinstance(part, TyperGroup)
         commands |= {f"{word} {name}": part.commands[name] for name in below}
@@ -30,18 +29,20 @@ def parameters() -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize("command", list(COMMANDS))
+@pytest.mark.parametrize("command", list(TABLE.commands))
 def test_every_command_explains_itself(command: str) -> None:
     ran = semantic(command, "--help")
     assert ran.code == 0
-    words = " ".join((COMMANDS[command].__doc__ or "").split("\n")[0].split())
+    words = " ".join((TABLE.commands[command].__doc__ or "").split("\n")[0].split())
     assert words.split(".")[0].split(";")[0] in " ".join(ran.out.split())
 
 
 def test_the_group_lists_every_command() -> None:
     listed = semantic("--help").out
-    assert [name for name in (*COMMANDS, *GROUPS, *TOP_COMMANDS) if name not in listed] == []
-    for word, (words, below) in GROUPS.items():
+    assert [
+        name for name in (*TABLE.commands, *TABLE.groups, *TABLE.apart) if name not in listed
+    ] == []
+    for word, (words, below) in TABLE.groups.items():
         assert words in listed
         assert [name for name in below if name not in semantic(word, "--help").out] == []
 
@@ -52,7 +53,7 @@ def test_every_option_has_a_help_text() -> None:
     assert {"model", "pool_gb", "pool_blocks"} <= {name for _, name, _ in found}
 
 
-@pytest.mark.parametrize("command", list(COMMANDS))
+@pytest.mark.parametrize("command", list(TABLE.commands))
 def test_the_model_and_the_budget_can_be_given_to_every_command(command: str) -> None:
     names = {name for owner, name, _ in parameters() if owner == command}
     assert {"model", "pool_gb", "pool_blocks"} <= names

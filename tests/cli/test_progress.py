@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from semantic.adapters.exchange.transfer import export_agent, import_agent
-from semantic.cli import agents, cache
+from semantic.cli import cache
 from semantic.cli.progress import ServerProgress, _new_progress, _token_speed, work_bar
+from semantic.cli.remote import archives
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_disk
 from semantic.domain.stored import OnProgress
@@ -45,7 +46,7 @@ class Seen:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found = Seen()
-    for module in (agents, cache):
+    for module in (archives, cache):
         monkeypatch.setattr(module, "work_bar", found.bar)
     return found
 

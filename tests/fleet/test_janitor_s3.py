@@ -15,8 +15,8 @@ from semantic.adapters.stores.remote.lease import PERIOD, Lease, LostLeaseError
 from semantic.adapters.stores.remote.objects import Listed, Objects, UnavailableError
 from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.composition.engine_settings import Settings
-from semantic.composition.fleet_store import evict_remote, forget_tenant, last_pass
-from semantic.composition.process_stores import fleet_secret
+from semantic.composition.fleet_store import evict_remote, forget_tenant
+from semantic.composition.process_stores import fleet_secret, require_shared
 from semantic.domain.block_hash import LOCAL_TENANT
 from tests.fleet.seaweed import Seaweed
 from tests.fleet.test_s3 import Fleet, fleet
@@ -199,7 +199,7 @@ def test_agents_whose_blocks_were_evicted_give_the_same_tokens(fleet: Fleet) -> 
         assert evict_remote(settings) is not None
         gone = fleet.replica(stack, "c").ask("ann", (*past, *text(30, seed=3)), 9)
         assert gone.cached_tokens == 0
-        assert last_pass(settings) is not None
+        assert require_shared(settings).last_pass() is not None
         one.ask("ann", (*past, *text(300, seed=4)), 9)
 
 

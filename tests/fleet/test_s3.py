@@ -18,7 +18,7 @@ import pytest
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.stores.remote.objects import DEADLINE, Objects
 from semantic.composition.engine_settings import Settings
-from semantic.composition.process_stores import try_remote
+from semantic.composition.process_stores import require_shared
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import Tier
 from tests.fleet.seaweed import BUCKET, Seaweed, paths_of, until_uploaded
@@ -136,7 +136,7 @@ def test_wrong_keys_cost_no_answer(fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-key")
     settings = Settings(remote=fleet.url, fleet_secret=fleet.secret)
     with pytest.raises(StoreError) as failed:
-        try_remote(settings)
+        require_shared(settings).try_out()
     assert "not-the-key" not in str(failed.value)
     with ExitStack() as stack:
         life = fleet.replica(stack, "a")

@@ -21,11 +21,10 @@ from semantic.adapters.http.activity.watch import Ending
 from semantic.adapters.http.metrics import InstrumentedServing
 from semantic.adapters.stores import background
 from semantic.adapters.stores.background import Backoff
-from semantic.adapters.stores.disk_responses import FallbackResponses
 from semantic.adapters.stores.disk_turns import DiskTurns
 from semantic.adapters.stores.remote import remote_records
 from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.remote_records import Records, SharedResponses
+from semantic.adapters.stores.remote.remote_records import Records
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_responses
@@ -43,7 +42,7 @@ from semantic.domain.responses import StoredResponse
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
-from semantic.ports.store import MOST_WAIT
+from semantic.ports.store import MOST_WAIT, DiskResponsesPort
 from semantic.serve import ServeSettings, load_serving
 from tests.support.durable import Durable, history, text
 from tests.support.fake_clock import FakeClock
@@ -340,7 +339,7 @@ def test_a_request_waits_once_for_a_store_that_hangs(
         await other.close()
         responses.close()
 
-    async def served(name: str) -> tuple[Serving, FallbackResponses | SharedResponses]:
+    async def served(name: str) -> tuple[Serving, DiskResponsesPort]:
         here = settings(fleet, name)
         return await load_serving(here), open_responses(here.engine, pytest.fail)
 

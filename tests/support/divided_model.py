@@ -37,9 +37,8 @@ from semantic.ports.generation import at_once
 from tests.support.bodies import bytes_of_body
 from tests.support.host_driver import HostDriver
 from tests.support.in_pages import SUFFIX
-from tests.support.ports import HERE
 from tests.support.reference import is_answer
-from tests.support.two_ranks import TRANSPORT, launched, pages_here, shortened
+from tests.support.two_ranks import PLACEMENT, launched, pages_here, shortened
 from tests.zoo.folder import drawn
 
 PROMPT: Final = [4 + (i * i * 7 + i * 3) % 500 for i in range(330)]
@@ -57,15 +56,15 @@ def main(row: str) -> None:
             with subprocess.Popen(command, env={**os.environ, **theirs}) as other:
                 os.environ.update(mine)
                 try:
-                    ranks = Ranks(TRANSPORT, HERE)
+                    ranks = Ranks(PLACEMENT)
                     sys.stdout.write(json.dumps(_found(row, ranks)) + "\n")
                     sys.stdout.flush()
-                    ranks.finish()
+                    ranks.links.finish()
                     other.wait(_END_SECONDS)
                 finally:
                     other.kill()  # else an error here would wait for it
         return
-    ranks = Ranks(TRANSPORT, HERE)
+    ranks = Ranks(PLACEMENT)
     with suppress(SemanticError):  # rank 0 says it
         follow(_shard(row, ranks), ranks)
 

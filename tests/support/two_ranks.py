@@ -29,6 +29,7 @@ from semantic.adapters.mlx.ranks.following import follow
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
+from semantic.adapters.ranks.launched import Grid
 from semantic.ports.generation import at_once
 from tests.support.in_pages import SUFFIX
 from tests.support.ports import HERE, free_port
@@ -37,6 +38,8 @@ from tests.zoo.folder import drawn
 
 TRANSPORT: Final = os.environ.get("SEMANTIC_RANKS", "ring")
 SIZE: Final = 2
+PLACEMENT: Final = Grid(0, SIZE, SIZE, TRANSPORT, HERE)
+"""Of either rank."""
 WIDE: Final = "wide "
 """Begins the names of models with heads that a GPU has kernels for."""
 
@@ -78,7 +81,7 @@ class Pair:
             atexit.register(self._end)
             os.environ.update(mine)
             try:
-                self._ranks: Ranks | None = Ranks(TRANSPORT, HERE)
+                self._ranks: Ranks | None = Ranks(PLACEMENT)
             finally:
                 for name in mine:
                     del os.environ[name]
@@ -90,10 +93,10 @@ class Pair:
         is computed any more."""
         if self._backend is None or name != self._name:
             if self._backend is not None and self._ranks is not None:
-                self._ranks.finish()
+                self._ranks.links.finish()
                 self._ranks = None
             self._say(name)
-            backend = shard(name, self._ranks or Ranks(TRANSPORT, HERE))
+            backend = shard(name, self._ranks or Ranks(PLACEMENT))
             assert isinstance(backend, LeadingBackend)
             self._ranks, self._name, self._backend = backend.ranks, name, backend
         return self._backend
@@ -147,9 +150,9 @@ def pages_here() -> AttentionFor:
 
 
 def _main() -> None:
-    ranks: Ranks | None = Ranks(TRANSPORT, HERE)
+    ranks: Ranks | None = Ranks(PLACEMENT)
     for line in sys.stdin:
-        ranks = ranks or Ranks(TRANSPORT, HERE)
+        ranks = ranks or Ranks(PLACEMENT)
         follow(shard(line.strip(), ranks), ranks)
         ranks = None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,19 +27,12 @@ from semantic.cli.agent_lookup import (
     scopes_of,
     shown_id,
 )
-from semantic.cli.edge import print_notice
 from semantic.cli.options import AsJson, StoreOptions
-from semantic.cli.progress import work_bar
-from semantic.cli.remote.archives import (
-    RemoteOptions,
-    export_archive,
-    import_archive,
-    is_stdout,
-)
 from semantic.cli.report import (
     Json,
     columns,
     match_json,
+    print_result,
     show_age,
     show_bytes,
     show_name,
@@ -49,7 +41,7 @@ from semantic.cli.report import (
 from semantic.cli.terminal import is_interactive
 from semantic.cli.why import why
 from semantic.composition.named_models import model_name
-from semantic.domain.block_hash import LOCAL_TENANT, tenant_id
+from semantic.domain.block_hash import tenant_id
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Manifest
 from semantic.ports.agents import EVERY_AGENT, AgentFilter
@@ -219,7 +211,7 @@ def fork(
         )
     tokens = len(parent.token_ids)
     text = f"{show_name(new_name)} begins with the {tokens} tokens of {show_name(name)}"
-    _print(as_json, text, {"name": new_name, "parent": name, "tokens": tokens})
+    print_result(as_json, text, {"name": new_name, "parent": name, "tokens": tokens})
 
 
 def pin(
@@ -236,118 +228,7 @@ def pin(
         if agent.pinned == off:
             save(disk, replace(agent, pinned=not off))
     text = f"{show_name(name)} is {'no longer' if off else 'now'} pinned"
-    _print(as_json, text, {"name": name, "pinned": not off})
-
-
-def export(
-    store: StoreOptions,
-    remote: RemoteOptions,
-    name: AgentName,
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="Where to write: creates FILE.safetensors and FILE.json, with --server FILE; - is "
-            "stdout.",
-            show_default=False,
-        ),
-    ],
-    model_id: ModelId = None,
-    tenant: TenantName = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write an agent with its blocks to two files, for another machine.
-
-    They contain the agent's whole conversation, readable to all who have the files. With --server
-    it is one tar file, which `import` takes with --server. An interrupted export leaves no file.
-    """
-    from semantic.adapters.exchange.transfer import export_agent
-
-    url = remote.address(store, model_id)
-    if is_stdout(file) and (as_json or url is None):
-        raise InvalidRequestError("expected a file: - is for --server, and not with --json")
-    if url is not None:
-        moved = export_archive(url, remote.key_variable, name, remote.owner(tenant), file)
-        if is_stdout(file):
-            print_notice(moved[0])
-        else:
-            _print(as_json, *moved)
-        return
-    with open_store(store) as disk:
-        agent = find_agent(disk, name, model_id, tenant)
-        # Where the model's folder is says nothing elsewhere, and names who exports.
-        shown = replace(agent, model=model_name(agent.model))
-        with work_bar(f"exporting {name}") as on_progress:
-            written = export_agent(disk, shown, file, on_progress)
-    stored = written.n_blocks - written.missing_blocks
-    text = (
-        f"{show_name(name)}: {stored} of {written.n_blocks} blocks, {show_bytes(written.n_bytes)}, "
-        f"in {written.files.bodies} and {written.files.document}"
-    )
-    document: Json = {
-        "name": name,
-        "blocks": written.n_blocks,
-        "stored_blocks": stored,
-        "bytes": written.n_bytes,
-        "files": [str(written.files.bodies), str(written.files.document)],
-    }
-    _print(as_json, text, document)
-
-
-def import_(
-    store: StoreOptions,
-    remote: RemoteOptions,
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="One of the two files, or FILE alone; with --server the tar file.",
-            show_default=False,
-        ),
-    ],
-    name: Annotated[
-        str | None,
-        typer.Option("--as", help="The agent's name there; else its own.", show_default=False),
-    ] = None,
-    tenant: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="With --server, the tenant that gets the agent: the server's log lists them.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Read an agent that was exported, after checking every byte of it.
-
-    Import only trusted files: checksums detect damage, not forged contents. Its cache is this
-    agent's alone: requests must name the agent to continue from it. An interrupted import leaves
-    nothing in the store.
-    """
-    from semantic.adapters.exchange.transfer import import_agent
-
-    url = remote.address(store)
-    if url is not None:
-        owner = remote.owner(tenant)
-        _print(as_json, *import_archive(url, remote.key_variable, file, name, owner))
-        return
-    if tenant is not None:
-        raise InvalidRequestError("expected --tenant with --server only")
-    words = f"importing {file.name}"
-    with open_store(store, create=True) as disk, work_bar(words) as on_progress:
-        read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name, on_progress=on_progress)
-    agent = read.manifest
-    text = (
-        f"{show_name(agent.agent_id)}: {len(agent.token_ids)} tokens, "
-        f"{show_bytes(read.n_bytes)} of blocks"
-    )
-    document: Json = {
-        "name": agent.agent_id,
-        "model_id": shown_id(agent, whole=True),
-        "tokens": len(agent.token_ids),
-        "bodies": read.n_bodies,
-        "bytes": read.n_bytes,
-    }
-    _print(as_json, text, document)
+    print_result(as_json, text, {"name": name, "pinned": not off})
 
 
 AGENT_COMMANDS: dict[str, Callable[..., None]] = {
@@ -356,8 +237,6 @@ AGENT_COMMANDS: dict[str, Callable[..., None]] = {
     "fork": fork,
     "pin": pin,
     "rm": rm,
-    "export": export,
-    "import": import_,
     "why": why,
 }
 
@@ -432,7 +311,3 @@ def _details(facts: AgentFootprint) -> Iterator[str]:
         parts = facts.parts(link)
         sizes = ", ".join(f"{part} {show_bytes(n)}" for part, n in parts.items())
         yield f"  {link.start:>8} to {link.stop:<8} {link.hash.hex()[:16]}  {sizes or 'missing'}"
-
-
-def _print(as_json: bool, text: str, document: Json) -> None:
-    typer.echo(to_line(document) if as_json else text)

@@ -14,7 +14,7 @@ from semantic.cli.edge import EXIT_CHECK_FAILED
 from semantic.cli.options import AsJson, DiskRatedTbw, FleetOptions, StoreOptions, terabytes
 from semantic.cli.progress import work_bar
 from semantic.cli.report import show_bytes, show_name, store_json, store_lines, to_line
-from semantic.composition.fleet_store import last_pass
+from semantic.composition.process_stores import require_shared
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -41,14 +41,15 @@ def stats(
             replace(one, wear=None if one.wear is None else replace(one.wear, rated=rated))
             for one in disk.stats()
         ]
-    found = None if fleet.remote_store is None else last_pass(fleet.settings())
+    is_fleet = fleet.remote_store is not None
+    found = require_shared(fleet.settings()).last_pass() if is_fleet else None
     if as_json:
-        remote = {} if fleet.remote_store is None else {"remote": found and asdict(found)}
+        remote = {"remote": found and found[1]} if is_fleet else {}
         typer.echo(to_line({"tiers": store_json(tiers), **remote}))
         return
     typer.echo("\n".join(store_lines(tiers)))
-    if fleet.remote_store is not None:
-        typer.echo(f"object store: {found or 'no janitor was here'}")
+    if is_fleet:
+        typer.echo(f"object store: {found[0] if found else 'no janitor was here'}")
 
 
 def check(

@@ -21,9 +21,7 @@ from semantic.cli.driving import Driver
 from semantic.cli.edge import EXIT_CHECK_FAILED
 from semantic.cli.options import ADAPTERS, AsJson, ModelsOptions
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
-from semantic.cli.serve import own_names, with_adapters
 from semantic.composition.engine_settings import DEFAULT_MODEL, NamedAdapter, Settings
-from semantic.composition.fleet_store import keeps_versions
 from semantic.composition.framework import (
     blas_kernel,
     blas_status,
@@ -32,12 +30,12 @@ from semantic.composition.framework import (
     read_device,
 )
 from semantic.composition.memory_shares import default_process_bytes, promised
-from semantic.composition.named_models import describe_model, find_model, model_name
+from semantic.composition.named_models import describe_model, find_model, model_name, own_names
 from semantic.composition.process_stores import (
     fleet_secret,
     open_disk,
+    require_shared,
     store_folder,
-    try_remote,
 )
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 from semantic.domain.services import BlockPool
@@ -233,7 +231,7 @@ def check_remote(settings: Settings) -> Finding:
     """Whether the object store of the fleet can be written, read and deleted from."""
     name = "remote store"
     try:
-        seconds, has_versions = try_remote(settings), keeps_versions(settings)
+        seconds, has_versions = require_shared(settings).try_out()
     except SemanticError as error:
         return Finding(name, "failed", str(error), "URL, credentials and permissions decide it")
     found = f"written, read and deleted in {show_seconds(seconds)}"
@@ -262,7 +260,7 @@ def check_embedded_model() -> Finding:
 
 def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings]:
     """What a server would have of them. Raises InvalidRequestError."""
-    from semantic.serve import ServeSettings
+    from semantic.serve import ServeSettings, with_adapters
 
     engines = {name: given.settings_of(name) for name in given.model or (DEFAULT_MODEL,)}
     models = [

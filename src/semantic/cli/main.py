@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from dataclasses import asdict, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,21 +22,17 @@ from semantic.cli.cache import CACHE_COMMANDS
 from semantic.cli.chat import chat
 from semantic.cli.demo import demo
 from semantic.cli.doctor import doctor
-from semantic.cli.fleet.fleet_commands import REPLICA_COMMANDS
-from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.models.commands import MODEL_COMMANDS
-from semantic.cli.options import EngineOptions, ServeOptions, command
-from semantic.cli.remote.fleet_cache import FLEET_COMMANDS
-from semantic.cli.remote.memory_limit import MEMORY_COMMANDS
-from semantic.cli.remote.top import TOP_COMMANDS
+from semantic.cli.options import Command, CommandTable, EngineOptions, command
 from semantic.cli.run import run
-from semantic.cli.serve import CONFIG_COMMANDS, serve
-from semantic.cli.service import SERVICE_COMMANDS
 from semantic.cli.terminal import escape_unencodable
 from semantic.composition.framework import be_program
+from semantic.composition.plugins import tables
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter, Parameter
+
+T = TypeVar("T")
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Settings of every command's context."""
@@ -75,26 +71,40 @@ def _write_options(params: Sequence[Parameter], ctx: Context, formatter: HelpFor
                 formatter.write_dl(records)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo,
-    "run": run,
-    "chat": chat,
-    "serve": serve,
-    "doctor": doctor,
-}
-GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
-    "agents": ("The agents in the store: list, show, fork, pin, move.", AGENT_COMMANDS),
-    "cache": (
-        "The stores: their size, their integrity, freeing space.",
-        {**CACHE_COMMANDS, **FLEET_COMMANDS},
-    ),
-    "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
-    "models": ("Models by name: list, show, download, delete, aliases.", MODEL_COMMANDS),
-    "fleet": ("Several servers that share agents, on Ray.", REPLICA_COMMANDS),
-    "service": ("A server that starts with your login (systemd, launchd).", SERVICE_COMMANDS),
-    "launch": ("Start a coding agent with a running server.", LAUNCH_COMMANDS),
-}
-"""Groups of commands: help text and commands by name."""
+_ENGINE = CommandTable(
+    commands={"demo": demo, "run": run, "chat": chat, "doctor": doctor},
+    apart={},
+    groups={
+        "agents": ("The agents in the store: list, show, fork, pin, move.", AGENT_COMMANDS),
+        "cache": ("The stores: their size, their integrity, freeing space.", CACHE_COMMANDS),
+        "models": ("Models by name: list, show, download, delete, aliases.", MODEL_COMMANDS),
+    },
+)
+_ORDER = (
+    *("demo", "run", "chat", "serve", "doctor", "top", "memory"),
+    *("agents", "cache", "config", "models", "fleet", "service", "launch"),
+)
+"""Of the help; commands and groups of packages that are not known here come last."""
+
+
+def _joined(tables: Sequence[CommandTable]) -> CommandTable:
+    """One table of all; the first help text of a group is its own."""
+    groups: dict[str, tuple[str, dict[str, Command]]] = {}
+    for name, (words, below) in (one for table in tables for one in table.groups.items()):
+        known, commands = groups.get(name, (words, {}))
+        groups[name] = (known, {**commands, **below})
+    commands = {name: one for table in tables for name, one in table.commands.items()}
+    apart = {name: one for table in tables for name, one in table.apart.items()}
+    return CommandTable(_in_order(commands), _in_order(apart), _in_order(groups))
+
+
+def _in_order(table: Mapping[str, T]) -> dict[str, T]:
+    places = {name: place for place, name in enumerate(_ORDER)}
+    return dict(sorted(table.items(), key=lambda one: places.get(one[0], len(_ORDER))))
+
+
+TABLE = _joined([_ENGINE, *(one for one in tables() if isinstance(one, CommandTable))])
+"""All commands."""
 
 app = typer.Typer(
     name="semantic",
@@ -128,8 +138,8 @@ def group(
     """
     del version
     given = {name: value for name, value in asdict(engine).items() if _is_given(ctx, name)}
-    below = {name: _defaults(commands, given) for name, (_, commands) in GROUPS.items()}
-    ctx.default_map = {**_defaults(COMMANDS, given), **below}
+    below = {name: _defaults(commands, given) for name, (_, commands) in TABLE.groups.items()}
+    ctx.default_map = {**_defaults(TABLE.commands, given), **below}
 
 
 def _defaults(
@@ -138,11 +148,17 @@ def _defaults(
     """The options `given` before a command, for each; a server's may name several models."""
     if "model" not in given:
         return dict.fromkeys(commands, given)
-    of_server = {**given, "model": [given["model"]]}
+    several = {**given, "model": [given["model"]]}
     return {
-        name: of_server if ServeOptions in get_type_hints(function).values() else given
-        for name, function in commands.items()
+        name: several if _takes_several(function) else given for name, function in commands.items()
     }
+
+
+def _takes_several(function: Command) -> bool:
+    """Whether the command's `--model` may be repeated."""
+    hints = get_type_hints(function).values()
+    options = [one for hint in hints if is_dataclass(hint) for one in fields(hint)]
+    return any(one.name == "model" and "list[" in str(one.type) for one in options)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
@@ -152,14 +168,9 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 
 app.callback()(group)
-for name, function in COMMANDS.items():
+for name, function in {**TABLE.commands, **TABLE.apart}.items():
     app.command(name, cls=PlainCommand)(command(function))
-for name, function in {
-    **TOP_COMMANDS,
-    **MEMORY_COMMANDS,
-}.items():  # they have no engine, and no options of one
-    app.command(name, cls=PlainCommand)(command(function))
-for word, (words, commands) in GROUPS.items():
+for word, (words, commands) in TABLE.groups.items():
     part = typer.Typer(no_args_is_help=True, cls=PlainGroup, rich_markup_mode=None)
     for name, function in commands.items():
         part.command(name, cls=PlainCommand)(command(function))

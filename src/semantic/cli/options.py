@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, NamedTuple, TypeAlias, get_type_hints
 
 import typer
 
@@ -22,6 +22,8 @@ from semantic.composition.named_models import model_name, model_of, parse_adapte
 from semantic.composition.process_stores import STORE_VARIABLE
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
+
+Command: TypeAlias = Callable[..., None]
 
 _GIB = 1 << 30
 
@@ -548,6 +550,15 @@ class ServeOptions:
         """The flags that were given, by name of their setting."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+
+class CommandTable(NamedTuple):
+    """Commands that a package adds to the program, by name: those with an engine's options, others,
+    and for each group of commands its help text and its commands."""
+
+    commands: Mapping[str, Command]
+    apart: Mapping[str, Command]
+    groups: Mapping[str, tuple[str, Mapping[str, Command]]]
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn, TaskID
 
-    from semantic.adapters.http.metrics import AnswerRecord
-
 _WIDE, _NARROW = 100, 50
 """Columns of a terminal: from the one on bars have their whole length, below the other no rates."""
 _BAR, _SHORT_BAR = 40, 12
@@ -136,7 +134,7 @@ class ServerProgress:
     def first_token(self, uid: str) -> None:
         self._remove(uid)
 
-    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+    def finished(self, uid: str | None, record: object) -> None:
         del record
         self._agents.pop(uid or "", None)
         self._remove(uid or "")

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+import typer
+
 from semantic.cli.driving import Timing
 from semantic.domain.match import MatchReport
 from semantic.domain.stored import StoreStats, Wear
@@ -155,3 +157,7 @@ def _wear_lines(wear: Wear) -> Iterator[str]:
 def to_line(document: Json) -> str:
     """One JSON document on one line."""
     return json.dumps(document, ensure_ascii=False)
+
+
+def print_result(as_json: bool, text: str, document: Json) -> None:
+    typer.echo(to_line(document) if as_json else text)

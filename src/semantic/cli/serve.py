@@ -10,8 +10,7 @@ import json
 import logging
 import os
 import signal
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,14 +24,13 @@ from semantic.cli.report import columns, show_bytes
 from semantic.cli.terminal import write
 from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import read_device
-from semantic.composition.launched_ranks import read_grid, with_secret
 from semantic.composition.memory_shares import default_process_bytes, guard_memory, promised
 from semantic.composition.named_models import (
-    model_name,
     model_of,
-    parse_adapter,
+    own_names,
     remember_served,
 )
+from semantic.composition.plugins import placement
 from semantic.composition.process_stores import default_store_folder, fleet_secret, open_responses
 from semantic.domain.errors import InvalidRequestError, OperatorError, SemanticError, StoreError
 
@@ -216,6 +214,8 @@ async def _load_answering(
 
     others = (*settings.model[1:], *settings.allowed_models)
     models = [first, *(_of_model(first, one) for one in others)]
+    from semantic.serve import with_adapters
+
     groups = with_adapters(models, settings.adapters)
     return await load_models(
         ModelsSettings(
@@ -238,33 +238,6 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
     engine = replace(first.engine, model=model)
     parsers = replace(first.parsers, calls=None, reasoning=None)
     return replace(first, engine=engine, names=own_names(model, name), parsers=parsers)
-
-
-def with_adapters(
-    models: Sequence[ServeSettings], given: Sequence[str]
-) -> list[list[ServeSettings]]:
-    """Each model, and behind it what it is under each of its adapters. Raises
-    InvalidRequestError."""
-    from semantic.serve import adapted
-
-    adapters = [parse_adapter(one) for one in given]
-    alone = Counter(adapter.name for _, adapter in adapters)
-    groups = [[one] for one in models]
-    for text, (base, adapter) in zip(given, adapters, strict=True):
-        number = _base_of(text, base, models)
-        is_alone = alone[adapter.name] == 1
-        groups[number].append(adapted(models[number], adapter, is_alone=is_alone))
-    return groups
-
-
-def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> int:
-    """The number of the model that an adapter is for. Raises InvalidRequestError."""
-    for number, one in enumerate(models):
-        if base in one.names or (base is None and len(models) == 1):
-            return number
-    names = ", ".join(one.names[0] for one in models)
-    found = "which of several models it is for" if base is None else f"one of them, got {base}"
-    raise InvalidRequestError(f"--adapter {given}: expected BASE+NAME=PATH with {found}: {names}")
 
 
 def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:
@@ -315,11 +288,6 @@ def served_names(settings: ServerSettings) -> tuple[str, ...]:
     return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 
 
-def own_names(model: str, given: str) -> tuple[str, ...]:
-    """A model's own name, and the alias that named it."""
-    return (model_name(model), *(() if model == given else (given,)))
-
-
 def engine_settings(settings: ServerSettings) -> Settings:
     """The engine's part of a server's settings, an alias replaced by its model. Raises
     InvalidRequestError."""
@@ -340,10 +308,7 @@ def engine_settings(settings: ServerSettings) -> Settings:
         remote=settings.remote_store,
         remote_bytes=gib("remote_gb", settings.remote_gb),
     )
-    grid = read_grid(os.environ)
-    return (
-        engine if grid is None else replace(engine, ranks=with_secret(grid, fleet_secret(engine)))
-    )
+    return replace(engine, ranks=placement(os.environ, partial(fleet_secret, engine)))
 
 
 def run_server(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from semantic.composition.launched_ranks import Grid
+from semantic.ports.ranks import PlacementPort
 
 DEFAULT_MODEL = "semantic-tiny"
 """The model inside the package."""
@@ -65,7 +65,7 @@ class Settings:
     weights_bytes: int | None = None
     remote: str | None = None
     remote_bytes: int | None = None
-    ranks: Grid | None = None
+    ranks: PlacementPort | None = None
 
     @property
     def label(self) -> str:

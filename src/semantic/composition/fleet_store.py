@@ -1,24 +1,156 @@
-"""A fleet's object store for commands: a janitor's pass, its last report, and the end of a tenant.
+"""A fleet's object store: what its processes share there, a janitor's pass, the end of a tenant.
 
 Adapters are imported inside functions. Knows no engine.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from semantic.application.chat.replay import turns_owner
 from semantic.composition.engine_settings import Settings
-from semantic.composition.process_stores import require_objects
+from semantic.composition.process_stores import shared_place
 from semantic.domain.block_hash import tenant_tag
-from semantic.domain.errors import InvalidRequestError, StoreError
+from semantic.domain.errors import InvalidRequestError, OperatorError, StoreError
 
 if TYPE_CHECKING:
+    from semantic.adapters.stores.kv_publisher import KVPublisher
     from semantic.adapters.stores.remote.janitor import Report
+    from semantic.adapters.stores.remote.objects import Objects
+    from semantic.adapters.stores.remote.remote_records import RemoteTurns, SharedResponses
+    from semantic.adapters.stores.remote.remote_store import RemoteStore
+    from semantic.ports.store import DiskResponsesPort
+
+logger = logging.getLogger("semantic.server")
+
+_CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
+"""Begin the names of what the environment says of object stores."""
+
+_SHARED: WeakValueDictionary[tuple[str, ...], Objects] = WeakValueDictionary()
+
+_SHARING = threading.Lock()
+
+
+class FleetStore:
+    """Implements `SharedStorePort` with an object store.
+
+    All stores of a process that have one URL, and credentials, share a connection: its circuit
+    breaker, so that a request waits once for one that hangs, and what the log says of its outages.
+    """
+
+    def __init__(self, url: str, secret: bytes, max_bytes: int | None = None) -> None:
+        """See `OpensShared`."""
+        self._url = url
+        self._secret = secret
+        self._max_bytes = max_bytes
+        named = (f"{name}={value}" for name, value in os.environ.items() if _is_of_cloud(name))
+        key = (url, *sorted(named))
+        with _SHARING:
+            objects = _SHARED.get(key)
+            if objects is None:
+                objects = _SHARED[key] = _new_objects(url, logger.warning)
+        self.objects = objects
+
+    def blocks(self) -> RemoteStore:
+        """See `SharedStorePort.blocks`. A budget has its janitor, on a connection of its own."""
+        from semantic.adapters.stores.remote.remote_store import RemoteStore
+
+        if self._max_bytes is None:
+            return RemoteStore(self.objects, self._secret)
+        from semantic.adapters.stores.remote.janitor import BackgroundJanitor
+
+        own = _new_objects(self._url)
+        janitor = BackgroundJanitor(own, self._secret, self._max_bytes, logger.info)
+        return RemoteStore(self.objects, self._secret, janitor=janitor)
+
+    def turns(self) -> RemoteTurns:
+        from semantic.adapters.stores.remote.remote_records import Records, RemoteTurns
+
+        return RemoteTurns(Records(self.objects, self._secret, "turns"))
+
+    def responses(self, own: DiskResponsesPort) -> SharedResponses:
+        from semantic.adapters.stores.remote.remote_records import Records, SharedResponses
+
+        records = Records(self.objects, self._secret, "responses")
+        return SharedResponses(own, records, self._secret)
+
+    def try_out(self) -> tuple[float, bool]:
+        objects = _new_objects(self._url)
+        with _failures():
+            return try_objects(objects), objects.keeps_versions()
+
+    def last_pass(self) -> tuple[str, Mapping[str, object]] | None:
+        from semantic.adapters.stores.remote.janitor import read_report
+
+        with _failures():
+            found = read_report(_new_objects(self._url))
+        return None if found is None else (str(found), asdict(found))
+
+
+def require_objects(settings: Settings) -> tuple[Objects, bytes]:
+    """A connection and a breaker for a command, which reports nothing, and the fleet's secret.
+
+    Raises InvalidRequestError for settings without a URL, and as `FleetStore`.
+    """
+    place = shared_place(settings)
+    if place is None:
+        raise InvalidRequestError("remote_store: expected a URL")
+    return _new_objects(place[0]), place[1]
+
+
+def _is_of_cloud(name: str) -> bool:
+    return name.startswith(_CLOUDS)
+
+
+def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objects:
+    try:
+        from semantic.adapters.stores.remote.objects import Objects
+    except ImportError as error:
+        raise OperatorError(f"remote_store: {error}; install semantic-engine[fleet]") from error
+    return Objects.open(url, notify)
+
+
+def try_objects(objects: Objects) -> float:
+    """Write, read, list and delete an object; the seconds that it took. Raises StoreError if what
+    is found is wrong, and what `objects` raises."""
+    path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
+    started = time.monotonic()
+    was_new = objects.create(path, data)
+    try:
+        again, found = objects.create(path, b""), bytes(objects.get(path))
+        is_listed = path in {one.path for page in objects.pages("probes") for one in page}
+    finally:
+        objects.delete(path)
+    if not was_new or again or found != data:
+        raise StoreError("the object store replaces objects that are to be created only once")
+    if not is_listed:
+        raise StoreError("the object store does not list what it has")
+    return time.monotonic() - started
+
+
+def open_publisher(endpoint: str, topic: str) -> KVPublisher:
+    """What publishes changes of the tiers. Raises as `KVPublisher`, and OperatorError if the
+    packages for it are missing. Warns of an address that other machines reach."""
+    from semantic.adapters.http.settings import is_loopback
+
+    try:
+        from semantic.adapters.stores.kv_publisher import KVPublisher
+    except ImportError as error:
+        raise OperatorError(f"kv_events: {error}; install semantic-engine[fleet]") from error
+    publisher = KVPublisher(endpoint, topic)
+    place = urlsplit(endpoint)
+    if place.scheme == "tcp" and not is_loopback(place.hostname or ""):
+        logger.warning("kv_events: all that can reach %s can read every prompt there", endpoint)
+    return publisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +197,6 @@ def evict_remote(
             lease.release()
 
 
-def last_pass(settings: Settings) -> Report | None:
-    """What the janitor's last pass has found and done; None if there was none. Raises as
-    `evict_remote`."""
-    objects, _ = require_objects(settings)
-    from semantic.adapters.stores.remote.janitor import read_report
-
-    with _failures():
-        return read_report(objects)
-
-
-def keeps_versions(settings: Settings) -> bool:
-    """Whether the bucket keeps old versions of what is deleted: then nothing is freed, and no key
-    is gone. Raises as `evict_remote`."""
-    objects, _ = require_objects(settings)
-    with _failures():
-        return objects.keeps_versions()
-
-
 def forget_tenant(settings: Settings, name: str) -> Forgotten:
     """Delete the keys and all objects of the tenant `name`. Raises as `evict_remote`."""
     objects, secret = require_objects(settings)
@@ -105,5 +219,5 @@ def _failures() -> Iterator[None]:
 
     try:
         yield
-    except (UnavailableError, LostLeaseError) as error:
+    except (UnavailableError, LostLeaseError, FileNotFoundError) as error:
         raise StoreError(f"the object store failed: {error}") from error

@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from semantic.composition.engine_settings import Settings
-from semantic.composition.launched_ranks import Grid
 from semantic.domain.errors import (
     OperatorError,
 )
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.model.provider import MLXModelProvider
     from semantic.adapters.mlx.ranks.group import Ranks
     from semantic.domain.value_objects import ModelCacheSpec
+    from semantic.ports.ranks import PlacementPort
 
 
 _is_program = threading.Event()
@@ -109,7 +109,7 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
     return MLXModelProvider(any_chip=settings.any_chip, ranks=meet)
 
 
-def _meet(grid: Grid) -> Ranks:
+def _meet(placement: PlacementPort) -> Ranks:
     from semantic.adapters.mlx.ranks.group import Ranks
 
-    return Ranks(grid.transport, grid.host, grid.secret)
+    return Ranks(placement)

@@ -213,3 +213,8 @@ def fetch_model(
             on_arrived(Arrived(model.commit, here, model.n_bytes))
 
     download.pull(model, HUB_FILES, on_bytes)
+
+
+def own_names(model: str, given: str) -> tuple[str, ...]:
+    """A model's own name, and the alias that named it."""
+    return (model_name(model), *(() if model == given else (given,)))

@@ -9,35 +9,33 @@ import logging
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, cast
 
 from semantic.composition.engine_settings import Settings
 from semantic.composition.memory_shares import default_memory_tier_bytes, memory_of
-from semantic.domain.errors import (
-    InvalidRequestError,
-    OperatorError,
-    StoreError,
-)
+from semantic.composition.plugins import opener
+from semantic.domain.errors import InvalidRequestError, StoreError
+from semantic.ports.store import LookUpPort
 
 if TYPE_CHECKING:
     from semantic.adapters.stores.disk.store import DiskStore
-    from semantic.adapters.stores.disk_responses import FallbackResponses
-    from semantic.adapters.stores.kv_publisher import KVPublisher
     from semantic.adapters.stores.memory import MemoryStore
-    from semantic.adapters.stores.remote.objects import Objects
-    from semantic.adapters.stores.remote.remote_records import Records, SharedResponses
-    from semantic.adapters.stores.remote.remote_store import RemoteStore
     from semantic.application.chat.turn_cache import TurnCache
     from semantic.domain.stored import Tier
     from semantic.ports.generation import StepObserver
-    from semantic.ports.store import BlockObserver, CacheStorePort, LookUpPort
+    from semantic.ports.store import (
+        BlockObserver,
+        CacheStorePort,
+        DiskResponsesPort,
+        EventsPort,
+        OpensEvents,
+        OpensShared,
+        SharedStorePort,
+    )
 
 logger = logging.getLogger("semantic.server")
 
@@ -88,13 +86,6 @@ _TURNS_DISK_BYTES = 512 * _MIB
 
 _TURNS_MEMORY_BYTES = 64 * _MIB
 
-_SHARED: WeakValueDictionary[tuple[str, ...], Objects] = WeakValueDictionary()
-
-_CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
-"""Begin the names of what the environment says of object stores."""
-
-_SHARING = threading.Lock()
-
 
 def open_store(settings: Settings, observer: BlockObserver | None = None) -> CacheStorePort:
     """The store of `settings`, whose tiers of this machine report to `observer`.
@@ -111,17 +102,17 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Cac
     if memory_bytes is None:
         memory_bytes = default_memory_tier_bytes(memory_of(settings))
     queue_bytes = max(_MIN_QUEUE_BYTES, memory_bytes // _QUEUE_FRACTION)
-    fleet = open_objects(settings)
+    shared = shared_store(settings)
     if settings.use_disk:
         disk = open_disk(settings, observer)
         memory = MemoryStore(memory_bytes, secret=disk.secret, observer=observer)
         own: CacheStorePort = TieredStore(memory, BackgroundStore(disk, queue_bytes))
     else:
         own = MemoryStore(memory_bytes, secret=fleet_secret(settings), observer=observer)
-    if fleet is None:
+    if shared is None:
         return own
     uploads = BackgroundStore(
-        _remote_tier(settings, *fleet),
+        shared.blocks(),
         queue_bytes,
         tier=Tier.UPLOADS,
         pace=UploadPace(time.monotonic),
@@ -132,58 +123,32 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Cac
     return SharedTiers(own, uploads)
 
 
-def upload_threads(cores: int) -> int:
-    """How many blocks are uploaded at a time."""
-    return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
+def shared_store(settings: Settings) -> SharedStorePort | None:
+    """What the processes of a fleet share; None without one. Asks it nothing.
 
-
-def _remote_tier(settings: Settings, objects: Objects, secret: bytes) -> RemoteStore:
-    """The tier that a fleet shares; with a budget its janitor too, on a connection of its own."""
-    from semantic.adapters.stores.remote.remote_store import RemoteStore
-
-    if settings.remote_bytes is None:
-        return RemoteStore(objects, secret)
-    from semantic.adapters.stores.remote.janitor import BackgroundJanitor
-
-    own, _ = require_objects(settings)
-    janitor = BackgroundJanitor(own, secret, settings.remote_bytes, logger.info)
-    return RemoteStore(objects, secret, janitor=janitor)
-
-
-def open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
-    """The object store of a fleet, and the fleet's secret; None without one. Asks it nothing.
-
-    All stores of a process that have one URL, and credentials, share it: its connections, its
-    circuit breaker, so that a request waits once for one that hangs, and what the log says of its
-    outages.
-
-    Raises InvalidRequestError for a URL that is none, or without the fleet's secret, and
-    OperatorError if the packages for it are missing.
+    Raises as `shared_place`, InvalidRequestError for a URL that is none, and OperatorError if the
+    packages for it are missing.
     """
-    fleet = _fleet_of(settings)
-    if fleet is None:
+    place = shared_place(settings)
+    if place is None:
         return None
-    url, secret = fleet
-    named = (f"{name}={value}" for name, value in os.environ.items() if name.startswith(_CLOUDS))
-    key = (url, *sorted(named))
-    with _SHARING:
-        objects = _SHARED.get(key)
-        if objects is None:
-            objects = _SHARED[key] = _new_objects(url, logger.warning)
-    return objects, secret
+    opening = cast("OpensShared", opener("remote store"))
+    return opening(*place, settings.remote_bytes)
 
 
-def require_objects(settings: Settings) -> tuple[Objects, bytes]:
-    """The same with connections and a breaker of its own, which reports nothing: for a janitor, and
-    for commands. Raises InvalidRequestError for settings without a URL too."""
-    fleet = _fleet_of(settings)
-    if fleet is None:
+def require_shared(settings: Settings) -> SharedStorePort:
+    """The same. Raises InvalidRequestError for settings without a URL too."""
+    shared = shared_store(settings)
+    if shared is None:
         raise InvalidRequestError("remote_store: expected a URL")
-    return _new_objects(fleet[0]), fleet[1]
+    return shared
 
 
-def _fleet_of(settings: Settings) -> tuple[str, bytes] | None:
-    """The URL of a fleet's object store, and its secret; None without one."""
+def shared_place(settings: Settings) -> tuple[str, bytes] | None:
+    """The URL of a fleet's object store, and the fleet's secret; None without one.
+
+    Raises InvalidRequestError without the secret, and for a budget without a URL.
+    """
     if settings.remote is None:
         if settings.remote_bytes is not None:
             raise InvalidRequestError("remote_gb: expected remote_store too")
@@ -196,38 +161,9 @@ def _fleet_of(settings: Settings) -> tuple[str, bytes] | None:
     return settings.remote, secret
 
 
-def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objects:
-    try:
-        from semantic.adapters.stores.remote.objects import Objects
-    except ImportError as error:
-        raise OperatorError(f"remote_store: {error}; install semantic-engine[fleet]") from error
-    return Objects.open(url, notify)
-
-
-def try_remote(settings: Settings) -> float:
-    """Write, read, list and delete an object of the fleet's store; the seconds that it took.
-
-    Raises as `open_objects`, and StoreError if the object store fails.
-    """
-    objects, _ = require_objects(settings)
-    from semantic.adapters.stores.remote.objects import UnavailableError
-
-    path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
-    started = time.monotonic()
-    try:
-        was_new = objects.create(path, data)
-        try:
-            again, found = objects.create(path, b""), bytes(objects.get(path))
-            is_listed = path in {one.path for page in objects.pages("probes") for one in page}
-        finally:
-            objects.delete(path)
-    except (UnavailableError, FileNotFoundError) as error:
-        raise StoreError(f"the object store failed: {error}") from error
-    if not was_new or again or found != data:
-        raise StoreError("the object store replaces objects that are to be created only once")
-    if not is_listed:
-        raise StoreError("the object store does not list what it has")
-    return time.monotonic() - started
+def upload_threads(cores: int) -> int:
+    """How many blocks are uploaded at a time."""
+    return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
 
 
 def new_step_observer(store: CacheStorePort) -> StepObserver | None:
@@ -248,9 +184,7 @@ def remote_tier(store: CacheStorePort) -> LookUpPort | None:
 
     if not (isinstance(store, SharedTiers) and isinstance(store.cold, BackgroundStore)):
         return None
-    from semantic.adapters.stores.remote.remote_store import RemoteStore
-
-    return store.cold.inner if isinstance(store.cold.inner, RemoteStore) else None
+    return store.cold.inner if isinstance(store.cold.inner, LookUpPort) else None
 
 
 def durable_tier(store: CacheStorePort) -> CacheStorePort:
@@ -284,20 +218,9 @@ def local_tiers(store: CacheStorePort) -> dict[Tier, MemoryStore | DiskStore]:
     return tiers
 
 
-def open_publisher(endpoint: str, topic: str) -> KVPublisher:
-    """What publishes changes of the tiers. Raises as `KVPublisher`, and OperatorError if the
-    packages for it are missing. Warns of an address that other machines reach."""
-    from semantic.adapters.http.settings import is_loopback
-
-    try:
-        from semantic.adapters.stores.kv_publisher import KVPublisher
-    except ImportError as error:
-        raise OperatorError(f"kv_events: {error}; install semantic-engine[fleet]") from error
-    publisher = KVPublisher(endpoint, topic)
-    place = urlsplit(endpoint)
-    if place.scheme == "tcp" and not is_loopback(place.hostname or ""):
-        logger.warning("kv_events: all that can reach %s can read every prompt there", endpoint)
-    return publisher
+def open_events(endpoint: str, topic: str) -> EventsPort:
+    """What publishes changes of the tiers. Raises as `OpensEvents`."""
+    return cast("OpensEvents", opener("kv_events"))(endpoint, topic)
 
 
 def open_disk(settings: Settings, observer: BlockObserver | None = None) -> DiskStore:
@@ -333,11 +256,9 @@ def fleet_secret(settings: Settings) -> bytes | None:
     return read_fleet_secret(Path(given)) if given else None
 
 
-def open_responses(
-    settings: Settings, warn: Callable[[str], None]
-) -> FallbackResponses | SharedResponses:
+def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
     """The store of responses that clients can continue: in the store's folder, or in memory; and
-    in a fleet's object store. Raises as `open_objects`.
+    in a fleet's object store. Raises as `shared_store`.
 
     It is opened on first use, when the block store must be open. `warn` is called with a sentence
     when the file cannot be used; memory is used then.
@@ -354,12 +275,8 @@ def open_responses(
     responses = FallbackResponses(SqliteResponses(path, _RESPONSES_DISK_BYTES, warn), memory, warn)
     if folder is None:
         responses.disable_disk()
-    records = _open_records(settings, "responses")
-    if records is None:
-        return responses
-    from semantic.adapters.stores.remote.remote_records import SharedResponses
-
-    return SharedResponses(responses, *records)
+    shared = shared_store(settings)
+    return responses if shared is None else shared.responses(responses)
 
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
@@ -374,22 +291,8 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
     if settings.use_disk:
         with suppress(StoreError):  # reported when the block store is opened
             below = DiskTurns(store_folder(settings) / TURNS_FILE, _TURNS_DISK_BYTES, warn)
-    records = _open_records(settings, "turns")
-    if records is None:
-        return TurnCache(_TURNS_MEMORY_BYTES, below)
-    from semantic.adapters.stores.remote.remote_records import RemoteTurns
-
-    return TurnCache(_TURNS_MEMORY_BYTES, below, shared=RemoteTurns(records[0]))
-
-
-def _open_records(settings: Settings, noun: str) -> tuple[Records, bytes] | None:
-    """A fleet's records of one kind and its secret; None without one. Raises as `open_objects`."""
-    opened = open_objects(settings)
-    if opened is None:
-        return None
-    from semantic.adapters.stores.remote.remote_records import Records
-
-    return Records(*opened, noun), opened[1]
+    shared = shared_store(settings)
+    return TurnCache(_TURNS_MEMORY_BYTES, below, shared=None if shared is None else shared.turns())
 
 
 def store_folder(settings: Settings) -> Path:

@@ -7,9 +7,9 @@ the tenant that stored them; a history whose turn is missing is rendered anew. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
 from semantic.domain.history import Point, Turn
@@ -51,6 +51,14 @@ class ResponsesPort(Protocol):
 
     def close(self) -> None:
         """Release files. Idempotent."""
+        ...
+
+
+class DiskResponsesPort(ResponsesPort, Protocol):
+    """Responses on disk, and in memory where that cannot be used."""
+
+    def disable_disk(self) -> None:
+        """Use memory only from now on."""
         ...
 
 
@@ -276,6 +284,69 @@ class BlockObserver(Protocol):
         ...
 
 
+class ListedTier(Protocol):
+    """A tier whose chains can be walked."""
+
+    def roots(self, namespace: bytes) -> frozenset[BlockHash]:
+        """The parents of the first blocks of all chains in `namespace`."""
+        ...
+
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]: ...
+
+    def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]: ...
+
+
+class EventsPort(BlockObserver, Protocol):
+    """Publishes which blocks the tiers of this machine have. Sends nothing before `begin`."""
+
+    def begin(self, namespace: bytes, tiers: Mapping[Tier, ListedTier]) -> None:
+        """Publish what `tiers` have in `namespace`, and from now on what changes."""
+        ...
+
+    def close(self) -> None:
+        """Send what waits, for a moment, and free its addresses."""
+        ...
+
+
+OpensEvents: TypeAlias = Callable[[str, str], EventsPort]
+"""Takes an address and a topic. Raises InvalidRequestError for what is no address, and
+OperatorError for one that cannot be used or if packages are missing."""
+
+
+class SharedStorePort(Protocol):
+    """What the processes of a fleet share: blocks, turns and responses under one URL.
+
+    Opening it asks it nothing.
+    """
+
+    def blocks(self) -> CacheStorePort:
+        """The tier of blocks and agents, a `LookUpPort` besides. With a budget it is kept to it."""
+        ...
+
+    def turns(self) -> SharedTurnsPort:
+        """Past turns."""
+        ...
+
+    def responses(self, own: DiskResponsesPort) -> DiskResponsesPort:
+        """Responses: those of the fleet behind the ones that `own` has."""
+        ...
+
+    def try_out(self) -> tuple[float, bool]:
+        """Write, read, list and delete an object: the seconds that it took, and whether old
+        versions of what is deleted are kept. Raises StoreError if that fails."""
+        ...
+
+    def last_pass(self) -> tuple[str, Mapping[str, object]] | None:
+        """What was evicted last, in words and as fields; None before. Raises StoreError."""
+        ...
+
+
+OpensShared: TypeAlias = Callable[[str, bytes, int | None], SharedStorePort]
+"""Takes a URL, the fleet's secret, and the bytes that this process keeps it to. Raises
+InvalidRequestError for a URL that is none, and OperatorError if packages are missing."""
+
+
+@runtime_checkable
 class LookUpPort(Protocol):
     """A tier that is too slow to be asked between two steps: it is asked before a request is
     queued, from a thread that may wait.

@@ -23,7 +23,7 @@ from semantic.adapters.stores.kv_publisher import (
     replay_endpoint,
 )
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.composition.process_stores import open_publisher
+from semantic.composition.process_stores import open_events
 from semantic.domain.block_hash import BlockHash, BlockLink
 from semantic.domain.errors import InvalidRequestError, OperatorError
 from semantic.domain.stored import Tier
@@ -303,5 +303,5 @@ def test_an_address_in_use_is_named() -> None:
 def test_an_address_that_others_reach_is_warned_of(
     host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_publisher(f"tcp://{host}:{free_port(2)}", "").close()
+    open_events(f"tcp://{host}:{free_port(2)}", "").close()
     assert ("every prompt" in caplog.text) == (host == "0.0.0.0")

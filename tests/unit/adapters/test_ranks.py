@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from semantic.composition.launched_ranks import Grid, read_grid, with_secret
+from semantic.adapters.ranks.launched import Grid, read_grid, with_secret
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from semantic.adapters.mlx.ranks.channel import Channel, Data, Keys
+    from semantic.adapters.ranks.channel import Channel, Keys
+    from semantic.ports.ranks import Data, MappedPort
 
 pytestmark = pytest.mark.mlx  # below `adapters.mlx` nothing is imported without it
 
@@ -81,9 +82,15 @@ def test_a_rank_that_the_file_does_not_name_is_refused(tmp_path: Path) -> None:
         read_grid(ring(tmp_path, TWO, "2"))
 
 
+def mapped() -> MappedPort:
+    from semantic.adapters.mlx.ranks.shared_memory import MappedMemory
+
+    return MappedMemory()
+
+
 def keys() -> tuple[Keys, Keys]:
     """Of both ends of a connection."""
-    from semantic.adapters.mlx.ranks.channel import Keys
+    from semantic.adapters.ranks.channel import Keys
 
     one, other = b"one".ljust(32), b"other".ljust(32)
     return Keys(one, other), Keys(other, one)
@@ -109,10 +116,11 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_frames_arrive_as_they_were_sent_and_beats_are_left_out(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op
+    from semantic.adapters.ranks.channel import Channel
+    from semantic.ports.ranks import Frame, Op
 
     here, there = (
-        Channel(one, peer, 5.0, known)
+        Channel(one, peer, 5.0, mapped(), known)
         for one, peer, known in zip(pair, (1, 0), keys(), strict=True)
     )
     here.send(Frame(Op.BEAT, 0))
@@ -128,10 +136,11 @@ def test_frames_arrive_as_they_were_sent_and_beats_are_left_out(
 def test_a_peer_that_ends_is_silent_or_sends_no_frame_is_lost(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op, PeerLostError
+    from semantic.adapters.ranks.channel import Channel, PeerLostError
+    from semantic.ports.ranks import Frame, Op
 
     here, there = pair
-    quiet = Channel(there, 1, 0.01, keys()[1])
+    quiet = Channel(there, 1, 0.01, mapped(), keys()[1])
     with pytest.raises(PeerLostError, match="rank 1 was silent"):
         next(quiet.frames())
     here.sendall(b"\xff" * 64)
@@ -158,17 +167,18 @@ def change(sent: bytes) -> bytes:
 def test_a_frame_that_is_changed_left_out_or_repeated_loses_the_peer(
     pair: tuple[socket.socket, socket.socket], damage: Callable[[bytes], bytes]
 ) -> None:
-    from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op, PeerLostError
+    from semantic.adapters.ranks.channel import Channel, PeerLostError
+    from semantic.ports.ranks import Frame, Op
 
     here, there = pair
     with connected() as (sent, received):
-        source = Channel(here, 0, 5.0, keys()[0])
+        source = Channel(here, 0, 5.0, mapped(), keys()[0])
         for number in range(2):
             source.send(Frame(Op.PREFILL, number, (5, 6), b"body"))
         here.shutdown(socket.SHUT_WR)
         said = there.makefile("rb").read()
         sent.sendall(damage(said))
-        frames = Channel(received, 1, 5.0, keys()[1]).frames()
+        frames = Channel(received, 1, 5.0, mapped(), keys()[1]).frames()
         with pytest.raises(PeerLostError, match="not what rank 1 sent"):
             list(itertools.islice(frames, 2))
 
@@ -178,7 +188,7 @@ def test_a_frame_that_is_changed_left_out_or_repeated_loses_the_peer(
 def test_ranks_know_each_other_by_a_secret_that_neither_sends(
     pair: tuple[socket.socket, socket.socket], alike: bool
 ) -> None:
-    from semantic.adapters.mlx.ranks.channel import admit, join
+    from semantic.adapters.ranks.channel import admit, join
 
     here, there = pair
     with ThreadPoolExecutor(1) as other:
@@ -201,7 +211,7 @@ def test_ranks_know_each_other_by_a_secret_that_neither_sends(
 def test_a_stranger_that_drips_bytes_is_refused_when_the_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from semantic.adapters.mlx.ranks import channel
+    from semantic.adapters.ranks import channel
 
     class Dripping:
         now, timeout, n_read = 0.0, 5.0, 0
@@ -232,14 +242,15 @@ class Follower:
     """The other end of a Unix socket, whose frames are read on a thread."""
 
     def __init__(self, sock: socket.socket) -> None:
-        from semantic.adapters.mlx.ranks.channel import Channel, Frame
+        from semantic.adapters.ranks.channel import Channel
+        from semantic.ports.ranks import Frame
 
-        self.channel = Channel(sock, 0, 60.0)
+        self.channel = Channel(sock, 0, 60.0, mapped())
         self.frames: SimpleQueue[Frame] = SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        from semantic.adapters.mlx.ranks.channel import PeerLostError
+        from semantic.adapters.ranks.channel import PeerLostError
 
         with suppress(PeerLostError):
             for frame in self.channel.frames():
@@ -248,11 +259,11 @@ class Follower:
 
 @contextmanager
 def one_machine() -> Iterator[tuple[Channel, Follower]]:
-    from semantic.adapters.mlx.ranks.channel import Channel
+    from semantic.adapters.ranks.channel import Channel
 
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
-        yield Channel(here, 1, 60.0), Follower(there)
+        yield Channel(here, 1, 60.0, mapped()), Follower(there)
 
 
 needs_shared_memory = pytest.mark.skipif(
@@ -264,9 +275,9 @@ PART = 1 << 16
 @pytest.mark.process
 @needs_shared_memory
 def test_ranks_of_one_machine_copy_bodies_through_memory_that_both_have() -> None:
-    from semantic.adapters.mlx.ranks.channel import Frame, Op
     from semantic.adapters.mlx.ranks.shared_memory import Loan, SharedMemory, SharedRoom
     from semantic.adapters.mlx.transfer.transfers import HostMemory, Transfers
+    from semantic.ports.ranks import Frame, Op
     from tests.support.host_driver import HostDriver
 
     mine, theirs = HostDriver(), HostDriver()
@@ -329,7 +340,7 @@ def test_without_memory_that_both_have_ranks_send_their_parts(
 
 @pytest.mark.process
 def test_only_this_user_may_connect_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from semantic.adapters.mlx.ranks.channel import is_of_this_user
+    from semantic.adapters.ranks.channel import is_of_this_user
 
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
@@ -343,13 +354,13 @@ def test_only_this_user_may_connect_on_one_machine(monkeypatch: pytest.MonkeyPat
 def test_ranks_of_two_machines_need_what_seals_their_frames(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semantic.adapters.mlx.ranks.channel import Channel
+    from semantic.adapters.ranks.channel import Channel
     from semantic.domain.errors import BackendError
 
     name = "cryptography.hazmat.primitives.ciphers.aead"
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(BackendError, match=r"cannot seal .*semantic-engine\[fleet\]"):
-        Channel(pair[0], 0, 5.0, keys()[0])
+        Channel(pair[0], 0, 5.0, mapped(), keys()[0])
 
 
 def test_ranks_that_others_can_reach_need_a_secret(tmp_path: Path) -> None:
@@ -370,6 +381,7 @@ class Ends:
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
+        self.links = self
 
     def end(self, reason: str) -> None:
         self.reasons.append(reason)

@@ -39,7 +39,8 @@ from semantic.adapters.stores.remote.vault import Vault
 from semantic.application.cache.discovery import Discovery
 from semantic.application.cache.prefix_lookup import window_links
 from semantic.composition.engine_settings import Settings
-from semantic.composition.process_stores import open_objects, require_objects, try_remote
+from semantic.composition.fleet_store import FleetStore, require_objects
+from semantic.composition.process_stores import require_shared, shared_place, shared_store
 from semantic.domain.block_hash import Part, Scope, tenant_tag
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.prefix import ends_of_turn
@@ -781,31 +782,31 @@ def fleet(tmp_path: Path) -> Settings:
 
 
 def test_a_remote_store_needs_the_fleets_secret_and_a_url(fleet: Settings, tmp_path: Path) -> None:
-    assert open_objects(fleet) is not None
-    assert try_remote(fleet) > 0
+    seconds, keeps_versions = require_shared(fleet).try_out()
+    assert seconds > 0
+    assert not keeps_versions
     assert not list((tmp_path / "bucket").rglob("*.*"))
     with pytest.raises(InvalidRequestError, match="fleet_secret_file"):
-        open_objects(Settings(remote=fleet.remote))
+        shared_store(Settings(remote=fleet.remote))
     with pytest.raises(InvalidRequestError, match="remote_gb"):
-        open_objects(Settings(remote_bytes=1))
+        shared_store(Settings(remote_bytes=1))
     for url in ("bucket", "ftp://host/x", "http://host/x", ""):
         with pytest.raises(InvalidRequestError, match="remote_store"):
-            open_objects(Settings(fleet_secret=fleet.fleet_secret, remote=url))
+            shared_store(Settings(fleet_secret=fleet.fleet_secret, remote=url))
 
 
 def test_stores_share_a_connection_to_one_place_as_one_user(
     fleet: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, again = open_objects(fleet), open_objects(fleet)
+    place = shared_place(fleet)
+    assert place is not None
+    first, again = FleetStore(*place), FleetStore(*place)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://elsewhere.test")
-    elsewhere = open_objects(fleet)
-    assert first is not None
-    assert again is not None
-    assert elsewhere is not None
-    assert first[0] is again[0]
-    assert first[0] is not elsewhere[0]
+    elsewhere = FleetStore(*place)
+    assert first.objects is again.objects
+    assert first.objects is not elsewhere.objects
     own = require_objects(fleet)[0]
-    assert own not in (first[0], elsewhere[0])
+    assert own not in (first.objects, elsewhere.objects)
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file"])
@@ -816,16 +817,16 @@ def test_a_folder_that_is_not_there_is_refused_and_not_made(
     bucket = (tmp_path / "bucket").rename(tmp_path / "shared folder")
     if kind == "a file":
         (tmp_path / "bucket").touch()
-    for opens in (open_objects, require_objects):
+    for opens in (shared_store, require_objects):
         with pytest.raises(
             InvalidRequestError, match=r"remote_store: .*bucket does not exist: mount it"
         ):
             opens(fleet)
     assert not (tmp_path / "bucket").is_dir()
-    assert try_remote(replace(fleet, remote=bucket.as_uri())) > 0  # with %20 in it
+    assert require_shared(replace(fleet, remote=bucket.as_uri())).try_out()[0] > 0  # with %20 in it
     for url in ("file://host/bucket", "file:bucket"):
         with pytest.raises(InvalidRequestError, match="remote_store: "):
-            open_objects(replace(fleet, remote=url))
+            shared_store(replace(fleet, remote=url))
 
 
 @pytest.mark.parametrize("how", ["gone", "not mounted"])

@@ -19,15 +19,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import zmq
 
-from semantic.domain.block_hash import BlockHash, BlockKey, Part
+from semantic.domain.block_hash import BlockHash, Part
 from semantic.domain.errors import InvalidRequestError, OperatorError
-from semantic.domain.stored import BlockHeader, Found, Tier
+from semantic.domain.stored import BlockHeader, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic.ports.store import ListedTier
 
 _RANK: Final = 0
 """A server has one rank."""
@@ -154,18 +155,6 @@ _LISTING_SECONDS: Final = 0.25
 _LAST_PORT: Final = 65_535
 _LINGER_MS: Final = 500
 """How long the last messages may take at the end."""
-
-
-class ListedTier(Protocol):
-    """A tier whose chains can be walked."""
-
-    def roots(self, namespace: bytes) -> frozenset[BlockHash]:
-        """The parents of the first blocks of all chains in `namespace`."""
-        ...
-
-    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]: ...
-
-    def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]: ...
 
 
 class KVPublisher:

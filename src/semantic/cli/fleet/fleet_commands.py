@@ -11,15 +11,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from semantic import __version__
 from semantic.cli.edge import print_notice
-from semantic.cli.options import ConfigFile, ServeOptions
+from semantic.cli.options import CommandTable, ConfigFile, ServeOptions
+from semantic.cli.remote.fleet_cache import FLEET_COMMANDS
 from semantic.cli.serve import engine_settings, remember, require_keys
-from semantic.composition.process_stores import default_store_folder, open_objects
+from semantic.composition.process_stores import default_store_folder, shared_store
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 
 if TYPE_CHECKING:
@@ -180,6 +181,15 @@ def stop(ray_address: RayAddress = "auto", drain_timeout: DrainTimeout = 300.0) 
 
 REPLICA_COMMANDS: dict[str, Callable[..., None]] = {"serve": serve, "stop": stop}
 
+TABLE: Final = CommandTable(
+    commands={},
+    apart={},
+    groups={
+        "cache": ("", FLEET_COMMANDS),
+        "fleet": ("Several servers that share agents, on Ray.", REPLICA_COMMANDS),
+    },
+)
+
 
 def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
     """Raises InvalidRequestError for what no fleet can have, before anything is started."""
@@ -202,7 +212,7 @@ def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
             "expected --remote-store and --fleet-secret-file: replicas share agents, turns and "
             "responses there"
         )
-    open_objects(engine_settings(settings))  # asks it nothing
+    shared_store(engine_settings(settings))  # asks it nothing
 
 
 def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:

@@ -25,7 +25,6 @@ from semantic.cli.models.facts import (
 )
 from semantic.cli.options import AsJson, PoolGb, gib
 from semantic.cli.progress import download_bar
-from semantic.cli.remote.running_models import RUNNING_MODEL_COMMANDS
 from semantic.cli.report import Json, columns, show_bytes, show_name, to_line
 from semantic.cli.shell.completion import complete_models
 from semantic.cli.terminal import is_interactive
@@ -205,7 +204,6 @@ MODEL_COMMANDS: dict[str, Callable[..., None]] = {
     "pull": pull,
     "rm": rm,
     "alias": alias,
-    **RUNNING_MODEL_COMMANDS,
 }
 
 

@@ -1,4 +1,4 @@
-"""`semantic agents export` and `import` with --server: an agent of a running server as one file.
+"""`semantic agents export` and `import`: an agent of the store as two files, of a server as one.
 
 Knows files and the terminal; not how archives are made or checked.
 """
@@ -9,15 +9,32 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from semantic.cli.options import DEFAULT_KEY_VARIABLE, KeyVariable, StoreOptions
-from semantic.cli.progress import download_bar
-from semantic.cli.report import Json, show_bytes, show_name
+from semantic.cli.agent_lookup import (
+    AgentName,
+    ModelId,
+    TenantName,
+    find_agent,
+    open_store,
+    shown_id,
+)
+from semantic.cli.edge import print_notice
+from semantic.cli.options import (
+    DEFAULT_KEY_VARIABLE,
+    AsJson,
+    Command,
+    KeyVariable,
+    StoreOptions,
+)
+from semantic.cli.progress import download_bar, work_bar
+from semantic.cli.report import Json, print_result, show_bytes, show_name
+from semantic.composition.named_models import model_name
+from semantic.domain.block_hash import LOCAL_TENANT
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -106,6 +123,120 @@ def import_archive(
 def is_stdout(file: Path) -> bool:
     """Whether an archive goes to stdout instead of a file."""
     return file == _STDOUT
+
+
+def export(
+    store: StoreOptions,
+    remote: RemoteOptions,
+    name: AgentName,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Where to write: creates FILE.safetensors and FILE.json, with --server FILE; - is "
+            "stdout.",
+            show_default=False,
+        ),
+    ],
+    model_id: ModelId = None,
+    tenant: TenantName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an agent with its blocks to two files, for another machine.
+
+    They contain the agent's whole conversation, readable to all who have the files. With --server
+    it is one tar file, which `import` takes with --server. An interrupted export leaves no file.
+    """
+    from semantic.adapters.exchange.transfer import export_agent
+
+    url = remote.address(store, model_id)
+    if is_stdout(file) and (as_json or url is None):
+        raise InvalidRequestError("expected a file: - is for --server, and not with --json")
+    if url is not None:
+        moved = export_archive(url, remote.key_variable, name, remote.owner(tenant), file)
+        if is_stdout(file):
+            print_notice(moved[0])
+        else:
+            print_result(as_json, *moved)
+        return
+    with open_store(store) as disk:
+        agent = find_agent(disk, name, model_id, tenant)
+        # Where the model's folder is says nothing elsewhere, and names who exports.
+        shown = replace(agent, model=model_name(agent.model))
+        with work_bar(f"exporting {name}") as on_progress:
+            written = export_agent(disk, shown, file, on_progress)
+    stored = written.n_blocks - written.missing_blocks
+    text = (
+        f"{show_name(name)}: {stored} of {written.n_blocks} blocks, {show_bytes(written.n_bytes)}, "
+        f"in {written.files.bodies} and {written.files.document}"
+    )
+    document: Json = {
+        "name": name,
+        "blocks": written.n_blocks,
+        "stored_blocks": stored,
+        "bytes": written.n_bytes,
+        "files": [str(written.files.bodies), str(written.files.document)],
+    }
+    print_result(as_json, text, document)
+
+
+def import_(
+    store: StoreOptions,
+    remote: RemoteOptions,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="One of the two files, or FILE alone; with --server the tar file.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--as", help="The agent's name there; else its own.", show_default=False),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="With --server, the tenant that gets the agent: the server's log lists them.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read an agent that was exported, after checking every byte of it.
+
+    Import only trusted files: checksums detect damage, not forged contents. Its cache is this
+    agent's alone: requests must name the agent to continue from it. An interrupted import leaves
+    nothing in the store.
+    """
+    from semantic.adapters.exchange.transfer import import_agent
+
+    url = remote.address(store)
+    if url is not None:
+        owner = remote.owner(tenant)
+        print_result(as_json, *import_archive(url, remote.key_variable, file, name, owner))
+        return
+    if tenant is not None:
+        raise InvalidRequestError("expected --tenant with --server only")
+    words = f"importing {file.name}"
+    with open_store(store, create=True) as disk, work_bar(words) as on_progress:
+        read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name, on_progress=on_progress)
+    agent = read.manifest
+    text = (
+        f"{show_name(agent.agent_id)}: {len(agent.token_ids)} tokens, "
+        f"{show_bytes(read.n_bytes)} of blocks"
+    )
+    document: Json = {
+        "name": agent.agent_id,
+        "model_id": shown_id(agent, whole=True),
+        "tokens": len(agent.token_ids),
+        "bodies": read.n_bodies,
+        "bytes": read.n_bytes,
+    }
+    print_result(as_json, text, document)
+
+
+ARCHIVE_COMMANDS: dict[str, Command] = {"export": export, "import": import_}
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Knows a terminal; not what a server gives up for its limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -54,9 +54,6 @@ def memory(options: MemoryOptions, as_json: AsJson = False) -> None:
     else:
         found = read_memory(options.url, options.key_variable)
     typer.echo(to_line(dict(found)) if as_json else "\n".join(_lines(found)))
-
-
-MEMORY_COMMANDS: dict[str, Callable[..., None]] = {"memory": memory}
 
 
 def _lines(found: Mapping[str, object]) -> list[str]:

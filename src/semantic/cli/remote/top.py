@@ -75,9 +75,6 @@ def top(options: TopOptions, as_json: AsJson = False) -> None:
         watch(lambda: follow_overview(options.url, options.key_variable), Console())
 
 
-TOP_COMMANDS: dict[str, Callable[..., None]] = {"top": top}
-
-
 def watch(
     follow: Callable[[], Iterator[tuple[str, Document]]],
     console: Console,

@@ -183,7 +183,7 @@ class MLXModelProvider:
         vars(model)[_WEIGHTS] = weights
         try:
             if self.ranks is not None:
-                with self.ranks.computing("the choice of caches"):
+                with self.ranks.links.computing("the choice of caches"):
                     backend = yield from wrapping(model, name, wrapped, ranks=self.ranks)
             else:
                 backend = yield from wrapping(model, name, wrapped)

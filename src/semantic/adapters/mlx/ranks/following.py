@@ -14,7 +14,6 @@ from queue import Empty
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.device import give_memory_back
-from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.leading import KEY_SHIFT, NO_KEY, PARTS
 from semantic.adapters.mlx.transfer.transfers import Room, transfers_here
@@ -23,6 +22,7 @@ from semantic.domain.errors import BackendError, SemanticError
 from semantic.domain.stored import Body
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from semantic.ports.generation import BodyTarget
+from semantic.ports.ranks import ChannelPort, Frame, Op
 
 _END_SECONDS = 5.0
 _NO_ID = BlockId(0)
@@ -34,23 +34,23 @@ def follow(backend: MLXBackend, ranks: Ranks) -> None:
 
     The process ends if rank 0 is lost.
     """
-    follower = Follower(backend, ranks.channels[0])
-    while (frame := ranks.received.get()[1]).op is not Op.END:
-        with ranks.computing(frame.op.name):
+    follower = Follower(backend, ranks.links.channels[0])
+    while (frame := ranks.links.received.get()[1]).op is not Op.END:
+        with ranks.links.computing(frame.op.name):
             follower.take(frame)
 
 
 def wait_for_end(ranks: Ranks) -> bool:
     """Whether rank 0 ends in good order within a few seconds, as it does if it cannot begin."""
     with suppress(Empty):
-        return ranks.received.get(timeout=_END_SECONDS)[1].op is Op.END
+        return ranks.links.received.get(timeout=_END_SECONDS)[1].op is Op.END
     return False
 
 
 class Follower:
     """The state of another rank than 0, beside that of its backend."""
 
-    def __init__(self, backend: MLXBackend, channel: Channel) -> None:
+    def __init__(self, backend: MLXBackend, channel: ChannelPort) -> None:
         """`channel` leads to rank 0."""
         self._backend = backend
         self._channel = channel

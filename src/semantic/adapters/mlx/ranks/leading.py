@@ -24,7 +24,6 @@ from mlx.nn.layers.base import Module
 from semantic.adapters.mlx import device
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import CacheForm
-from semantic.adapters.mlx.ranks.channel import Data, Frame, Op
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.shared_memory import (
     LEAST_BYTES,
@@ -49,6 +48,7 @@ from semantic.domain.value_objects import (
     TokenLogprob,
 )
 from semantic.ports.generation import BodyTarget
+from semantic.ports.ranks import Data, Frame, Op
 
 PARTS = tuple(Part)
 """Parts of a block by their number in frames."""
@@ -110,10 +110,10 @@ class Outcomes:
             self._done = number
             self._failed.pop(number, None)
         if not alike:
-            self._ranks.end(f"rank 0 failed alone: {error}")
+            self._ranks.links.end(f"rank 0 failed alone: {error}")
 
     def _end(self, rank: int, message: str) -> None:
-        self._ranks.end(f"rank {rank} failed alone: {message}")
+        self._ranks.links.end(f"rank {rank} failed alone: {message}")
 
 
 class _Arriving(NamedTuple):
@@ -160,20 +160,20 @@ class LeadingBackend(MLXBackend):
             full=own.full * ranks.size,
             window=own.window * ranks.size,
         )
-        self._memory = shared_by(ranks.channels)
+        self._memory = shared_by(ranks.links.channels)
         if self._memory is not None:
             self._unused[Op.DROP] = self._memory.dropped
             self._memory.prepare(own.body_bytes(Part.FULL, BLOCK_TOKENS))
-        ranks.before_end.append(self._give_up)
+        ranks.links.before_end.append(self._give_up)
         threading.Thread(target=self._receive, name="ranks", daemon=True).start()
 
     def before_end(self, call: Callable[[], object]) -> None:
         """Have `call` be made before the process ends because a rank was lost."""
-        self.ranks.before_end.append(call)
+        self.ranks.links.before_end.append(call)
 
     def abandon(self) -> None:
         """See `MLXBackend.abandon`. The other ranks have no engine that could be built again."""
-        self.ranks.end("the engine failed")
+        self.ranks.links.end("the engine failed")
 
     def set_aside(self, n_bytes: int) -> None:
         with self._announced(Op.SET_ASIDE, n_bytes):
@@ -277,7 +277,7 @@ class LeadingBackend(MLXBackend):
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         shared: SharedRoom | None = None
         if self._memory and self._layout.body_bytes(part, stop - start) >= LEAST_BYTES:
-            shared = SharedRoom(self._memory, self.ranks.channels, self._number)
+            shared = SharedRoom(self._memory, self.ranks.links.channels, self._number)
         arriving = self._expect(shared)
         ints = (sequence, PARTS.index(part), start, stop, int(shared is not None))
         with self._announced(Op.EXPORT, *ints):
@@ -302,7 +302,7 @@ class LeadingBackend(MLXBackend):
         with self._announced(Op.LOADING, sequence, PARTS.index(part), start, stop) as number:
             own = super().loading(sequence, part, start, stop)
         per_token = sum(super().layout().bytes_per_token(part))
-        channels = self.ranks.channels
+        channels = self.ranks.links.channels
         return [
             SharedTarget(one, Place(channels, number, index), per_token, self._memory)
             for index, one in enumerate(own)
@@ -321,9 +321,9 @@ class LeadingBackend(MLXBackend):
         """Let the other ranks make a call, with `data` for each of them, while it is made here."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
-        for at, channel in enumerate(self.ranks.channels):
+        for at, channel in enumerate(self.ranks.links.channels):
             channel.send(Frame(op, number, ints, data[at] if data else b""))
-        with self.ranks.computing(op.name):
+        with self.ranks.links.computing(op.name):
             try:
                 yield number
             except SemanticError as error:
@@ -339,13 +339,13 @@ class LeadingBackend(MLXBackend):
                 while True:
                     freed.append(numbers.popleft())
             if freed:
-                for channel in self.ranks.channels:
+                for channel in self.ranks.links.channels:
                     channel.send(Frame(op, 0, freed))
 
     def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
         """The parts that the other ranks send in the next call, or write to `room`, as futures."""
         arriving: list[Future[Data]] = []
-        for channel in self.ranks.channels:
+        for channel in self.ranks.links.channels:
             future: Future[Data] = Future()
             self._arriving[self._number, channel.peer] = _Arriving(future, room)
             arriving.append(future)
@@ -355,7 +355,7 @@ class LeadingBackend(MLXBackend):
         """Take what other ranks send, on a thread of its own."""
         while True:
             try:
-                rank, frame = self.ranks.received.get(timeout=_FREE_SECONDS)
+                rank, frame = self.ranks.links.received.get(timeout=_FREE_SECONDS)
             except Empty:
                 self._send_freed()
                 continue

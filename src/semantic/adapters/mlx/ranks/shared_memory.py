@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from semantic.adapters.mlx.ranks.channel import Channel, Data, Frame, Op, map_piece, unmap_piece
 from semantic.adapters.mlx.transfer.driver import address_of
 from semantic.adapters.mlx.transfer.transfers import HostMemory, Transfers, transfers_here
 from semantic.domain.stored import Body
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.generation import BodyTarget
+from semantic.ports.ranks import ChannelPort, Data, Frame, Op, Pins
 
 LEAST_BYTES = 1 << 15
 """Smaller parts are sent: each piece costs a mapping in every process."""
@@ -39,10 +41,95 @@ class Loan(NamedTuple):
     target: int
 
 
+class MappedMemory:
+    """Implements `MappedPort`."""
+
+    def __init__(self) -> None:
+        self.driver: Pins | None = None
+        """Pins what the device is to reach."""
+        self._pieces: dict[int, tuple[int, int]] = {}
+        self._pinned: set[int] = set()
+        self._rooms: dict[int, Future[Sequence[int]]] = {}
+
+    def add(self, number: int, descriptor: int, n_bytes: int) -> None:
+        """Map a piece and close its `descriptor`. A piece that cannot be mapped fails in `view`."""
+        with suppress(OSError):
+            self._pieces[number] = map_piece(descriptor, n_bytes), n_bytes
+        os.close(descriptor)
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Unmap pieces that are not used any more."""
+        for number in numbers:
+            address, n_bytes = self._pieces.pop(number, (0, 0))
+            if number in self._pinned and self.driver is not None:
+                self._pinned.remove(number)
+                self.driver.unpin(address)
+            if n_bytes:
+                unmap_piece(address, n_bytes)
+
+    def view(self, number: int, at: int, n_bytes: int) -> memoryview:
+        """Return part of a piece; the first use pins the piece. Raises RuntimeError."""
+        if number not in self._pieces:
+            raise RuntimeError("memory of rank 0 could not be mapped")
+        address, size = self._pieces[number]
+        if self.driver is not None and number not in self._pinned:
+            self.driver.pin(address, size)
+            self._pinned.add(number)
+        piece = (ctypes.c_ubyte * size).from_address(address)
+        return memoryview(piece).cast("B")[at : at + n_bytes]
+
+    def offer(self, call: int, where: Sequence[int]) -> None:
+        """Record the place for the body of a call; an empty `where` means that it is sent."""
+        self._room(call).set_result(where)
+
+    def room(self, call: int, n_bytes: int) -> memoryview | None:
+        """Wait for the place that rank 0 offers for a body of `n_bytes`; None if the body is sent.
+        Raises RuntimeError."""
+        where = self._room(call).result()
+        if not where:
+            return None
+        view = self.view(*where)
+        if view.nbytes != n_bytes:
+            raise RuntimeError(f"rank 0 has room for {view.nbytes} bytes, not for {n_bytes}")
+        return view
+
+    def leave(self, call: int) -> None:
+        """Forget the offer for a call."""
+        self._rooms.pop(call, None)
+
+    def _room(self, call: int) -> Future[Sequence[int]]:
+        return self._rooms.setdefault(call, Future())
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def map_piece(descriptor: int, n_bytes: int) -> int:
+    """Map shared memory and return its address. Raises OSError.
+
+    Makes all pages, because pinning stalls the device while it makes them. Python's mmap would keep
+    the descriptor open.
+    """
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "cannot map shared memory")
+    return address
+
+
+def unmap_piece(address: int, n_bytes: int) -> None:
+    """Undo `map_piece`."""
+    _LIBC.munmap(address, n_bytes)
+
+
 class SharedMemory:
     """Host memory of rank 0 that all other ranks map, in numbered pieces. Thread-safe."""
 
-    def __init__(self, channels: Sequence[Channel], transfers: Transfers | None) -> None:
+    def __init__(self, channels: Sequence[ChannelPort], transfers: Transfers | None) -> None:
         """`channels` lead to the others; `transfers` are those of the device, if it has any."""
         self.dropped: deque[int] = deque()
         """Numbers of pieces that the others may give up."""
@@ -133,7 +220,7 @@ class SharedMemory:
         self.dropped.append(number)
 
 
-def shared_by(channels: Sequence[Channel]) -> SharedMemory | None:
+def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
     """Memory of all ranks; None unless all are on this machine."""
     if not hasattr(os, "memfd_create") or not all(one.is_local for one in channels):
         return None
@@ -144,7 +231,7 @@ class SharedRoom:
     """Memory for the body that one call exports, and for the parts of the other ranks until they
     are in it."""
 
-    def __init__(self, memory: SharedMemory, channels: Sequence[Channel], number: int) -> None:
+    def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
         self._channels = channels
         self._number = number
@@ -213,7 +300,7 @@ class GatheredBody:
 class Place:
     """Where other ranks have the targets of a `loading`: its number, and which of them."""
 
-    channels: Sequence[Channel]
+    channels: Sequence[ChannelPort]
     number: int
     target: int
 
@@ -253,7 +340,7 @@ class SharedTarget:
             for channel, part in zip(self._place.channels, parts, strict=False):
                 self._send(channel, part[: n_tokens * self._per_token])
 
-    def _send(self, channel: Channel, data: memoryview) -> None:
+    def _send(self, channel: ChannelPort, data: memoryview) -> None:
         place = self._place
         loan = Loan(channel.peer, place.number, place.target)
         where = () if self._memory is None else self._memory.lend(data, loan)

@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
-from semantic.adapters.stores.disk_responses import FallbackResponses
 from semantic.adapters.stores.disk_turns import decoded_turn, encoded_turn, turn_key
 from semantic.adapters.stores.remote.objects import Objects, UnavailableError
 from semantic.adapters.stores.remote.sealing import seal, unsealed
@@ -26,7 +25,7 @@ from semantic.domain.block_hash import tenant_tag
 from semantic.domain.history import Point, Turn
 from semantic.domain.identity import digest
 from semantic.domain.responses import DamagedRecordError, StoredResponse, decoded, encoded, key_of
-from semantic.ports.store import MOST_WAIT
+from semantic.ports.store import MOST_WAIT, DiskResponsesPort
 
 _AHEAD = 8
 """Turns that are read at a time."""
@@ -106,7 +105,7 @@ def records_tag(secret: bytes, name: bytes) -> bytes:
 class SharedResponses:
     """Implements `ResponsesPort` by the files of this machine and by records of the fleet."""
 
-    def __init__(self, own: FallbackResponses, records: Records, secret: bytes) -> None:
+    def __init__(self, own: DiskResponsesPort, records: Records, secret: bytes) -> None:
         self._own = own
         self._records = records
         self._secret = secret

@@ -1,16 +1,28 @@
 """Whether this process is one of several that compute one model, as `mlx.launch` says.
 
-Reads the environment only; the ranks themselves are `adapters.mlx.ranks`.
+Reads the environment; `links` connects the ranks.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semantic.domain.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from semantic.adapters.ranks.links import Links
+    from semantic.ports.ranks import CollectivePort, MappedPort
+
+logger = logging.getLogger("semantic.server")
+
+_STDERR = 2
 
 _RANK = "MLX_RANK"
 _RING, _NCCL, _JACCL = "MLX_HOSTFILE", "NCCL_HOST_IP", "MLX_JACCL_COORDINATOR"
@@ -19,9 +31,8 @@ _NCCL_SIZE, _JACCL_DEVICES = "MLX_WORLD_SIZE", "MLX_IBV_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The ranks of one model: this one's number, how many there are and how many on this machine
-    share its memory, MLX's backend between them, the address of rank 0, and what they prove to each
-    other to know."""
+    """Implements `PlacementPort`. `host` is the address of rank 0; the ranks prove to each other
+    that they know the `secret`."""
 
     rank: int
     size: int
@@ -29,6 +40,31 @@ class Grid:
     transport: str
     host: str
     secret: bytes = field(default=b"", repr=False)
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """See `PlacementPort.meeting`. MLX may wait for ever, with the interpreter's lock: no
+        thread of ours could end that."""
+        from semantic.adapters.ranks.links import JOIN_SECONDS
+
+        logger.info("waiting at most %.0f s for all ranks, over %s", JOIN_SECONDS, self.transport)
+        faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True, file=_STDERR)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> Links:
+        """See `PlacementPort.connect`."""
+        from semantic.adapters.ranks.links import Links
+
+        return Links(ranks, self.host, self.secret, mapped)
+
+
+def placed(environment: Mapping[str, str], secret: Callable[[], bytes | None]) -> Grid | None:
+    """See `Places`."""
+    grid = read_grid(environment)
+    return None if grid is None else with_secret(grid, secret())
 
 
 def read_grid(environment: Mapping[str, str]) -> Grid | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import hmac
-import mmap
 import os
 import secrets
 import socket
@@ -22,15 +21,12 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import suppress
-from enum import IntEnum, auto
 from typing import NamedTuple
 
-from semantic.adapters.mlx.missing import extra_to_install
-from semantic.adapters.mlx.transfer.driver import CopyDriver
 from semantic.domain.errors import BackendError
+from semantic.ports.ranks import Data, Frame, MappedPort, Op
 
 _RANDOM, _RANK, _PROOF = 32, 4, 32
 """Bytes of a random number, of a rank's number and of a proof."""
@@ -106,58 +102,6 @@ _MOST_BYTES = (1 << 31) - 1
 """The limit of one seal."""
 
 
-class Op(IntEnum):
-    """The kinds of frames. Those without a comment are the calls of `BatchBackend`, from rank 0."""
-
-    BEAT = auto()  # either way: the sender lives
-    END = auto()  # from rank 0: the work is done
-    LOST = auto()  # either way: the sender ends, and so must the receiver; the bytes are a reason
-    MEMORY = auto()  # to rank 0, as a beat: bytes that the sender may still take
-    FAILED = auto()  # to rank 0: a call raised; the bytes are its message
-    BODY = auto()  # from rank 0: bytes of a body to load; to rank 0: of one that was exported
-    NO_BODY = auto()  # to rank 0: one could not be exported; the bytes are a message
-    TAKEN = auto()  # to rank 0: the sender has read a body from shared memory
-    PIECE = auto()  # from rank 0: shared memory by its number, and its size; a descriptor follows
-    DROP = auto()  # from rank 0: numbers of pieces that it gave up
-    ROOM = auto()  # from rank 0: place for a call's body: piece, offset, bytes; or none, to send it
-    FREE = auto()  # from rank 0: keys of blocks that nothing refers to any more
-    OPEN = auto()
-    RESTORE = auto()
-    RESERVE = auto()
-    SET_ASIDE = auto()
-    RETURN_MEMORY = auto()
-    GIVE_BACK = auto()  # no call of the port: memory that MLX keeps is not needed
-    PREFILL = auto()
-    PREFILL_TOGETHER = auto()
-    SCORE = auto()
-    START = auto()
-    DECODE = auto()
-    EXTRACT = auto()
-    CLOSE = auto()
-    PAUSE = auto()
-    EXPORT = auto()
-    CHECKPOINT = auto()
-    LOADING = auto()
-    LOADED = auto()
-
-
-Data = bytes | bytearray | memoryview
-
-
-class Frame(NamedTuple):
-    """One frame. `number` is that of the call that it is or belongs to."""
-
-    op: Op
-    number: int
-    ints: Sequence[int] = ()
-    data: Data = b""
-
-    @property
-    def text(self) -> str:
-        """The bytes of a message."""
-        return bytes(self.data).decode()
-
-
 class _Seals:
     """The seals of one direction: over each piece and the number of those before it."""
 
@@ -167,6 +111,8 @@ class _Seals:
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ModuleNotFoundError:
+            from semantic.adapters.mlx.missing import extra_to_install
+
             raise BackendError(
                 f"cannot seal what ranks of two machines send: {extra_to_install('fleet')}"
             ) from None
@@ -179,92 +125,6 @@ class _Seals:
         return seal
 
 
-class MappedMemory:
-    """The memory of rank 0 that this rank has mapped. One thread adds and drops pieces; others use
-    them."""
-
-    def __init__(self) -> None:
-        self.driver: CopyDriver | None = None
-        """Pins what the device is to reach."""
-        self._pieces: dict[int, tuple[int, int]] = {}
-        self._pinned: set[int] = set()
-        self._rooms: dict[int, Future[Sequence[int]]] = {}
-
-    def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece and close its `descriptor`. A piece that cannot be mapped fails in `view`."""
-        with suppress(OSError):
-            self._pieces[number] = map_piece(descriptor, n_bytes), n_bytes
-        os.close(descriptor)
-
-    def drop(self, numbers: Sequence[int]) -> None:
-        """Unmap pieces that are not used any more."""
-        for number in numbers:
-            address, n_bytes = self._pieces.pop(number, (0, 0))
-            if number in self._pinned and self.driver is not None:
-                self._pinned.remove(number)
-                self.driver.unpin(address)
-            if n_bytes:
-                unmap_piece(address, n_bytes)
-
-    def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece; the first use pins the piece. Raises RuntimeError."""
-        if number not in self._pieces:
-            raise RuntimeError("memory of rank 0 could not be mapped")
-        address, size = self._pieces[number]
-        if self.driver is not None and number not in self._pinned:
-            self.driver.pin(address, size)
-            self._pinned.add(number)
-        piece = (ctypes.c_ubyte * size).from_address(address)
-        return memoryview(piece).cast("B")[at : at + n_bytes]
-
-    def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record the place for the body of a call; an empty `where` means that it is sent."""
-        self._room(call).set_result(where)
-
-    def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for the place that rank 0 offers for a body of `n_bytes`; None if the body is sent.
-        Raises RuntimeError."""
-        where = self._room(call).result()
-        if not where:
-            return None
-        view = self.view(*where)
-        if view.nbytes != n_bytes:
-            raise RuntimeError(f"rank 0 has room for {view.nbytes} bytes, not for {n_bytes}")
-        return view
-
-    def leave(self, call: int) -> None:
-        """Forget the offer for a call."""
-        self._rooms.pop(call, None)
-
-    def _room(self, call: int) -> Future[Sequence[int]]:
-        return self._rooms.setdefault(call, Future())
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-
-
-def map_piece(descriptor: int, n_bytes: int) -> int:
-    """Map shared memory and return its address. Raises OSError.
-
-    Makes all pages, because pinning stalls the device while it makes them. Python's mmap would keep
-    the descriptor open.
-    """
-    access = mmap.PROT_READ | mmap.PROT_WRITE
-    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-    address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
-    if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "cannot map shared memory")
-    return address
-
-
-def unmap_piece(address: int, n_bytes: int) -> None:
-    """Undo `map_piece`."""
-    _LIBC.munmap(address, n_bytes)
-
-
 class PeerLostError(Exception):
     """The other rank ended, is silent or sends what is no frame; the text says which."""
 
@@ -273,13 +133,19 @@ class Channel:
     """Frames to and from one other rank. Any thread may send, one receives."""
 
     def __init__(
-        self, sock: socket.socket, peer: int, silence: float, keys: Keys | None = None
+        self,
+        sock: socket.socket,
+        peer: int,
+        silence: float,
+        mapped: MappedPort,
+        keys: Keys | None = None,
     ) -> None:
         """`peer` is the other's rank, which has the same `keys`; without any `sock` is a Unix
-        socket. The other is lost if nothing comes for `silence` seconds."""
+        socket. The other is lost if nothing comes for `silence` seconds. `mapped` takes what it
+        says of its memory."""
         self.peer = peer
         self.is_local = keys is None
-        self.mapped = MappedMemory()
+        self.mapped = mapped
         self._sock = sock
         self._silence = silence
         self._sending = threading.Lock()

@@ -1,0 +1,60 @@
+"""What the packages above the engine add to its program: commands, shared stores, ranks of a model.
+
+They are named here and imported when they are asked for; one that is not installed adds nothing.
+Entry points would name them in the metadata of a distribution, and reading that takes a sixth of
+the time of `semantic --help`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final, cast
+
+from semantic.domain.errors import OperatorError
+
+if TYPE_CHECKING:
+    from semantic.ports.ranks import PlacementPort, Places
+
+_RANK = "MLX_RANK"
+
+COMMANDS: Final = ("semantic.cli.remote.server_commands", "semantic.cli.fleet.fleet_commands")
+"""Modules with a `TABLE` of commands."""
+
+OPENERS: Final[Mapping[str, tuple[str, str]]] = {
+    "remote store": ("semantic.composition.fleet_store", "FleetStore"),
+    "kv_events": ("semantic.composition.fleet_store", "open_publisher"),
+    "ranks": ("semantic.adapters.ranks.launched", "placed"),
+}
+"""Module and name of an `OpensShared`, an `OpensEvents` and a `Places`."""
+
+
+def tables() -> list[object]:
+    """The table of commands of each package that is installed."""
+    return [import_module(name).TABLE for name in COMMANDS if _is_installed(name)]
+
+
+def opener(kind: str) -> object:
+    """What opens what is meant by `kind`. Raises OperatorError if its package is not installed."""
+    module, name = OPENERS[kind]
+    if not _is_installed(module):
+        raise OperatorError(f"cannot use {kind}: its package is missing; install semantic-engine")
+    found: object = getattr(import_module(module), name)
+    return found
+
+
+def placement(
+    environment: Mapping[str, str], secret: Callable[[], bytes | None]
+) -> PlacementPort | None:
+    """This process' place among those that `mlx.launch` started for one model; None if it is alone.
+
+    Raises as `Places`.
+    """
+    if _RANK not in environment:
+        return None
+    return cast("Places", opener("ranks"))(environment, secret)
+
+
+def _is_installed(module: str) -> bool:
+    return find_spec(module.partition(".")[0]) is not None
