@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.ranks.shared_memory import MappedMemory
 from semantic.domain.errors import BackendError
-from semantic.ports.ranks import PlacementPort
+from semantic.ports.ranks import LinksPort, PlacementPort
 
 
 class Ranks:
@@ -29,7 +29,7 @@ class Ranks:
         except (RuntimeError, ValueError) as error:
             raise BackendError(f"the ranks cannot meet over {self.transport}: {error}") from error
         self.rank, self.size = self.group.rank(), self.group.size()
-        self.links = placement.connect(self, MappedMemory)
+        self.links: LinksPort = placement.connect(self, MappedMemory)
 
     def gather(self, data: bytes) -> list[bytes]:
         """The `data` of all ranks by rank, of equal length each. No text and no object is read."""
