@@ -16,8 +16,8 @@ from typing import Final, Literal
 
 from benchmarks.absence import Recorded
 from benchmarks.left_histories import Asked, requests_of
-from semantic.adapters.stores.remote.sealing import CHUNK, READ_CHUNKS
 from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic_fleet.objects.sealing import CHUNK, READ_CHUNKS
 
 SPILLED: Final = 0.05
 """The part of the requests that do not go to their home, with affinity."""

@@ -34,10 +34,10 @@ from semantic.adapters.mlx.model.provider import wrap_model, wrapping
 from semantic.adapters.mlx.ranks.following import follow
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
-from semantic.adapters.ranks.launched import Grid, read_grid
 from semantic.domain.block_hash import Part
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, whole_blocks
 from semantic.ports.generation import at_once
+from semantic_fleet.ranks.launched import Grid, read_grid
 from tests.support.tiny_models import VOCAB, build
 
 QUESTION = "What does it cost to divide a model among devices that fits one?"

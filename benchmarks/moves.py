@@ -29,8 +29,6 @@ from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.adapters.stores.tiered import SharedTiers
 from semantic.application.cache.discovery import Discovery
 from semantic.application.cache.prefix_lookup import PrefixLookup
@@ -38,6 +36,8 @@ from semantic.composition.process_stores import remote_tier
 from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
 from semantic.domain.stored import StoredBlock
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent
+from semantic_fleet.objects.objects import Objects
+from semantic_fleet.objects.remote_store import RemoteStore
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

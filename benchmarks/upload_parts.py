@@ -31,8 +31,8 @@ from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic.adapters.mlx.ranks.shared_memory import GatheredBody
-from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.sealing import TAG, SealingMemory, seal, sealed_bytes
+from semantic_fleet.objects.objects import Objects
+from semantic_fleet.objects.sealing import TAG, SealingMemory, seal, sealed_bytes
 
 QUESTION = "What do the parts of an upload take of the processor and of the memory?"
 CRITERION = (

@@ -40,14 +40,14 @@ from experiments.harness.result import Result, Verdict
 from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.stores.background import BackgroundStore
-from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.application.cache.upload_pace import FEWEST_STEPS, MOST_REST, UploadPace
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.composition.process_stores import upload_threads
 from semantic.domain.block_hash import Part, Scope
 from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.domain.value_objects import BLOCK_TOKENS, CompletedGeneration, TokenEvent
+from semantic_fleet.objects.objects import Objects
+from semantic_fleet.objects.remote_store import RemoteStore
 from tests.support.char_tokenizer import CharTokenizer
 
 QUESTION = "How many bytes a second are uploaded beside decoding, and what does that cost it?"

@@ -9,11 +9,9 @@ and `**Figure**`.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -21,16 +19,8 @@ from typing import Final, TypeAlias
 ROOT: Final = Path(__file__).resolve().parents[1]
 FILE: Final = "budgets.toml"
 RECORDS: Final = "docs/adr/"
-PARTS: Final = {
-    "fleet": re.compile(
-        r"adapters/(fleet|http/fleet|ranks|stores/remote)/|adapters/stores/kv_"
-        r"|cli/(fleet/|remote/fleet_cache)|composition/fleet_store"
-    ),
-    "server": re.compile(
-        r"adapters/(http|service|clients)/|cli/(remote/|launch\.|serve\.|service\.)"
-    ),
-}
-"""Files of a part by their path in the package, the first that matches; others are the engine's."""
+WINGS: Final = {"fleet": "semantic_fleet", "server": "semantic_server", "engine": "semantic"}
+"""Packages below `src` by the name of their bounds."""
 SAID: Final = ("**Asked by**", "**Figure**")
 
 Bounds: TypeAlias = Mapping[str, int]
@@ -39,22 +29,14 @@ Bounds: TypeAlias = Mapping[str, int]
 
 def sizes(root: Path) -> dict[str, int]:
     """What can be counted without running anything."""
-    source = root / "src" / "semantic"
-    lines = {path.relative_to(source).as_posix(): _lines(path) for path in source.rglob("*.py")}
-    modules, total = Counter[str](), Counter[str]()
-    for path, n in lines.items():
-        modules[part_of(path)] += 1
-        total[part_of(path)] += n
     found: dict[str, int] = {}
-    for part in (*PARTS, "engine"):
-        found |= {f"{part}.modules": modules[part], f"{part}.lines": total[part]}
+    longest = 0
+    for wing, package in WINGS.items():
+        lines = [_lines(path) for path in (root / "src" / package).rglob("*.py")]
+        found |= {f"{wing}.modules": len(lines), f"{wing}.lines": sum(lines)}
+        longest = max(longest, *lines)
     words = sum(_words(path) for path in hand_written(root))
-    return found | {"longest_file": max(lines.values()), "document_words": words}
-
-
-def part_of(path: str) -> str:
-    """Which part of the package a file belongs to."""
-    return next((part for part, files in PARTS.items() if files.match(path)), "engine")
+    return found | {"longest_file": longest, "document_words": words}
 
 
 def hand_written(root: Path) -> list[Path]:

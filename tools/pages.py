@@ -27,8 +27,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from semantic.adapters.clients.coding_agents import CLAUDE, CODEX, OPENCODE
-from semantic.adapters.clients.running_server import RunningServer
+from semantic_server.clients.coding_agents import CLAUDE, CODEX, OPENCODE
+from semantic_server.clients.running_server import RunningServer
 from tests.agents.agents import STRANGERS
 from tests.clients import talk
 from tools import references
@@ -176,7 +176,7 @@ def _typed(value: str) -> str:
 
 @cache
 def _openapi() -> Mapping[str, object]:
-    from semantic.adapters.http.app import create_app
+    from semantic_server.http.app import create_app
 
     return create_app().openapi()
 

@@ -24,12 +24,12 @@ from typing import Final, Literal, NotRequired, Required, Union
 
 from typing_extensions import is_typeddict
 
-from semantic.adapters.http.anthropic import request as anthropic_fields
-from semantic.adapters.http.openai import fields as openai_fields
-from semantic.adapters.http.openai.responses import request as response_fields
-from semantic.adapters.http.request_fields.table import Field
+from semantic_server.http.anthropic import request as anthropic_fields
+from semantic_server.http.openai import fields as openai_fields
+from semantic_server.http.openai.responses import request as response_fields
+from semantic_server.http.request_fields.table import Field
 
-HTTP: Final = Path(__file__).parents[1] / "src" / "semantic" / "adapters" / "http"
+HTTP: Final = Path(__file__).parents[1] / "src" / "semantic_server" / "http"
 
 
 @dataclass(frozen=True, slots=True)

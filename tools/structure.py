@@ -1,7 +1,7 @@
 """`python tools/structure.py SOURCE [OUTPUT]`: the structure of a source tree, in figures.
 
 Counts modules, lines and the largest folder below SOURCE (a `src` folder), then serves the
-embedded model with a disk store and counts the package's files in which a function is called by
+embedded model with a disk store and counts the files in which a function is called by
 one streamed chat completion, until its blocks are written. Writes JSON to OUTPUT, else to the
 standard output. Works on any version of the package that has `semantic serve`.
 """
@@ -100,7 +100,7 @@ def sizes(source: Path) -> dict[str, object]:
 def serve(source: Path, write: Callable[[Trace], None]) -> None:
     """Serve the embedded model for one traced request; `write` gets its trace."""
     sys.path.insert(0, str(source))
-    trace = Trace(source / "semantic")
+    trace = Trace(source)
     trace.install()
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()

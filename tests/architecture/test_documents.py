@@ -20,7 +20,7 @@ from tools.site import navigation, pages
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "semantic"
 FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "experiments", "tools")
-MODULES = sorted(SOURCE.rglob("*.py"))
+MODULES = sorted((ROOT / "src").rglob("*.py"))
 DOCUMENTS = sorted(
     [
         *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
@@ -111,13 +111,14 @@ def _is_known(span: str) -> bool:
 
 def _places(path: str) -> list[Path]:
     if "/" in path:
-        return [found for base in (ROOT, SOURCE) if (found := base / path).exists()]
+        return [found for base in (ROOT, ROOT / "src", SOURCE) if (found := base / path).exists()]
     below = (found for folder in FOLDERS for found in (ROOT / folder).rglob(path))
     return [found for found in below if "node_modules" not in found.parts]
 
 
 def _top_folders() -> set[str]:
-    return {*FOLDERS, *(path.name for path in SOURCE.iterdir() if path.is_dir())}
+    inner = (path for base in (SOURCE, SOURCE.parent) for path in base.iterdir() if path.is_dir())
+    return {*FOLDERS, *(path.name for path in inner)}
 
 
 @cache
@@ -140,8 +141,11 @@ def unsearchable_terms(glossary: str) -> list[str]:
 
 
 def _text_of(path: str) -> str:
-    found = SOURCE / path
-    files = sorted(found.rglob("*.py")) if found.is_dir() else [found] if found.exists() else []
+    files = [
+        file
+        for found in _places(path)
+        for file in (sorted(found.rglob("*.py")) if found.is_dir() else [found])
+    ]
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 

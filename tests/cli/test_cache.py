@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.stores.disk import DiskStore
-from semantic.adapters.stores.remote.remote_records import Records
-from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.application.chat.replay import turns_owner
 from semantic.cli.cache import CACHE_COMMANDS
-from semantic.composition import fleet_store, process_stores
+from semantic.composition import process_stores
 from semantic.composition.engine_settings import Settings
 from semantic.composition.memory_shares import default_memory_tier_bytes
 from semantic.composition.process_stores import (
@@ -29,6 +26,10 @@ from semantic.composition.process_stores import (
 from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_tag
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import Tier
+from semantic_fleet import fleet_store
+from semantic_fleet.objects.remote_records import Records
+from semantic_fleet.objects.remote_store import RemoteStore
+from semantic_server.http.middleware import tenant_name
 from tests.cli.stocked import block_files, disk_store, everything, new_agent
 from tests.cli.support import Ran, process, semantic
 from tests.support.store_blocks import block, chain

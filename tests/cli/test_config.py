@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.http.settings import default_file
 from semantic.composition.process_stores import default_store_folder
+from semantic_server.http.settings import default_file
 from tests.cli.support import semantic
 
 
@@ -45,7 +45,7 @@ def test_the_users_own_file_is_read_if_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "mine" / "config.toml"
-    monkeypatch.setattr("semantic.adapters.http.settings.default_file", lambda: file)
+    monkeypatch.setattr("semantic_server.http.settings.default_file", lambda: file)
     assert shown()["port"]["origin"] == "default"
     file.parent.mkdir()
     file.write_text("port = 9\n")

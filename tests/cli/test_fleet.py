@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.http.settings import ServerSettings
-from semantic.cli.fleet.fleet_commands import ReplicaOptions, plan_of
+from semantic_fleet.cli.fleet_commands import ReplicaOptions, plan_of
+from semantic_server.http.settings import ServerSettings
 from tests.cli.support import semantic
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.lifecycle import Lifecycle
-from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.memory_guard import Memory, MemoryGuard
 from semantic.application.engine.step_loop import StepLoop
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.lifecycle import Lifecycle
+from semantic_server.http.settings import ServerSettings
 from tests.cli.support import semantic
 from tests.support.http_server import RunningServer, running
 from tests.support.model_server import KEY, OPERATOR

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from semantic.adapters.http.settings import load_settings
-from semantic.cli import serve
+from semantic_server.cli import serve
+from semantic_server.http.settings import load_settings
 from tests.cli.support import semantic
 from tests.support.model_folder import small_model
 from tests.support.model_hub import Hub, running_hub, use_hub

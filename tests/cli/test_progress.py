@@ -14,10 +14,10 @@ from rich.text import Text
 from semantic.adapters.exchange.transfer import export_agent, import_agent
 from semantic.cli import cache
 from semantic.cli.progress import ServerProgress, _new_progress, _token_speed, work_bar
-from semantic.cli.remote import archives
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_disk
 from semantic.domain.stored import OnProgress
+from semantic_server.cli import archives
 from tests.cli.stocked import BODY_BYTES, disk_store, new_agent
 from tests.cli.support import semantic
 

@@ -16,14 +16,14 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.middleware import tenant_name
-from semantic.adapters.http.settings import ServerSettings
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.cli.main import app
 from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.ports.agents import TenantId
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.middleware import tenant_name
+from semantic_server.http.settings import ServerSettings
 from tests.cli.support import Ran, command_line, environment, semantic
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.settings import ServerSettings
+from semantic_server.http.settings import ServerSettings
 from tests.cli.support import Ran, semantic
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import running

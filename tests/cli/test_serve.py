@@ -24,13 +24,13 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from semantic.adapters.http.metrics import AnswerRecord
-from semantic.adapters.http.settings import ServerSettings
 from semantic.cli.options import ServeOptions
 from semantic.cli.progress import ServerProgress
-from semantic.cli.serve import _of_model, _print_ready, _serve_settings
 from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import InvalidRequestError
+from semantic_server.cli.serve import _of_model, _print_ready, _serve_settings
+from semantic_server.http.metrics import AnswerRecord
+from semantic_server.http.settings import ServerSettings
 from tests.cli.support import command_line, environment, semantic
 from tests.support.fake_models import FakeLoader, fake_models
 from tests.support.http_server import until

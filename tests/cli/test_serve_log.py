@@ -7,17 +7,17 @@ import signal
 
 import pytest
 
-from semantic.adapters.http.settings import ServerSettings
 from semantic.application.models.model_manager import RunnableServing
-from semantic.cli import serve
 from semantic.domain.errors import ModelNotFoundError, StoreError
+from semantic_server.cli import serve
+from semantic_server.http.settings import ServerSettings
 from tests.support.runnable_serving import RunnableFake
 
 
 @pytest.fixture(autouse=True)
 def _log_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server does to the process's log would stay for other tests."""
-    monkeypatch.setattr("semantic.adapters.http.logs.configure_logs", lambda *_: None)
+    monkeypatch.setattr("semantic_server.http.logs.configure_logs", lambda *_: None)
 
 
 def _broken(_: object) -> None:
@@ -26,7 +26,7 @@ def _broken(_: object) -> None:
 
 @pytest.mark.process
 def test_notices_that_nobody_can_read_end_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semantic.cli.serve.print_notice", _broken)
+    monkeypatch.setattr("semantic_server.cli.serve.print_notice", _broken)
 
     async def load() -> RunnableServing:
         raise ModelNotFoundError("the last thing that happens")
@@ -54,7 +54,7 @@ def test_a_limit_of_open_files_that_loading_lowered_is_seen(
         if str(message).startswith("ready"):
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("semantic.cli.serve.print_notice", say)
+    monkeypatch.setattr("semantic_server.cli.serve.print_notice", say)
 
     async def load() -> RunnableServing:
         limits.append((200, 200))

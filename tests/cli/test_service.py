@@ -14,14 +14,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from semantic.adapters.service.launchd import Launchd
-from semantic.adapters.service.systemd import Systemd
-from semantic.adapters.service.unit_file import MARK
-from semantic.cli import service
 from semantic.cli.options import ServeOptions, command
-from semantic.cli.service import flags, service_manager
 from semantic.domain.errors import OperatorError
-from semantic.ports.service import Ended, Service
+from semantic_server.cli import service
+from semantic_server.cli.service import flags, service_manager
+from semantic_server.service.launchd import Launchd
+from semantic_server.service.service_port import Ended, Service
+from semantic_server.service.systemd import Systemd
+from semantic_server.service.unit_file import MARK
 from tests.cli.support import Ran, semantic
 
 SYSTEMS = ("linux", "darwin")

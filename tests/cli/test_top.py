@@ -10,10 +10,10 @@ import pytest
 from pydantic import SecretStr
 from rich.console import Console
 
-from semantic.adapters.clients.overview_events import Document, follow_overview
-from semantic.adapters.http.settings import ServerSettings
-from semantic.cli.remote.top import View, show_duration, watch
 from semantic.domain.errors import OperatorError
+from semantic_server.cli.top import View, show_duration, watch
+from semantic_server.clients.overview_events import Document, follow_overview
+from semantic_server.http.settings import ServerSettings
 from tests.cli.support import semantic
 from tests.support.http_server import RunningServer
 from tests.support.model_server import several

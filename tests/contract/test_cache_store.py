@@ -24,14 +24,14 @@ from obstore.store import MemoryStore as ObjectsInMemory
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.adapters.stores.tiered import SharedTiers, TieredStore
 from semantic.composition.process_stores import remote_tier
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, begins_like
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import BlockHeader, BlockLayout, Manifest, StoredBlock, Tier
 from semantic.ports.store import CacheStorePort
+from semantic_fleet.objects.objects import Objects
+from semantic_fleet.objects.remote_store import RemoteStore
 from tests.support.lanes import examples
 from tests.support.store_blocks import (
     LAYOUT,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores.disk_turns import DiskTurns
-from semantic.adapters.stores.remote.remote_records import Records, RemoteTurns
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.history import Turn, thought_digest
 from semantic.ports.store import SharedTurnsPort, TurnsPort
+from semantic_fleet.objects.remote_records import Records, RemoteTurns
 from tests.support.bucket import Bucket
 from tests.support.held_turns import PATIENCE, HeldTurns
 

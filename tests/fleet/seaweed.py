@@ -22,7 +22,7 @@ from typing import Final
 
 import obstore
 
-from semantic.adapters.stores.remote.objects import Objects, UnavailableError
+from semantic_fleet.objects.objects import Objects, UnavailableError
 
 PROGRAM: Final = "SEMANTIC_WEED"
 """The environment variable with the path of the program."""

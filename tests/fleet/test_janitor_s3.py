@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from semantic.adapters.stores.remote.janitor import BackgroundJanitor, Janitor
-from semantic.adapters.stores.remote.lease import PERIOD, Lease, LostLeaseError
-from semantic.adapters.stores.remote.objects import Listed, Objects, UnavailableError
-from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.composition.engine_settings import Settings
-from semantic.composition.fleet_store import evict_remote, forget_tenant
 from semantic.composition.process_stores import fleet_secret, require_shared
 from semantic.domain.block_hash import LOCAL_TENANT
+from semantic_fleet.fleet_store import evict_remote, forget_tenant
+from semantic_fleet.objects.janitor import BackgroundJanitor, Janitor
+from semantic_fleet.objects.lease import PERIOD, Lease, LostLeaseError
+from semantic_fleet.objects.objects import Listed, Objects, UnavailableError
+from semantic_fleet.objects.remote_store import RemoteStore
 from tests.fleet.seaweed import Seaweed
 from tests.fleet.test_s3 import Fleet, fleet
 from tests.support.durable import history, text

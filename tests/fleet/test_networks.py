@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from semantic.adapters.stores.remote.objects import DEADLINE
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Tier
+from semantic_fleet.objects.objects import DEADLINE
 from tests.fleet.seaweed import Seaweed
 from tests.fleet.slow_network import SlowNetwork
 from tests.fleet.test_s3 import Fleet, fleet

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import gpu_ranks
-from semantic.adapters.ranks.links import SILENCE_SECONDS
+from semantic_fleet.ranks.links import SILENCE_SECONDS
 from tests.support.ports import free_port
 from tests.support.serve_process import OURS, ServeProcess
 from tests.support.two_ranks import launched

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from semantic.adapters.fleet.replica import LOCK
-from semantic.adapters.stores.remote.objects import Objects
+from semantic_fleet.objects.objects import Objects
+from semantic_fleet.replicas.replica import LOCK
 from tests.fleet.seaweed import BUCKET, Seaweed, until_uploaded
 from tests.support.serve_process import OURS, ServeProcess, ServerFailedError, served
 from tests.zoo.folder import write_folder

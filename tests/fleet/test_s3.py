@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.stores.remote.objects import DEADLINE, Objects
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import require_shared
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import Tier
+from semantic_fleet.objects.objects import DEADLINE, Objects
 from tests.fleet.seaweed import BUCKET, Seaweed, paths_of, until_uploaded
 from tests.support.durable import Durable, history, text
 from tests.support.serve_process import OURS, ServeProcess, served

@@ -22,14 +22,12 @@ from mlx_lm.tuner import utils as tuner
 from mlx_lm.utils import load, load_model, quantize_model
 
 import semantic
-from semantic.adapters.http.settings import load_settings
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model.adapter import apply_adapter, read_adapter
 from semantic.adapters.mlx.model.joined import join, share
 from semantic.adapters.mlx.model.provider import MLXModelProvider, find_folder
 from semantic.application.models.on_demand import ManagedModels
 from semantic.bootstrap import App, build_engine
-from semantic.cli.serve import load_model as load_server
 from semantic.composition.engine_settings import NamedAdapter, Settings
 from semantic.composition.named_models import describe_model, load_tokenizer, parse_adapter
 from semantic.domain.answer import Usage
@@ -37,6 +35,8 @@ from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.ports.serving import ServingPort
 from semantic.serve import ServeSettings
 from semantic.serve_models import ModelsSettings, load_models
+from semantic_server.cli.serve import load_model as load_server
+from semantic_server.http.settings import load_settings
 from tests.support import asked
 from tests.support.adapter_folder import CONFIG, WEIGHTS, write_adapter
 from tests.support.model_folder import write_model

@@ -10,11 +10,11 @@ import anthropic
 import pytest
 from anthropic.types import MessageParam
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.serve import ServeSettings, load_serving
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
 from tests.support.http_server import RunningServer, running
 
 pytestmark = pytest.mark.process

@@ -17,14 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.http.activity.watch import Ending
-from semantic.adapters.http.metrics import InstrumentedServing
 from semantic.adapters.stores import background
 from semantic.adapters.stores.background import Backoff
 from semantic.adapters.stores.disk_turns import DiskTurns
-from semantic.adapters.stores.remote import remote_records
-from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.remote_records import Records
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_responses
@@ -44,6 +39,11 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 from semantic.ports.store import MOST_WAIT, DiskResponsesPort
 from semantic.serve import ServeSettings, load_serving
+from semantic_fleet.objects import remote_records
+from semantic_fleet.objects.objects import Objects
+from semantic_fleet.objects.remote_records import Records
+from semantic_server.http.activity.watch import Ending
+from semantic_server.http.metrics import InstrumentedServing
 from tests.support.durable import Durable, history, text
 from tests.support.fake_clock import FakeClock
 from tests.support.held_turns import PATIENCE

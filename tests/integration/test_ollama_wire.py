@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 from starlette.testclient import TestClient
 
-from semantic.adapters.http.app import create_app
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
@@ -26,6 +25,7 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.embedding import Embedded
 from semantic.ports.serving import Ask
 from semantic.serve import ServeSettings, load_embeddings, load_serving
+from semantic_server.http.app import create_app
 from tests.support.embedding_model import WIDTH, write_embedding_model
 
 pytestmark = pytest.mark.process

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.http.lifecycle import read_public_prefix
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import AnswerEnd, TextDelta
@@ -16,6 +15,7 @@ from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.serving import Ask
 from semantic.serve import ServeSettings, load_serving
+from semantic_server.http.lifecycle import read_public_prefix
 from tests.support.model_folder import small_model
 
 pytestmark = pytest.mark.process

@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from pydantic import SecretStr
 
-from semantic.adapters.http.middleware import tenant_name
-from semantic.adapters.http.settings import ServerSettings
+from semantic_server.http.middleware import tenant_name
+from semantic_server.http.settings import ServerSettings
 from tests.page.programs import PROGRAMS
 from tests.support.http_server import RunningServer
 from tests.support.model_server import several

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from obstore.store import MemoryStore
 from typing_extensions import Buffer
 
-from semantic.adapters.stores.remote.objects import Listed, Objects
+from semantic_fleet.objects.objects import Listed, Objects
 from tests.support.fake_clock import FakeClock
 
 

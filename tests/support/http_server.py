@@ -17,10 +17,10 @@ from typing import Final
 import uvicorn.server
 from fastapi import FastAPI
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.server import HttpServer, listen, make_server
-from semantic.adapters.http.settings import ServerSettings
 from semantic.ports.serving import ServingPort
+from semantic_server.http.app import create_app
+from semantic_server.http.server import HttpServer, listen, make_server
+from semantic_server.http.settings import ServerSettings
 
 _SECONDS = 60.0
 _LOOK: Final = 0.01

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.lifecycle import Lifecycle
-from semantic.adapters.http.settings import ServerSettings
 from semantic.application.models.model_manager import RunnableServing
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.lifecycle import Lifecycle
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_models import FakeLoader, fake_models
 from tests.support.http_server import Reply, RunningServer, running, until
 

@@ -6,9 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.settings import ServerSettings
 from semantic.application.cache.origin import origin_of
 from semantic.domain.answer import TextDelta
 from semantic.domain.identity import Identity
@@ -24,6 +21,9 @@ from semantic.ports.agents import (
     Tenant,
 )
 from semantic.ports.serving import Ask
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import Script
 from tests.support.http_server import RunningServer, running
 from tests.support.runnable_serving import NoAgents, RunnableFake

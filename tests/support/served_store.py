@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.settings import ServerSettings
 from semantic.composition.engine_settings import Settings
 from semantic.serve import ServeSettings, load_serving
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.settings import ServerSettings
 from tests.support.http_server import RunningServer, running
 from tests.support.model_folder import small_model
 

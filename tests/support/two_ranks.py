@@ -29,8 +29,8 @@ from semantic.adapters.mlx.ranks.following import follow
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
-from semantic.adapters.ranks.launched import Grid
 from semantic.ports.generation import at_once
+from semantic_fleet.ranks.launched import Grid
 from tests.support.in_pages import SUFFIX
 from tests.support.ports import HERE, free_port
 from tests.support.tiny_models import tiny_model

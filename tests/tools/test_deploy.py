@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from semantic.adapters.http.settings import ServerSettings
 from semantic.cli.main import app
+from semantic_server.http.settings import ServerSettings
 from tools.release import ROOT, formula, supported_pythons
 
 DEPLOY = ROOT / "deploy"

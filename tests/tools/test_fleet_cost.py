@@ -19,10 +19,10 @@ from benchmarks.fleet_requests import (
     read,
     residence,
 )
-from semantic.adapters.stores.remote import sealing
-from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.domain.stored import BlockLayout
+from semantic_fleet.objects import sealing
+from semantic_fleet.objects.objects import Objects
+from semantic_fleet.objects.remote_store import RemoteStore
 from tests.support.store_blocks import LAYOUT, SCOPE, Room, block, chain, header, manifest
 
 SECRET = bytes(range(32))

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 import yaml  # type: ignore[import-untyped]  # the package has no types
 
-from semantic.adapters.http.metrics import Metrics
 from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
 from semantic.domain.stored import StoreStats, Tier, Wear
+from semantic_server.http.metrics import Metrics
 from tools.release import ROOT
 
 BOARD = json.loads((ROOT / "deploy" / "grafana" / "semantic.json").read_text(encoding="utf-8"))

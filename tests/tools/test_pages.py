@@ -8,8 +8,8 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from semantic.adapters.http.app import create_app
 from semantic.cli.main import app
+from semantic_server.http.app import create_app
 from tools import references
 from tools.pages import URL, PageError, filled, main
 

@@ -72,7 +72,7 @@ ROOTS = [(wire, root) for wire in WIRES for root in wire.roots]
 
 @pytest.mark.parametrize(("wire", "root"), ROOTS, ids=lambda one: getattr(one, "own_name", ""))
 def test_a_written_type_checks_what_the_type_of_the_sdk_checks(wire: Wire, root: Root) -> None:
-    module = importlib.import_module(f"semantic.adapters.http.{wire.package}.request_types")
+    module = importlib.import_module(f"semantic_server.http.{wire.package}.request_types")
     written = getattr(module, root.own_name)
     assert checked(written, root.unchecked) == checked(root.load(), root.unchecked)
 
@@ -85,7 +85,7 @@ def test_the_modules_are_what_the_tool_writes() -> None:
 
 def test_a_server_imports_no_sdk() -> None:
     code = (
-        "import sys, semantic.adapters.http.app as app, semantic.adapters.http.lifecycle as life;"
+        "import sys, semantic_server.http.app as app, semantic_server.http.lifecycle as life;"
         "app.create_app(); life.build_validators(); print({'openai', 'anthropic'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)

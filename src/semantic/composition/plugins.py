@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 _RANK = "MLX_RANK"
 
-COMMANDS: Final = ("semantic.cli.remote.server_commands", "semantic.cli.fleet.fleet_commands")
+COMMANDS: Final = ("semantic_server.cli.server_commands", "semantic_fleet.cli.fleet_commands")
 """Modules with a `TABLE` of commands."""
 
 OPENERS: Final[Mapping[str, tuple[str, str]]] = {
-    "remote store": ("semantic.composition.fleet_store", "FleetStore"),
-    "kv_events": ("semantic.composition.fleet_store", "open_publisher"),
-    "ranks": ("semantic.adapters.ranks.launched", "placed"),
+    "remote store": ("semantic_fleet.fleet_store", "FleetStore"),
+    "kv_events": ("semantic_fleet.fleet_store", "open_publisher"),
+    "ranks": ("semantic_fleet.ranks.launched", "placed"),
 }
 """Module and name of an `OpensShared`, an `OpensEvents` and a `Places`."""
 

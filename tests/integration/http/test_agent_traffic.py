@@ -20,10 +20,6 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.metrics import AnswerRecord
-from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.answer_reader import AnswerMessage
 from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import (
@@ -38,6 +34,10 @@ from semantic.domain.chat import Message
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
 from semantic.serve import ServeSettings, load_serving
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.metrics import AnswerRecord
+from semantic_server.http.settings import ServerSettings
 from tests.support.agent_clients import (
     WIRES,
     AgentClient,

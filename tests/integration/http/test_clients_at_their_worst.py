@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.connections import (
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+from semantic.application.engine.engine_state import Figures
+from semantic_server.http.app import create_app
+from semantic_server.http.connections import (
     ConnectionLimits,
     Connections,
     DeadlineProtocol,
     Phase,
 )
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.settings import ServerSettings
-from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.application.engine.engine_state import Figures
+from semantic_server.http.context import ServerContext
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake

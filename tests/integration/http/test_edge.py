@@ -14,13 +14,6 @@ import pytest
 from fastapi import Request
 from pydantic import SecretStr
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext, serving_of
-from semantic.adapters.http.identity import tenant_of
-from semantic.adapters.http.lifecycle import Lifecycle
-from semantic.adapters.http.logs import LOG_FIELDS
-from semantic.adapters.http.middleware import tenant_name
-from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.engine_state import EngineState
 from semantic.application.models.model_manager import RunnableServing
 from semantic.domain.answer import AnswerEvent
@@ -34,6 +27,13 @@ from semantic.domain.errors import (
     PoolExhaustedError,
 )
 from semantic.ports.serving import Ask, Prompt
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext, serving_of
+from semantic_server.http.identity import tenant_of
+from semantic_server.http.lifecycle import Lifecycle
+from semantic_server.http.logs import LOG_FIELDS
+from semantic_server.http.middleware import tenant_name
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake
@@ -239,7 +239,7 @@ def test_bodies_are_validated_beside_the_event_loop(
             threads.append(False)
         raise InvalidRequestError("as in the test")
 
-    monkeypatch.setattr(f"semantic.adapters.http.{reader}", read)
+    monkeypatch.setattr(f"semantic_server.http.{reader}", read)
     assert server.ask("POST", path, body).status == 400
     assert threads == [True]
 

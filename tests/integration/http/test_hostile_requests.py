@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from semantic.adapters.http.settings import ServerSettings
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running, until
 
@@ -102,7 +102,7 @@ def test_a_large_body_is_refused_by_its_length_at_once(server: RunningServer) ->
 def test_a_hundred_megabytes_are_refused_and_the_client_can_read_so(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semantic.adapters.http.connections.DRAIN_SECONDS", 60)
+    monkeypatch.setattr("semantic_server.http.connections.DRAIN_SECONDS", 60)
     reply = server.ask("POST", "/tokenize", b" " * (100 * MIB))
     assert reply.status == 413
     assert reply.json["error"]["code"] == "request_too_large"  # type: ignore[index]  # its shape
@@ -121,7 +121,7 @@ def test_a_large_body_in_chunks_is_refused(server: RunningServer) -> None:
 def test_the_rest_of_a_refused_body_is_not_waited_for_without_end(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semantic.adapters.http.connections.DRAIN_SECONDS", 0.3)
+    monkeypatch.setattr("semantic_server.http.connections.DRAIN_SECONDS", 0.3)
     with server.connect() as one:
         one.sendall(_post("/nowhere", length=1000))
         assert _status(_some(one)) == 404

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.settings import ServerSettings
+from semantic_server.http.settings import ServerSettings
 from tests.support.http_server import RunningServer
 from tests.support.served_store import served
 

@@ -11,11 +11,11 @@ from socket import socket
 
 import pytest
 
-from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, PromptProgress, TextDelta
 from semantic.domain.answer import Usage as Tokens
 from semantic.domain.errors import ContextOverflowError, SemanticError
 from semantic.ports.serving import Ask
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running, until
 

@@ -13,8 +13,6 @@ from typing import cast
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.logs import LOG_FIELDS
-from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import (
     AgentNotFoundError,
     BackendError,
@@ -25,6 +23,8 @@ from semantic.domain.errors import (
     SemanticError,
 )
 from semantic.ports.agents import EVERY_AGENT, AgentFilter, AgentPage, Tenant, TenantId
+from semantic_server.http.logs import LOG_FIELDS
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, running, until
 from tests.support.model_server import KEY, OPERATOR, several

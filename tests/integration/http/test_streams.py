@@ -12,11 +12,11 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.errors import ClientDisconnectedError
-from semantic.adapters.http.settings import ServerSettings
-from semantic.adapters.http.streaming import event_stream, sse_event, start_stream, until_disconnect
 from semantic.domain.errors import InvalidRequestError
+from semantic_server.http.app import create_app
+from semantic_server.http.errors import ClientDisconnectedError
+from semantic_server.http.settings import ServerSettings
+from semantic_server.http.streaming import event_stream, sse_event, start_stream, until_disconnect
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running, until
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.http.anthropic import request
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.serve import ServeSettings, load_serving
+from semantic_server.http.anthropic import request
 from tests.support.http_server import RunningServer, running
 from tests.support.model_folder import small_model, write_model
 

@@ -12,10 +12,10 @@ import pytest
 from typing_extensions import Buffer
 
 from semantic.adapters.stores.disk_turns import DiskTurns
-from semantic.adapters.stores.remote.remote_records import Records, RemoteTurns
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.history import Turn, thought_digest
 from semantic.ports.store import MOST_WAIT
+from semantic_fleet.objects.remote_records import Records, RemoteTurns
 from tests.support.bucket import Bucket, Process
 from tests.support.fake_clock import FakeClock
 from tests.support.held_turns import PATIENCE, HeldTurns

@@ -15,9 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.stores.remote import janitor as janitor_module
-from semantic.adapters.stores.remote import uses
-from semantic.adapters.stores.remote.janitor import (
+from semantic.composition.engine_settings import Settings
+from semantic.domain.block_hash import BlockLink, Part, Scope
+from semantic_fleet.fleet_store import evict_remote
+from semantic_fleet.objects import janitor as janitor_module
+from semantic_fleet.objects import uses
+from semantic_fleet.objects.janitor import (
     OBJECT_BYTES,
     BackgroundJanitor,
     Janitor,
@@ -25,15 +28,12 @@ from semantic.adapters.stores.remote.janitor import (
     seconds_to_fill,
     share,
 )
-from semantic.adapters.stores.remote.lease import PERIOD, Lease, LostLeaseError
-from semantic.adapters.stores.remote.objects import Listed, Objects, UnavailableError
-from semantic.adapters.stores.remote.remote_records import Records
-from semantic.adapters.stores.remote.remote_store import RemoteStore
-from semantic.adapters.stores.remote.uses import LOG_SECONDS, Numbers, UseLog, UseTable, name_of
-from semantic.adapters.stores.remote.vault import SALT_SECONDS, Vault
-from semantic.composition.engine_settings import Settings
-from semantic.composition.fleet_store import evict_remote
-from semantic.domain.block_hash import BlockLink, Part, Scope
+from semantic_fleet.objects.lease import PERIOD, Lease, LostLeaseError
+from semantic_fleet.objects.objects import Listed, Objects, UnavailableError
+from semantic_fleet.objects.remote_records import Records
+from semantic_fleet.objects.remote_store import RemoteStore
+from semantic_fleet.objects.uses import LOG_SECONDS, Numbers, UseLog, UseTable, name_of
+from semantic_fleet.objects.vault import SALT_SECONDS, Vault
 from tests.support.bucket import Bucket, Process
 from tests.support.fake_clock import FakeClock
 from tests.support.own_process import in_own_process

@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.stores import kv_publisher
 from semantic.adapters.stores.disk import DiskStore
-from semantic.adapters.stores.kv_publisher import (
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.composition.process_stores import open_events
+from semantic.domain.block_hash import BlockHash, BlockLink
+from semantic.domain.errors import InvalidRequestError, OperatorError
+from semantic.domain.stored import Tier
+from semantic_fleet import kv_publisher
+from semantic_fleet.kv_publisher import (
     Change,
     KVPublisher,
     Removed,
@@ -22,11 +27,6 @@ from semantic.adapters.stores.kv_publisher import (
     events_of,
     replay_endpoint,
 )
-from semantic.adapters.stores.memory import MemoryStore
-from semantic.composition.process_stores import open_events
-from semantic.domain.block_hash import BlockHash, BlockLink
-from semantic.domain.errors import InvalidRequestError, OperatorError
-from semantic.domain.stored import Tier
 from tests.support.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
 from tests.support.ports import free_port
 from tests.support.store_blocks import SCOPE, block, blocks, chain, header, keys, scope_of

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from semantic.adapters.stores.remote.objects import Objects, UnavailableError
+from semantic_fleet.objects.objects import Objects, UnavailableError
 
 pytestmark = pytest.mark.process
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from semantic.adapters.ranks.launched import Grid, read_grid, with_secret
 from semantic.domain.errors import InvalidRequestError
+from semantic_fleet.ranks.launched import Grid, read_grid, with_secret
 
 if TYPE_CHECKING:
-    from semantic.adapters.ranks.channel import Channel, Keys
     from semantic.ports.ranks import Data, MappedPort
+    from semantic_fleet.ranks.channel import Channel, Keys
 
 pytestmark = pytest.mark.mlx  # below `adapters.mlx` nothing is imported without it
 
@@ -90,7 +90,7 @@ def mapped() -> MappedPort:
 
 def keys() -> tuple[Keys, Keys]:
     """Of both ends of a connection."""
-    from semantic.adapters.ranks.channel import Keys
+    from semantic_fleet.ranks.channel import Keys
 
     one, other = b"one".ljust(32), b"other".ljust(32)
     return Keys(one, other), Keys(other, one)
@@ -116,8 +116,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_frames_arrive_as_they_were_sent_and_beats_are_left_out(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    from semantic.adapters.ranks.channel import Channel
     from semantic.ports.ranks import Frame, Op
+    from semantic_fleet.ranks.channel import Channel
 
     here, there = (
         Channel(one, peer, 5.0, mapped(), known)
@@ -136,8 +136,8 @@ def test_frames_arrive_as_they_were_sent_and_beats_are_left_out(
 def test_a_peer_that_ends_is_silent_or_sends_no_frame_is_lost(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    from semantic.adapters.ranks.channel import Channel, PeerLostError
     from semantic.ports.ranks import Frame, Op
+    from semantic_fleet.ranks.channel import Channel, PeerLostError
 
     here, there = pair
     quiet = Channel(there, 1, 0.01, mapped(), keys()[1])
@@ -167,8 +167,8 @@ def change(sent: bytes) -> bytes:
 def test_a_frame_that_is_changed_left_out_or_repeated_loses_the_peer(
     pair: tuple[socket.socket, socket.socket], damage: Callable[[bytes], bytes]
 ) -> None:
-    from semantic.adapters.ranks.channel import Channel, PeerLostError
     from semantic.ports.ranks import Frame, Op
+    from semantic_fleet.ranks.channel import Channel, PeerLostError
 
     here, there = pair
     with connected() as (sent, received):
@@ -188,7 +188,7 @@ def test_a_frame_that_is_changed_left_out_or_repeated_loses_the_peer(
 def test_ranks_know_each_other_by_a_secret_that_neither_sends(
     pair: tuple[socket.socket, socket.socket], alike: bool
 ) -> None:
-    from semantic.adapters.ranks.channel import admit, join
+    from semantic_fleet.ranks.channel import admit, join
 
     here, there = pair
     with ThreadPoolExecutor(1) as other:
@@ -211,7 +211,7 @@ def test_ranks_know_each_other_by_a_secret_that_neither_sends(
 def test_a_stranger_that_drips_bytes_is_refused_when_the_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from semantic.adapters.ranks import channel
+    from semantic_fleet.ranks import channel
 
     class Dripping:
         now, timeout, n_read = 0.0, 5.0, 0
@@ -242,15 +242,15 @@ class Follower:
     """The other end of a Unix socket, whose frames are read on a thread."""
 
     def __init__(self, sock: socket.socket) -> None:
-        from semantic.adapters.ranks.channel import Channel
         from semantic.ports.ranks import Frame
+        from semantic_fleet.ranks.channel import Channel
 
         self.channel = Channel(sock, 0, 60.0, mapped())
         self.frames: SimpleQueue[Frame] = SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        from semantic.adapters.ranks.channel import PeerLostError
+        from semantic_fleet.ranks.channel import PeerLostError
 
         with suppress(PeerLostError):
             for frame in self.channel.frames():
@@ -259,7 +259,7 @@ class Follower:
 
 @contextmanager
 def one_machine() -> Iterator[tuple[Channel, Follower]]:
-    from semantic.adapters.ranks.channel import Channel
+    from semantic_fleet.ranks.channel import Channel
 
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
@@ -340,7 +340,7 @@ def test_without_memory_that_both_have_ranks_send_their_parts(
 
 @pytest.mark.process
 def test_only_this_user_may_connect_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from semantic.adapters.ranks.channel import is_of_this_user
+    from semantic_fleet.ranks.channel import is_of_this_user
 
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
@@ -354,8 +354,8 @@ def test_only_this_user_may_connect_on_one_machine(monkeypatch: pytest.MonkeyPat
 def test_ranks_of_two_machines_need_what_seals_their_frames(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semantic.adapters.ranks.channel import Channel
     from semantic.domain.errors import BackendError
+    from semantic_fleet.ranks.channel import Channel
 
     name = "cryptography.hazmat.primitives.ciphers.aead"
     monkeypatch.setitem(sys.modules, name, None)

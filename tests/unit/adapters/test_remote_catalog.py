@@ -9,20 +9,20 @@ from collections.abc import Callable
 import pytest
 from obstore.store import MemoryStore as ObjectsInMemory
 
-from semantic.adapters.stores.remote import catalog
-from semantic.adapters.stores.remote.catalog import (
+from semantic.domain.block_hash import BlockHash, BlockLink, Part
+from semantic.domain.identity import digest
+from semantic.domain.stored import BlockHeader
+from semantic_fleet.objects import catalog
+from semantic_fleet.objects.catalog import (
     CATALOG_BYTES,
     ENTRY_BYTES,
     GENERATIONS,
     BodyTable,
     Catalog,
 )
-from semantic.adapters.stores.remote.names import name_of_body
-from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.remote_store import RemoteStore
-from semantic.domain.block_hash import BlockHash, BlockLink, Part
-from semantic.domain.identity import digest
-from semantic.domain.stored import BlockHeader
+from semantic_fleet.objects.names import name_of_body
+from semantic_fleet.objects.objects import Objects
+from semantic_fleet.objects.remote_store import RemoteStore
 from tests.support.file_memory import traced
 from tests.support.store_blocks import (
     LAYOUT,

@@ -23,10 +23,19 @@ from obstore.store import MemoryStore as ObjectsInMemory
 
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError
-from semantic.adapters.stores.remote import sealing, vault
-from semantic.adapters.stores.remote.objects import Objects, SharedFolder, UnavailableError
-from semantic.adapters.stores.remote.remote_store import RemoteStore
-from semantic.adapters.stores.remote.sealing import (
+from semantic.application.cache.discovery import Discovery
+from semantic.application.cache.prefix_lookup import window_links
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import require_shared, shared_place, shared_store
+from semantic.domain.block_hash import Part, Scope, tenant_tag
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.prefix import ends_of_turn
+from semantic.domain.stored import BlockLayout
+from semantic_fleet.fleet_store import FleetStore, require_objects
+from semantic_fleet.objects import sealing, vault
+from semantic_fleet.objects.objects import Objects, SharedFolder, UnavailableError
+from semantic_fleet.objects.remote_store import RemoteStore
+from semantic_fleet.objects.sealing import (
     CHUNK,
     SealingMemory,
     contents_bytes,
@@ -34,17 +43,8 @@ from semantic.adapters.stores.remote.sealing import (
     sealed_bytes,
     unsealed,
 )
-from semantic.adapters.stores.remote.uses import EVICTED
-from semantic.adapters.stores.remote.vault import Vault
-from semantic.application.cache.discovery import Discovery
-from semantic.application.cache.prefix_lookup import window_links
-from semantic.composition.engine_settings import Settings
-from semantic.composition.fleet_store import FleetStore, require_objects
-from semantic.composition.process_stores import require_shared, shared_place, shared_store
-from semantic.domain.block_hash import Part, Scope, tenant_tag
-from semantic.domain.errors import InvalidRequestError
-from semantic.domain.prefix import ends_of_turn
-from semantic.domain.stored import BlockLayout
+from semantic_fleet.objects.uses import EVICTED
+from semantic_fleet.objects.vault import Vault
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_clock import FakeClock
 from tests.support.paged_sequences import spec_of
@@ -619,7 +619,7 @@ def test_small_objects_that_are_not_small_are_not_read(monkeypatch: pytest.Monke
     store.put(block(chain(300)[1]))
     store.save(manifest("ada", 300))
     store.close()
-    monkeypatch.setattr("semantic.adapters.stores.remote.objects._MOST_BYTES", 1 << 14)
+    monkeypatch.setattr("semantic_fleet.objects.objects._MOST_BYTES", 1 << 14)
     for page in list(objects.pages()):
         for one in page:
             objects.replace(one.path, bytes(1 << 20))

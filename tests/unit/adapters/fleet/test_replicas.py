@@ -13,17 +13,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from semantic.adapters.fleet import replica as replicas
-from semantic.adapters.fleet.autoscaling import by_queue, wanted_replicas
-from semantic.adapters.fleet.passed_requests import AsgiApp, Message, Receive, Send, answer
-from semantic.adapters.fleet.ray_cluster import _reason
-from semantic.adapters.fleet.replica import LOCK, Drain, Replica, taken_slot
-from semantic.adapters.http.app import create_app
-from semantic.cli.fleet.served_replica import ServedReplica
 from semantic.domain.answer import AnswerEvent, TextDelta
 from semantic.domain.errors import BackendError
-from semantic.ports.fleet import PassedRequest, Piece, ResponseHead
 from semantic.ports.serving import Ask
+from semantic_fleet.cli.served_replica import ServedReplica
+from semantic_fleet.replicas import replica as replicas
+from semantic_fleet.replicas.autoscaling import by_queue, wanted_replicas
+from semantic_fleet.replicas.fleet_port import PassedRequest, Piece, ResponseHead
+from semantic_fleet.replicas.passed_requests import AsgiApp, Message, Receive, Send, answer
+from semantic_fleet.replicas.ray_cluster import _reason
+from semantic_fleet.replicas.replica import LOCK, Drain, Replica, taken_slot
+from semantic_server.http.app import create_app
 from tests.support.fake_serving import FakeServing, Script
 
 JSON = ((b"content-type", b"application/json"), (b"host", b"localhost"))

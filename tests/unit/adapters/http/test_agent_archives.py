@@ -14,14 +14,14 @@ from pydantic import SecretStr
 
 from semantic.adapters.exchange.archive import CONTAINER, DOCUMENT
 from semantic.adapters.exchange.document import read_document, write_document
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.middleware import tenant_name
-from semantic.adapters.http.settings import ServerSettings
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import BlockKey, tenant_id, tenant_tag
 from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.ports.agents import TenantId
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.middleware import tenant_name
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.served_agents import MODEL, AgentsWorld

@@ -8,12 +8,12 @@ from urllib.parse import quote
 import pytest
 from fastapi import Request
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.identity import agent_of
-from semantic.adapters.http.metrics import AnswerRecord, Metrics
 from semantic.domain.answer import Usage
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.errors import FieldError
+from semantic_server.http.identity import agent_of
+from semantic_server.http.metrics import AnswerRecord, Metrics
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
 from tests.support.served_agents import AgentsWorld

@@ -9,15 +9,15 @@ from urllib.parse import quote
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.agents import _last_turn
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.middleware import tenant_name
-from semantic.adapters.http.settings import ServerSettings
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
+from semantic_server.http.agents import _last_turn
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.middleware import tenant_name
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running
 from tests.support.served_agents import AgentsWorld

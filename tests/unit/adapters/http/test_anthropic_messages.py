@@ -14,9 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from semantic.adapters.http.anthropic.conversation import thinking_text
-from semantic.adapters.http.anthropic.reply import Json, MessageWriter, ResponseStyle, usage_of
-from semantic.adapters.http.errors import WireError
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -32,6 +29,9 @@ from semantic.domain.answer import (
 )
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
+from semantic_server.http.anthropic.conversation import thinking_text
+from semantic_server.http.anthropic.reply import Json, MessageWriter, ResponseStyle, usage_of
+from semantic_server.http.errors import WireError
 
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 BETA_EVENT: TypeAdapter[BetaRawMessageStreamEvent] = TypeAdapter(BetaRawMessageStreamEvent)

@@ -12,26 +12,26 @@ from anthropic.types.beta import message_count_tokens_params, message_create_par
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.http.anthropic.conversation import (
+from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.value_objects import SamplingParams
+from semantic_server.http.anthropic.conversation import (
     signature_of,
     signature_with_text,
     thinking_text,
 )
-from semantic.adapters.http.anthropic.request import (
+from semantic_server.http.anthropic.request import (
     MESSAGE_FIELDS,
     OTHER_WIRES,
     MessageRequest,
     read_chat,
     read_request,
 )
-from semantic.adapters.http.anthropic.validators import validators
-from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.logs import WarnOnce
-from semantic.adapters.http.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, OTHER_SERVERS
-from semantic.adapters.http.openai.responses.request import RESPONSE_FIELDS
-from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
-from semantic.domain.errors import InvalidRequestError
-from semantic.domain.value_objects import SamplingParams
+from semantic_server.http.anthropic.validators import validators
+from semantic_server.http.errors import FieldError
+from semantic_server.http.logs import WarnOnce
+from semantic_server.http.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, OTHER_SERVERS
+from semantic_server.http.openai.responses.request import RESPONSE_FIELDS
 
 HELLO: dict[str, object] = {"role": "user", "content": "Hello"}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.329.f6c; cc_entrypoint=sdk-cli;"

@@ -14,7 +14,6 @@ import pytest
 from anthropic.types import MessageParam, ToolParam
 from anthropic.types.beta import BetaMessageParam
 
-from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.answer import (
     AnswerEvent,
     ReasoningDelta,
@@ -35,6 +34,7 @@ from semantic.domain.errors import (
 )
 from semantic.domain.identity import Hints
 from semantic.ports.serving import Ask
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running, until
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from semantic.adapters.http.errors import WireError
-from semantic.adapters.http.middleware import RequestLimitsMiddleware
-from semantic.adapters.http.request_body import parse_object
-from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import InvalidRequestError
+from semantic_server.http.errors import WireError
+from semantic_server.http.middleware import RequestLimitsMiddleware
+from semantic_server.http.request_body import parse_object
+from semantic_server.http.settings import ServerSettings
 from tests.support.lanes import examples
 
 MOST = 1 << 20

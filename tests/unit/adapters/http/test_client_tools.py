@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.http.request_fields.client_tools import (
+from semantic.domain.chat import Message, ToolCall
+from semantic.domain.history import point_after
+from semantic_server.http.request_fields.client_tools import (
     ANTHROPIC_TOOLS,
     OPENAI_TOOLS,
     arguments_of,
@@ -18,8 +20,6 @@ from semantic.adapters.http.request_fields.client_tools import (
     written_call,
     written_id,
 )
-from semantic.domain.chat import Message, ToolCall
-from semantic.domain.history import point_after
 
 TEXTS = st.text(max_size=9)
 ARGUMENTS = st.one_of(

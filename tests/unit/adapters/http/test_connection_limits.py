@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from semantic.adapters.http.server import connections_within_file_limit
+from semantic_server.http.server import connections_within_file_limit
 
 pytestmark = pytest.mark.process
 

@@ -13,20 +13,6 @@ from pydantic import TypeAdapter
 from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import TypedDict
 
-from semantic.adapters.http import request_body
-from semantic.adapters.http.cache_miss_report import usage_extension
-from semantic.adapters.http.errors import FieldError, TooLargeError
-from semantic.adapters.http.logs import (
-    LOG_FIELDS,
-    PROGRESS_INTERVAL,
-    JsonLines,
-    ProgressLog,
-    RequestLogEntry,
-    TextLines,
-)
-from semantic.adapters.http.metrics import AnswerRecord, InstrumentedServing, Metrics
-from semantic.adapters.http.middleware import ApiKeys, AuthMiddleware, host_of, tenant_name
-from semantic.adapters.http.request_body import MAX_MEMBERS, MAX_VALUES, parse_object, validated
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -42,6 +28,20 @@ from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 from semantic.serve import log_tenants
+from semantic_server.http import request_body
+from semantic_server.http.cache_miss_report import usage_extension
+from semantic_server.http.errors import FieldError, TooLargeError
+from semantic_server.http.logs import (
+    LOG_FIELDS,
+    PROGRESS_INTERVAL,
+    JsonLines,
+    ProgressLog,
+    RequestLogEntry,
+    TextLines,
+)
+from semantic_server.http.metrics import AnswerRecord, InstrumentedServing, Metrics
+from semantic_server.http.middleware import ApiKeys, AuthMiddleware, host_of, tenant_name
+from semantic_server.http.request_body import MAX_MEMBERS, MAX_VALUES, parse_object, validated
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.runnable_serving import RunnableFake

@@ -11,11 +11,11 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from starlette.testclient import TestClient
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.ollama.fields import EMBED_FIELDS
-from semantic.adapters.http.openai.fields import EMBEDDING_FIELDS
 from semantic.application.embeddings import Embeddings
 from semantic.application.fair_threads import FairThreads
+from semantic_server.http.app import create_app
+from semantic_server.http.ollama.fields import EMBED_FIELDS
+from semantic_server.http.openai.fields import EMBEDDING_FIELDS
 from tests.clients import ollama_fields
 from tests.support.fake_embedder import MODEL, FakeEmbedder, at_once, counted
 from tests.support.fake_serving import FakeServing

@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from semantic.adapters.http.fleet.fleet_edge import create_edge, merged_metrics
-from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import OverloadedError
-from semantic.ports.fleet import PassedRequest, Piece, ResponseHead
+from semantic_fleet.replicas.fleet_edge import create_edge, merged_metrics
+from semantic_fleet.replicas.fleet_port import PassedRequest, Piece, ResponseHead
+from semantic_server.http.settings import ServerSettings
 from tests.support.http_server import RunningServer, running, until
 
 pytestmark = pytest.mark.process

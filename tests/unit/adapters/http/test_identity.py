@@ -9,8 +9,8 @@ from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.http.identity import identity_of, read_identity
 from semantic.domain.identity import Identity, is_tag
+from semantic_server.http.identity import identity_of, read_identity
 
 S, A, P = "0199f3a2-7c1e-7d10", "a7c3", "b9d1"
 USER_ID = json.dumps({"device_id": "d", "account_uuid": "", "session_id": S})

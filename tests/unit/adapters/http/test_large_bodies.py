@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from semantic.adapters.http.request_body import LargeBodies
 from semantic.domain.errors import OverloadedError
+from semantic_server.http.request_body import LargeBodies
 
 
 async def settled() -> None:

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.http.anthropic.conversation import ConversationReader as AnthropicReader
-from semantic.adapters.http.anthropic.validators import validators
-from semantic.adapters.http.ollama.conversation import ConversationReader as OllamaReader
-from semantic.adapters.http.openai.chat.conversation import messages_of
-from semantic.adapters.http.openai.responses.input_items import input_of
-from semantic.adapters.http.openai.responses.tools import ToolSet
-from semantic.adapters.http.request_fields.notes import attachment, block_note, picture
 from semantic.domain.chat import Message
+from semantic_server.http.anthropic.conversation import ConversationReader as AnthropicReader
+from semantic_server.http.anthropic.validators import validators
+from semantic_server.http.ollama.conversation import ConversationReader as OllamaReader
+from semantic_server.http.openai.chat.conversation import messages_of
+from semantic_server.http.openai.responses.input_items import input_of
+from semantic_server.http.openai.responses.tools import ToolSet
+from semantic_server.http.request_fields.notes import attachment, block_note, picture
 
 Json = dict[str, object]
 

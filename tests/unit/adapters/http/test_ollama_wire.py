@@ -11,16 +11,6 @@ from typing import cast
 import pytest
 from starlette.testclient import TestClient
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.ollama import fields as tables
-from semantic.adapters.http.ollama.conversation import ConversationReader
-from semantic.adapters.http.ollama.models import in_short
-from semantic.adapters.http.ollama.options import read_keep_alive
-from semantic.adapters.http.ollama.reply import ReplyWriter
-from semantic.adapters.http.ollama.request import chat_request
-from semantic.adapters.http.openai.requests import Caller
-from semantic.adapters.http.request_fields.table import Field
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerReason,
@@ -35,6 +25,16 @@ from semantic.domain.chat import AnswerFormat, Chat, Message, ToolCall
 from semantic.domain.errors import OverloadedError
 from semantic.domain.value_objects import SamplingParams, TokenLogprob
 from semantic.ports.serving import Ask
+from semantic_server.http.app import create_app
+from semantic_server.http.errors import FieldError
+from semantic_server.http.ollama import fields as tables
+from semantic_server.http.ollama.conversation import ConversationReader
+from semantic_server.http.ollama.models import in_short
+from semantic_server.http.ollama.options import read_keep_alive
+from semantic_server.http.ollama.reply import ReplyWriter
+from semantic_server.http.ollama.request import chat_request
+from semantic_server.http.openai.requests import Caller
+from semantic_server.http.request_fields.table import Field
 from tests.clients import ollama_fields
 from tests.support.fake_serving import FakeServing, Script
 

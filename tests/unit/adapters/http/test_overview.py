@@ -13,21 +13,6 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.activity import recorder as recorder_module
-from semantic.adapters.http.activity.recorder import MOST_SPANS, Recorder
-from semantic.adapters.http.activity.watch import (
-    MOST_SAMPLES,
-    MOST_WATCHERS,
-    LiveRequest,
-    Watch,
-)
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.errors import WireError
-from semantic.adapters.http.metrics import AnswerRecord, InstrumentedServing
-from semantic.adapters.http.middleware import tenant_name
-from semantic.adapters.http.page.overview import ModelRow, _add_load
-from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.engine_state import EngineFigures, EngineState
 from semantic.domain.answer import TextDelta, Usage
 from semantic.domain.match import MatchEnd, MatchReport
@@ -35,6 +20,21 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.agents import RunningRequest, TenantId
 from semantic.ports.models import ModelStatus
 from semantic.ports.serving import Ask, ServedModel
+from semantic_server.http.activity import recorder as recorder_module
+from semantic_server.http.activity.recorder import MOST_SPANS, Recorder
+from semantic_server.http.activity.watch import (
+    MOST_SAMPLES,
+    MOST_WATCHERS,
+    LiveRequest,
+    Watch,
+)
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.errors import WireError
+from semantic_server.http.metrics import AnswerRecord, InstrumentedServing
+from semantic_server.http.middleware import tenant_name
+from semantic_server.http.page.overview import ModelRow, _add_load
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from fastapi import Request
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
 from semantic.domain.identity import NO_HINTS, Hints
+from semantic_server.http.app import create_app
+from semantic_server.http.context import ServerContext
+from semantic_server.http.errors import FieldError
+from semantic_server.http.request_fields.own_field import hints_of, keep_of
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
 

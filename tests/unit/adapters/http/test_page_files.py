@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http import page as page_package
-from semantic.adapters.http.page.assets import FILES, HEADERS
-from semantic.adapters.http.settings import ServerSettings
+from semantic_server.http import page as page_package
+from semantic_server.http.page.assets import FILES, HEADERS
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
 
@@ -92,5 +92,6 @@ def test_an_unsafe_text_is_recognised(text: str) -> None:
 def test_the_wheel_has_whatever_is_below_the_package() -> None:
     root = Path(__file__).parents[4]
     wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    assert wheel["targets"]["wheel"] == {"packages": ["src/semantic"]}
-    assert FOLDER.is_relative_to(root / "src" / "semantic")
+    packages = sorted(f"src/{folder.name}" for folder in (root / "src").iterdir())
+    assert wheel["targets"]["wheel"] == {"packages": packages}
+    assert FOLDER.is_relative_to(root / "src" / "semantic_server")

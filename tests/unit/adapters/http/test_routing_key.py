@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.adapters.http.fleet.fleet_edge import routing_key
-from semantic.adapters.http.identity import Json
-from semantic.adapters.http.openai.responses.output_items import new_response_id
 from semantic.domain.identity import Identity, home_of
+from semantic_fleet.replicas.fleet_edge import routing_key
+from semantic_server.http.identity import Json
+from semantic_server.http.openai.responses.output_items import new_response_id
 from tests.unit.adapters.http.test_identity import CLIENTS, A, S
 
 CHAT = "/v1/chat/completions"

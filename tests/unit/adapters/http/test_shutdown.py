@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.server import listen, make_server
-from semantic.adapters.http.settings import ServerSettings
+from semantic_server.http.app import create_app
+from semantic_server.http.server import listen, make_server
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 
 pytestmark = pytest.mark.process

@@ -1,6 +1,6 @@
 from collections.abc import AsyncIterator
 
-from semantic.ports.fleet import PassedRequest, Piece, ResponseHead
+from semantic_fleet.replicas.fleet_port import PassedRequest, Piece, ResponseHead
 
 class DeploymentResponseGenerator(AsyncIterator[Piece]):
     async def __anext__(self) -> Piece: ...

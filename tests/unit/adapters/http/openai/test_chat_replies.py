@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from openai.lib.streaming._deltas import accumulate_delta
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from semantic.adapters.http.openai.replies import UsageSum, usage_object
 from semantic.domain.answer import (
     AnswerPiece,
     AnswerReason,
@@ -38,6 +37,7 @@ from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import Ask
+from semantic_server.http.openai.replies import UsageSum, usage_object
 from tests.support.fake_serving import Script
 from tests.support.lanes import examples
 from tests.unit.adapters.http.openai.wire import CHAT, Json, Wire, at, spelled, wire_of

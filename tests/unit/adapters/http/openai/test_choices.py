@@ -8,11 +8,11 @@ from contextlib import aclosing
 
 import pytest
 
-from semantic.adapters.http.openai.replies import merged_events
 from semantic.domain.answer import AnswerEvent, AnswerStarted, TextDelta
 from semantic.domain.errors import OverloadedError
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
+from semantic_server.http.openai.replies import merged_events
 from tests.support.fake_serving import FakeServing, Script
 
 ASKS = [Ask("Once", SamplingParams(seed=i)) for i in range(3)]

@@ -12,18 +12,18 @@ from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 
-from semantic.adapters.http.logs import WarnOnce
-from semantic.adapters.http.openai import fields, requests
-from semantic.adapters.http.openai.fields import (
+from semantic.application.chat.call_grammar import answer_grammar
+from semantic.domain.chat import AnswerFormat, Chat
+from semantic.domain.identity import Identity
+from semantic_server.http.logs import WarnOnce
+from semantic_server.http.openai import fields, requests
+from semantic_server.http.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     STREAM_OPTION_FIELDS,
 )
-from semantic.adapters.http.openai.responses.request import RESPONSE_FIELDS
-from semantic.adapters.http.request_fields.table import Field
-from semantic.application.chat.call_grammar import answer_grammar
-from semantic.domain.chat import AnswerFormat, Chat
-from semantic.domain.identity import Identity
+from semantic_server.http.openai.responses.request import RESPONSE_FIELDS
+from semantic_server.http.request_fields.table import Field
 from tests.unit.adapters.http.openai.wire import CHAT, COMPLETIONS, at, wire_of
 
 OURS = {

@@ -13,16 +13,16 @@ from http.client import HTTPConnection
 import pytest
 from starlette.requests import Request
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.openai.requests import Caller
-from semantic.adapters.http.openai.responses.reply import ResponseReply, with_heartbeat
-from semantic.adapters.http.openai.responses.request import response_request
-from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.answer import AnswerEvent, AnswerStarted, ToolCallDelta, ToolCallStarted
 from semantic.domain.errors import OverloadedError
 from semantic.domain.responses import StoredResponse
 from semantic.ports.serving import Ask
+from semantic_server.http.app import create_app
+from semantic_server.http.openai.requests import Caller
+from semantic_server.http.openai.responses.reply import ResponseReply, with_heartbeat
+from semantic_server.http.openai.responses.request import response_request
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import running
 from tests.unit.adapters.http.openai.response_wire import RESPONSES, events_of, kinds

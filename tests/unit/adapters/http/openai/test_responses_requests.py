@@ -13,20 +13,20 @@ from openai.types.responses.response_text_config_param import ResponseTextConfig
 from openai.types.responses.tool_choice_function_param import ToolChoiceFunctionParam
 from openai.types.shared_params import Reasoning
 
-from semantic.adapters.http.logs import WarnOnce
-from semantic.adapters.http.openai import fields
-from semantic.adapters.http.openai.chat import conversation
-from semantic.adapters.http.openai.responses import input_items
-from semantic.adapters.http.openai.responses.request import (
+from semantic.domain.answer import ToolCallDelta, ToolCallStarted
+from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
+from semantic_server.http.logs import WarnOnce
+from semantic_server.http.openai import fields
+from semantic_server.http.openai.chat import conversation
+from semantic_server.http.openai.responses import input_items
+from semantic_server.http.openai.responses.request import (
     CACHE_OPTION_FIELDS,
     REASONING_FIELDS,
     RESPONSE_FIELDS,
     STREAM_OPTION_FIELDS,
     TEXT_FIELDS,
 )
-from semantic.adapters.http.request_fields.table import Field
-from semantic.domain.answer import ToolCallDelta, ToolCallStarted
-from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
+from semantic_server.http.request_fields.table import Field
 from tests.support.fake_serving import Script
 from tests.unit.adapters.http.openai.response_wire import RESPONSES, response_wire
 from tests.unit.adapters.http.openai.wire import Json, at

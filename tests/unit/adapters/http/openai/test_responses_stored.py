@@ -13,11 +13,6 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.openai.requests import Caller
-from semantic.adapters.http.openai.responses.reply import ResponseReply
-from semantic.adapters.http.openai.responses.request import response_request
-from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.answer import (
     AnswerEvent,
@@ -31,6 +26,11 @@ from semantic.domain.chat import Message, ToolCall
 from semantic.domain.errors import StoreError
 from semantic.domain.responses import StoredResponse
 from semantic.ports.serving import Ask
+from semantic_server.http.app import create_app
+from semantic_server.http.openai.requests import Caller
+from semantic_server.http.openai.responses.reply import ResponseReply
+from semantic_server.http.openai.responses.request import response_request
+from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import running, until
 from tests.unit.adapters.http.openai.response_wire import (

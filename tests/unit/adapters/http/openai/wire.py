@@ -12,10 +12,10 @@ from typing import cast
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from semantic.adapters.http.app import create_app
 from semantic.domain.answer import AnswerEvent, AnswerStarted, PromptScored, TextDelta
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import Ask
+from semantic_server.http.app import create_app
 from tests.support.fake_serving import FakeServing, Script
 
 Json = dict[str, object]

@@ -1,5 +1,0 @@
-"""The responses wire: /v1/responses, including stored responses and their input items."""
-
-from semantic.adapters.http.openai.responses.routes import router
-
-__all__ = ["router"]

@@ -1,0 +1,2 @@
+"""The fleet: stores that replicas share, replicas on Ray, ranks of one model, and the commands
+for them."""

@@ -1,0 +1,372 @@
+"""Catalog: what this process knows of the object store, from what it has put, read and looked up.
+
+What it has is a hint: an object may be gone, and one that is there may not be known. Asks the
+object store nothing. The sizes of a million bodies take little memory, see `BodyTable`. From a
+body's name, see `name_of_body`, it finds a record of bytes, which garbage collection passes over:
+
+    offset  bytes
+         0      8  the first of the hash, so that no other body of that name is taken for this one
+         8      8  the name of the full block before it
+        16      4  how deep it is, see `depth_of`
+        20      8  bytes of the body, and in the lowest 16 bits the number of its scope
+
+Records lie in generations by the time of their last use, so that forgetting neither searches nor
+compares.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
+from semantic.domain.stored import (
+    COUNTERS,
+    AgentName,
+    BlockHeader,
+    Found,
+    Manifest,
+    Place,
+    StoredBlock,
+    StoreStats,
+    Tier,
+)
+from semantic_fleet.objects.names import depth_of, has_tail, name_of_body
+from semantic_fleet.objects.objects import UnavailableError
+
+ENTRY_BYTES = 160
+"""Memory for a body, at most: its name and its record, 112, and its places in a dictionary."""
+GENERATIONS = 12
+"""The oldest of which is forgotten at once when the newest is full."""
+_RECORD = struct.Struct("<8sQIQ")
+_SCOPE_BITS = 16
+_MOST_SCOPES = 1 << _SCOPE_BITS
+
+
+class Known(NamedTuple):
+    """What is known of a body: `before` is the name of the full block that it follows."""
+
+    n_bytes: int
+    scope: Scope
+    depth: int
+    before: int
+
+
+class BodyTable:
+    """At most `max_bytes` of records. Not thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._most = max(1, max_bytes // ENTRY_BYTES // GENERATIONS)
+        self._generations: deque[dict[int, bytes]] = deque([{}], GENERATIONS)
+        self._scopes: list[Scope | None] = []  # None: what is recorded of it is known no more
+        self._numbers: dict[Scope, int] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._generations))
+
+    def add(self, header: BlockHeader, n_bytes: int) -> None:
+        """Know a body, used now; of more than 65536 scopes it is not known."""
+        scope = header.link.scope
+        number = self._numbers.setdefault(scope, len(self._scopes))
+        if number == len(self._scopes):
+            if number == _MOST_SCOPES:
+                del self._numbers[scope]
+                return
+            self._scopes.append(scope)
+        name, before = name_of_body(header.key), BlockKey(header.link.parent, Part.FULL)
+        self._take(name)
+        self._insert(
+            name,
+            _RECORD.pack(
+                _mark(header.link.hash),
+                name_of_body(before),
+                depth_of(header),
+                n_bytes << _SCOPE_BITS | number,
+            ),
+        )
+
+    def get(self, key: BlockKey) -> Known | None:
+        """What is known of a body."""
+        record = self._record(name_of_body(key))
+        return self._known(record) if record and record.startswith(_mark(key.hash)) else None
+
+    def named(self, name: int) -> Known | None:
+        """What is known of the body of this name."""
+        record = self._record(name)
+        return None if record is None else self._known(record)
+
+    def use(self, keys: Iterable[BlockKey]) -> None:
+        """Record a use of those that are known."""
+        for name in map(name_of_body, keys):
+            if name not in self._generations[0] and (record := self._take(name)) is not None:
+                self._insert(name, record)
+
+    def drop(self, name: int) -> None:
+        """Forget the body of this name."""
+        self._take(name)
+
+    def drop_tenant(self, tenant: bytes) -> None:
+        """Forget all bodies of a tenant, in a time that does not grow with their number."""
+        for scope in [one for one in self._numbers if one.tenant == tenant]:
+            self._scopes[self._numbers.pop(scope)] = None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._generations.clear()
+        self._generations.append({})
+
+    def _insert(self, name: int, record: bytes) -> None:
+        if len(self._generations[0]) >= self._most:
+            self._generations.appendleft({})
+        self._generations[0][name] = record
+
+    def _record(self, name: int) -> bytes | None:
+        for one in self._generations:
+            if name in one:
+                return one[name]
+        return None
+
+    def _take(self, name: int) -> bytes | None:
+        for one in self._generations:
+            if name in one:
+                return one.pop(name)
+        return None
+
+    def _known(self, record: bytes) -> Known | None:
+        _, before, depth, both = _RECORD.unpack(record)
+        scope = self._scopes[both & (_MOST_SCOPES - 1)]
+        return None if scope is None else Known(both >> _SCOPE_BITS, scope, depth, before)
+
+
+def _mark(name: BlockHash) -> bytes:
+    return name[:8]
+
+
+class Tally:
+    """Counts of events, `COUNTERS` and others. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._lock = threading.Lock()
+
+    def count(self, *names: str) -> None:
+        """Count one event of each name."""
+        with self._lock:
+            self._counts.update(names)
+
+    def counts(self) -> Mapping[str, int]:
+        """All that was counted."""
+        with self._lock:
+            return dict(self._counts)
+
+    @contextmanager
+    def misses(self, name: str = "unavailable") -> Iterator[None]:
+        """Ends what is inside when the object store fails, which is counted as `name`."""
+        try:
+            yield
+        except (UnavailableError, FileNotFoundError):
+            self.count(name)
+
+
+CATALOG_BYTES = 256 << 20
+"""Memory for what is known of the object store: a million bodies, and as many manifests as have ten
+million tokens together."""
+_TAILS = 5 / 16
+"""The part of it for manifests, and for headers that no chain of full blocks names."""
+_RECENT = 1 / 16
+"""The part of it for headers of some of the others."""
+
+
+class KnownBody:
+    """A body in the object store, of which this process has the size only."""
+
+    __slots__ = ("_n_bytes",)
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes = n_bytes
+
+    def __len__(self) -> int:
+        return self._n_bytes
+
+    def wait(self) -> memoryview:
+        """See `DeferredBody.wait`: raises OSError, it is read by its header."""
+        raise OSError("the body is in the object store")
+
+
+class Catalog:
+    """Bodies and manifests that are in the object store as far as is known here. Thread-safe.
+
+    Of a body that a chain of full blocks names its size is enough. Other headers, and manifests,
+    are kept with their tokens, by which they are found; and some hundred of the former too, for
+    prompts that have only the first tokens of a block.
+    """
+
+    def __init__(
+        self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
+    ) -> None:
+        """What `is_forgotten` holds for, a BlockKey or an AgentName, is not learned: it is about
+        to be deleted."""
+        for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
+        self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
+        self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
+        self._table = BodyTable(max_bytes - for_tails - for_recent)
+        self._lock = threading.Lock()  # of the table, and of what is learned and dropped
+        self._max_bytes = max_bytes
+        self.is_forgotten = is_forgotten
+
+    # Bodies
+
+    def learn(self, header: BlockHeader, n_bytes: int) -> None:
+        """A body of so many bytes is there."""
+        known = StoredBlock(header, KnownBody(n_bytes))
+        with self._lock:  # `drop` follows what makes it forgotten, so either finds the other
+            if self.is_forgotten(header.key):
+                return
+            if has_tail(header):
+                self._tails.put(known)
+            else:
+                self._table.add(header, n_bytes)
+                self._recent.put(known)
+
+    def drop(self, keys: Sequence[BlockKey]) -> None:
+        """These bodies are gone."""
+        with self._lock:
+            for key in keys:
+                self._table.drop(name_of_body(key))
+            self._tails.drop(keys)
+            self._recent.drop(keys)
+
+    def drop_named(self, names: AbstractSet[int] | None) -> None:
+        """What has these names, see `name_of_body`, is gone; None: any may be."""
+        if names is None:
+            with self._lock:
+                self._table.clear()
+        for name in names or ():  # a hundred thousand: others may look in between
+            with self._lock:
+                self._table.drop(name)
+        for store in (self._tails, self._recent):
+            keys = [one.key for one in store.headers()]
+            store.drop([one for one in keys if names is None or name_of_body(one) in names])
+
+    def drop_tenant(self, tenant: bytes) -> None:
+        """All that the tenant with this tag had is gone."""
+        with self._lock:
+            self._table.drop_tenant(tenant)
+        for store in (self._tails, self._recent):
+            store.drop([one.key for one in store.headers() if one.link.scope.tenant == tenant])
+        for one in self._tails.manifests():
+            if one.scope.tenant == tenant:
+                self._tails.remove(one.scope, one.agent_id)
+
+    def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
+        sizes = {key: one.n_bytes for key, one in self._tails.find(keys).items()}
+        with self._lock:
+            known = ((key, self._table.get(key)) for key in keys)
+            sizes.update((key, one.n_bytes) for key, one in known if one is not None)
+        return {key: Found(n_bytes, Tier.REMOTE) for key, n_bytes in sizes.items()}
+
+    def n_bytes(self, key: BlockKey) -> int | None:
+        """Bytes of a body, or None."""
+        found = self.find([key]).get(key)
+        return None if found is None else found.n_bytes
+
+    def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
+        """Those of `keys` that are not known."""
+        return frozenset(keys) - self.find(keys).keys()
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        with self._lock:
+            self._table.use(reversed(keys))
+        self._tails.touch(keys)
+        self._recent.touch(keys)
+
+    def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
+        """The scope of a body, and the block that its tail follows, if it has one; or None."""
+        tail = self._tails.header(key)
+        if tail is not None:
+            return tail.link.scope, tail.link.parent
+        with self._lock:
+            known = self._table.get(key)
+        return None if known is None else (known.scope, None)
+
+    def lineage(self, key: BlockKey) -> Iterator[tuple[int, int]]:
+        """The name of a body and how deep it is, see `names`; then those of all full blocks that
+        it follows, as far as is known."""
+        name, tail = name_of_body(key), self._tails.header(key)
+        if tail is not None:
+            yield name, depth_of(tail)
+            name = name_of_body(BlockKey(tail.link.parent, Part.FULL))
+        while (known := self._named(name)) is not None:
+            yield name, known.depth
+            name = known.before
+
+    def tail(self, key: BlockKey) -> BlockHeader | None:
+        """The header of a body that no chain of full blocks names, or None."""
+        return self._tails.header(key)
+
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
+        return [*self._tails.children(parent, part), *self._recent.children(parent, part)]
+
+    def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
+        tails = self._tails.nearest(parent, part, like)
+        return [*tails, *self._recent.nearest(parent, part, like)]
+
+    # Agents
+
+    def learn_agent(self, manifest: Manifest) -> None:
+        """This is an agent's newest manifest, with its generation."""
+        with self._lock:  # as in `learn`
+            if not self.is_forgotten((manifest.scope, manifest.agent_id)):
+                self._tails.remember(manifest)
+
+    def drop_agent(self, scope: Scope, agent_id: str) -> bool:
+        """An agent's manifest is gone; whether it was known."""
+        with self._lock:
+            return self._tails.remove(scope, agent_id)
+
+    def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
+        return self._tails.manifest(scope, agent_id)
+
+    def manifests(self) -> Sequence[Manifest]:
+        return self._tails.manifests()
+
+    def scopes(self) -> Sequence[Scope]:
+        return self._tails.scopes()
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        return self._tails.page(scope, limit, after)
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        return self._tails.child_agents(scope, parent)
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        return self._tails.users(hashes)
+
+    # Life
+
+    def stats(self) -> StoreStats:
+        """Numbers and bytes of what is known."""
+        [tails], [recent] = self._tails.stats(), self._recent.stats()
+        with self._lock:
+            n_named = len(self._table)
+        n_bytes = tails.n_bytes + recent.n_bytes + n_named * ENTRY_BYTES
+        n_blocks = tails.n_blocks + n_named
+        return replace(tails, n_blocks=n_blocks, n_bytes=n_bytes, max_bytes=self._max_bytes)
+
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._table.clear()
+        self._tails.close()
+        self._recent.close()
+
+    def _named(self, name: int) -> Known | None:
+        with self._lock:
+            return self._table.named(name)

@@ -1,0 +1,114 @@
+"""Names: where the objects of blocks and agents are, and what their contents are bound to.
+
+    NAMESPACE/TENANT/HASH.PART             a body
+    NAMESPACE/TENANT/after/PARENT/HASH.PART  the header of a body that no full block names: of a
+                                           tail or a checkpoint, found by the block before it
+    NAMESPACE/TENANT/after/PARENT/HASH.shared  says that turns of several agents end with it
+    NAMESPACE/TENANT/agents/KEY/GENERATION  a manifest; the one with the highest generation counts
+
+All names are digests, TENANT as in `vault`. Knows no contents, and not what there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semantic.adapters.stores.disk.block_file import layout_stamp
+from semantic.adapters.stores.disk.entries import (
+    agent_key,
+    block_entry,
+    manifest_entry,
+    parse_manifest,
+)
+from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, pack_tokens
+from semantic.domain.identity import digest
+from semantic.domain.stored import BlockHeader
+from semantic_fleet.objects.objects import Listed
+from semantic_fleet.objects.uses import name_of
+from semantic_fleet.objects.vault import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Where the objects of one scope are, and the key of its tenant."""
+
+    scope: Scope
+    tenant: Tenant
+
+    def body(self, key: BlockKey) -> str:
+        return self._path(block_entry(key).name)
+
+    def after(self, parent: BlockHash) -> str:
+        """The folder of the headers of what follows a block."""
+        return self._path(f"after/{parent.hex()}")
+
+    def tail(self, key: BlockKey, parent: BlockHash) -> str:
+        """The header of a body, see `has_tail`."""
+        return f"{self.after(parent)}/{block_entry(key).name}"
+
+    def shared(self, link: BlockLink) -> str:
+        """The path of the mark that turns of several agents end with a block."""
+        return f"{self.after(link.parent)}/{link.hash.hex()}.shared"
+
+    def agent(self, agent_id: str) -> str:
+        """The folder of an agent's manifests."""
+        return self._path(f"agents/{agent_key(self.scope, agent_id).hex()}")
+
+    def manifest(self, agent_id: str, generation: int) -> str:
+        entry = manifest_entry(agent_key(self.scope, agent_id), generation)
+        return f"{self.agent(agent_id)}/{entry.name}"
+
+    def _path(self, name: str) -> str:
+        return f"{self.scope.namespace.hex()}/{self.tenant.folder}/{name}"
+
+
+def has_tail(header: BlockHeader) -> bool:
+    """Whether a body cannot be named by a chain of full blocks."""
+    return header.part is Part.CHECKPOINT or (header.part is Part.FULL and not header.link.is_full)
+
+
+def name_of_body(key: BlockKey) -> int:
+    """What a body and its tail are called in `uses`."""
+    return name_of(block_entry(key).name)
+
+
+def depth_of(header: BlockHeader) -> int:
+    """How deep a body is: less than all that follow it."""
+    return 2 * header.link.start + (header.part is not Part.FULL)
+
+
+def last_name(listed: Listed) -> str:
+    """The name of an object in its folder."""
+    return listed.path.rsplit("/", 1)[-1]
+
+
+def generation_of(listed: Listed) -> int:
+    """The generation of a manifest's object; 0 for any other object."""
+    parsed = parse_manifest(last_name(listed))
+    return 0 if parsed is None else parsed[1]
+
+
+def body_identity(header: BlockHeader) -> bytes:
+    """What a body is bound to: every field of its header."""
+    link = header.link
+    return digest(
+        "remote-body-v1",
+        link.scope.namespace,
+        link.scope.tenant,
+        link.hash,
+        link.parent,
+        link.start.to_bytes(8, "little"),
+        pack_tokens(link.tokens),
+        header.part.encode(),
+        layout_stamp(header.layout).encode(),
+    )
+
+
+def tail_identity(key: BlockKey) -> bytes:
+    """What the header of a body is bound to."""
+    return digest("remote-tail-v1", key.hash, key.part.encode())
+
+
+def manifest_identity(agent: bytes, generation: int) -> bytes:
+    """What a manifest is bound to; `agent` as of `agent_key`."""
+    return digest("remote-manifest-v1", agent, generation.to_bytes(8, "little"))

@@ -1,0 +1,331 @@
+"""The remote tier: blocks and manifests as sealed objects that all replicas of a fleet share.
+
+Implements `CacheStorePort` and `LookUpPort`. Only the methods of `LookUpPort`, writes and reads ask
+the object store; all others answer from a catalog of what this process has put, read or looked up.
+Whatever fails, is late or cannot be verified is a miss. Forgetting waits for nothing, so the thread
+that steps the engine may do it: `Deletions` deletes on a thread, nothing while it is written, and
+nothing is written again before it is deleted. A janitor, here or in another process, evicts
+objects: it reads which were used, and lets every process know which are gone. Knows no other tier,
+and not how objects are named, sealed and found.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from semantic.adapters.stores.disk.block_file import MAX_BODY_BYTES
+from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
+from semantic.adapters.stores.memory import data_of
+from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
+from semantic.domain.stored import (
+    AgentName,
+    BlockHeader,
+    BlockLayout,
+    BlockRead,
+    Found,
+    Manifest,
+    Pinned,
+    Place,
+    StoredBlock,
+    StoreStats,
+    Tier,
+)
+from semantic_fleet.objects.bodies import Bodies
+from semantic_fleet.objects.catalog import CATALOG_BYTES, Catalog, Tally
+from semantic_fleet.objects.janitor import BackgroundJanitor
+from semantic_fleet.objects.look_up import LookUp
+from semantic_fleet.objects.manifests import Ends, Manifests
+from semantic_fleet.objects.names import generation_of, has_tail
+from semantic_fleet.objects.notices import Notices
+from semantic_fleet.objects.objects import Objects
+from semantic_fleet.objects.reading import Reader
+from semantic_fleet.objects.vault import Vault
+
+
+class Deletions:
+    """Deletions of one process that were begun and have not ended. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, Callable[[], None]] = {}
+        self._busy: set[Hashable] = set()  # what is written or deleted now
+        self._changed = threading.Condition()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
+
+    def begin(self, what: Hashable, delete: Callable[[], None]) -> None:
+        """Call `delete`, which raises nothing, on the thread."""
+        with self._changed:
+            self._waiting.setdefault(what, delete)
+        self._thread.submit(self._finish, what)
+
+    def is_waiting(self, what: Hashable) -> bool:
+        """Whether it was forgotten and may still be there."""
+        with self._changed:
+            return what in self._waiting
+
+    @contextmanager
+    def writing(self, what: Hashable) -> Iterator[None]:
+        """Inside it is written: deleted before, if it was forgotten, and not meanwhile."""
+        with self._alone_with(what):
+            self._delete(what)
+            yield
+
+    def flush(self) -> None:
+        """Return when all that was begun has ended."""
+        self._thread.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """End what was begun, and the thread."""
+        self._thread.shutdown()
+
+    def _finish(self, what: Hashable) -> None:
+        with self._alone_with(what):
+            self._delete(what)
+
+    def _delete(self, what: Hashable) -> None:
+        with self._changed:
+            delete = self._waiting.get(what)
+        if delete is not None:
+            delete()
+            with self._changed:
+                del self._waiting[what]
+
+    @contextmanager
+    def _alone_with(self, what: Hashable) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: what not in self._busy)
+            self._busy.add(what)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.remove(what)
+                self._changed.notify_all()
+
+
+class RemoteStore:
+    """Blocks and manifests of a fleet in one object store. Thread-safe.
+
+    Methods without a docstring: see `CacheStorePort`. None raises for a failing object store. Put a
+    write-behind queue in front: `put` and `save` upload.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        secret: bytes,
+        *,
+        catalog_bytes: int = CATALOG_BYTES,
+        janitor: BackgroundJanitor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`secret` is the fleet's, 32 bytes: replicas with another one share nothing. `janitor`
+        works for this process, which closes it."""
+        self._objects = objects
+        self.secret = secret
+        self._janitor = janitor
+        self._tally = Tally()
+        self._deletions = Deletions()
+        self._catalog = Catalog(catalog_bytes, secret, self._deletions.is_waiting)
+        vault = Vault(objects, secret, clock=clock, renewed=self._catalog.drop_tenant)
+        self._bodies = Bodies(objects, vault)
+        self._manifests = Manifests(objects, vault)
+        self._ends = Ends(self._bodies, self._catalog)
+        self._look_up = LookUp(objects, self._bodies, self._catalog, self._tally)
+        self._notices = Notices(objects, secret, self._catalog, self._tally, clock)
+        self._reader = Reader(self._bodies, self._catalog, self._notices, self._tally)
+
+    @property
+    def holds_back(self) -> bool:
+        """See `CacheStorePort.holds_back`. Never: no drive wears out."""
+        return False
+
+    # What asks the object store before a request is queued
+
+    def look_up_agent(self, scope: Scope, agent_id: str) -> None:
+        if self._deletions.is_waiting((scope, agent_id)):
+            return
+        with self._tally.misses():
+            self._notices.hear()
+            newest = self._manifests.newest(scope, agent_id)
+            known = self._catalog.manifest(scope, agent_id)
+            if newest is None:
+                self._catalog.drop_agent(scope, agent_id)
+            elif known is None or known.generation != generation_of(newest):
+                try:
+                    self._catalog.learn_agent(self._manifests.read(scope, agent_id, newest))
+                except FileNotFoundError:
+                    return  # replaced at this moment
+                except (DamagedError, MismatchError, NewerFormatError) as error:
+                    self._tally.count("damaged", f"damaged: {error}")
+
+    def look_up(
+        self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
+    ) -> None:
+        with self._tally.misses():
+            self._notices.hear()
+            self._look_up.chain(scope, links, layout, start)
+
+    # Blocks
+
+    def put(self, block: StoredBlock) -> bool:
+        self._notices.record_new(block.header)  # before: what it follows is not to be evicted
+        with self._deletions.writing(block.header.key):
+            return self._put(block)
+
+    def drop(self, keys: Sequence[BlockKey]) -> None:
+        """See `CacheStorePort.drop`. Asks nothing: the objects are deleted later."""
+        for key in dict.fromkeys(keys):
+            place = self._catalog.place(key)
+            self._deletions.begin(key, partial(self._delete_block, key, place))
+        self._catalog.drop(keys)
+
+    def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
+        return self._catalog.find(keys)
+
+    def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
+        return frozenset() if self._objects.is_open else self._catalog.lacking(keys)
+
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
+        return self._catalog.children(parent, part)
+
+    def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
+        return self._catalog.nearest(parent, part, like)
+
+    def resident(
+        self,
+        headers: Sequence[BlockHeader],  # noqa: ARG002
+    ) -> Mapping[BlockKey, bytes | memoryview]:
+        """See `CacheStorePort.resident`. Always empty."""
+        return {}
+
+    def prefetch(self, header: BlockHeader) -> bool:  # noqa: ARG002
+        """See `CacheStorePort.prefetch`. Always False."""
+        return False
+
+    def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
+        return self._reader.read_into(reads)
+
+    def read(self, header: BlockHeader) -> bytes | None:
+        return self._reader.read(header)
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        self._catalog.touch(keys)
+        self._notices.record(keys)
+
+    # Agents
+
+    def save(self, manifest: Manifest) -> bool:
+        agent = manifest.scope, manifest.agent_id
+        with self._deletions.writing(agent), self._tally.misses("write_errors"):
+            self._notices.hear()  # all that a process asks for may be on its own disk
+            known = self._catalog.manifest(*agent)  # the newest there may be evicted
+            saved = self._manifests.save(manifest, 0 if known is None else known.generation)
+            if saved is None:
+                self._tally.count("dropped manifests")
+                return False
+            self._replace(saved, known)
+            self._catalog.learn_agent(saved)
+            self._notices.record_agent(saved)
+            return True
+        return False
+
+    def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
+        return self._catalog.manifest(scope, agent_id)
+
+    def manifests(self) -> Sequence[Manifest]:
+        return self._catalog.manifests()
+
+    def scopes(self) -> Sequence[Scope]:
+        return self._catalog.scopes()
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        return self._catalog.page(scope, limit, after)
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        return self._catalog.child_agents(scope, parent)
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        return self._catalog.users(hashes)
+
+    def remove(self, scope: Scope, agent_id: str) -> bool:
+        """See `CacheStorePort.remove`. Asks nothing: False for an agent that was not looked up,
+        and the manifest is deleted later."""
+        was_known = self._catalog.drop_agent(scope, agent_id)
+        delete = partial(self._delete_agent, scope, agent_id)
+        self._deletions.begin((scope, agent_id), delete)
+        return was_known
+
+    def pinned(self, tenant: bytes) -> Pinned:  # noqa: ARG002
+        """See `CacheStorePort.pinned`: nothing, this tier has no quota."""
+        return Pinned(0, None)
+
+    # Life
+
+    def stats(self) -> Sequence[StoreStats]:
+        """See `CacheStorePort.stats`. Numbers and bytes are those of the catalog; "unavailable"
+        counts calls that failed, and "breaks" how often the circuit breaker was opened; those of
+        the janitor, if it is here, count what it has evicted for the fleet."""
+        counts = {**self._tally.counts(), "breaks": self._objects.breaks}
+        counts |= {} if self._janitor is None else self._janitor.counts()
+        return [replace(self._catalog.stats(), tier=Tier.REMOTE, counts=counts)]
+
+    def flush(self) -> None:
+        """See `CacheStorePort.flush`: every upload has ended when its call returns."""
+        self._deletions.flush()
+        self._notices.write()
+
+    def close(self) -> None:
+        if self._janitor is not None:
+            self._janitor.close()
+        self._notices.write()
+        self._deletions.close()
+        self._reader.close()
+        self._look_up.close()
+        self._bodies.close()
+        self._catalog.close()
+
+    # Inside
+
+    def _put(self, block: StoredBlock) -> bool:
+        header = block.header
+        if self._catalog.find([header.key]):
+            return True
+        data = data_of(block)
+        if data is None or len(data) > MAX_BODY_BYTES:
+            self._tally.count("dropped")
+            return False
+        with self._tally.misses("write_errors"):
+            done = self._bodies.write(block, data)
+            self._tally.count(*done)
+            if done == ("written",):
+                self._ends.written(header)
+            if self._deletions.is_waiting(header.key):  # dropped meanwhile
+                tail_of = header.link.parent if has_tail(header) else None
+                self._bodies.delete(header.link.scope, header.key, tail_of)
+            else:
+                self._catalog.learn(header, len(data))
+            return True
+        return False
+
+    def _replace(self, saved: Manifest, older: Manifest | None) -> None:
+        """Delete what the turn before ended with."""
+        with self._tally.misses("write_errors"):
+            n_deleted = self._ends.saved(saved, older)
+            self._tally.count(*["superseded"] * n_deleted)
+
+    def _delete_agent(self, scope: Scope, agent_id: str) -> None:
+        self._catalog.drop_agent(scope, agent_id)  # it may have been saved meanwhile
+        with self._tally.misses("write_errors"):
+            self._manifests.delete(scope, agent_id)
+
+    def _delete_block(self, key: BlockKey, place: tuple[Scope, BlockHash | None] | None) -> None:
+        self._catalog.drop([key])  # it may have been put meanwhile
+        with self._tally.misses("write_errors"):
+            if place is not None:
+                self._bodies.delete(place[0], key, place[1])

@@ -1,0 +1,1 @@
+"""The server: APIs over HTTP, the page, clients' settings, and the commands for them."""

@@ -1,0 +1,260 @@
+"""`semantic agents export` and `import`: an agent of the store as two files, of a server as one.
+
+Knows files and the terminal; not how archives are made or checked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from semantic.cli.agent_lookup import (
+    AgentName,
+    ModelId,
+    TenantName,
+    find_agent,
+    open_store,
+    shown_id,
+)
+from semantic.cli.edge import print_notice
+from semantic.cli.options import (
+    DEFAULT_KEY_VARIABLE,
+    AsJson,
+    Command,
+    KeyVariable,
+    StoreOptions,
+)
+from semantic.cli.progress import download_bar, work_bar
+from semantic.cli.report import Json, print_result, show_bytes, show_name
+from semantic.composition.named_models import model_name
+from semantic.domain.block_hash import LOCAL_TENANT
+from semantic.domain.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from semantic_server.clients.agent_archives import Owner
+
+_STDOUT = Path("-")
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """A running server, instead of the store on this machine's disk."""
+
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            "--url",
+            help="The address of a running server, whose agent is meant; FILE is one tar file. "
+            "Default: the store.",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="With --server: the model whose agent is meant; required if it has several.",
+            show_default=False,
+        ),
+    ] = None
+    key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
+
+    def address(self, store: StoreOptions, model_id: str | None = None) -> str | None:
+        """The server; None for the store. Raises InvalidRequestError where both are meant."""
+        if self.server is None and self.model is not None:
+            raise InvalidRequestError("expected --model with --server only")
+        if self.server is not None and (store != StoreOptions() or model_id is not None):
+            raise InvalidRequestError(
+                "expected either --server, or --store, --disk-gb and --model-id"
+            )
+        return self.server
+
+    def owner(self, tenant: str | None) -> Owner:
+        """Whose agent of the server is meant."""
+        from semantic_server.clients.agent_archives import Owner
+
+        return Owner(self.model, tenant)
+
+
+def export_archive(
+    url: str, key_variable: str, name: str, owner: Owner, file: Path
+) -> tuple[str, Json]:
+    """Write an agent of a server to a new file, or to stdout; returns it as text and as JSON."""
+    from semantic_server.clients.agent_archives import exported
+
+    with (
+        _destination(file) as out,
+        exported(url, key_variable, name, owner) as archive,
+        download_bar(name, archive.n_bytes) as advance,
+    ):
+        for piece in archive.pieces:
+            out.write(piece)
+            advance(len(piece))
+    text = f"{show_name(name)}: {show_bytes(archive.n_bytes)} in {file}"
+    return text, {"name": name, "bytes": archive.n_bytes, "files": [str(file)]}
+
+
+def import_archive(
+    url: str, key_variable: str, file: Path, name: str | None, owner: Owner
+) -> tuple[str, Json]:
+    """Send a file of `export_archive` to a server; returns its agent there as text and as JSON."""
+    from semantic.adapters.exchange.transfer import open_file
+    from semantic_server.clients import agent_archives
+
+    with open_file(file) as archive:
+        n_bytes = os.fstat(archive.fileno()).st_size
+        with download_bar(file.name, n_bytes) as advance:
+            pieces = _pieces(archive, n_bytes, advance)
+            own, tokens = agent_archives.import_archive(
+                url, key_variable, (pieces, n_bytes), name, owner
+            )
+    text = f"{show_name(own)}: {tokens} tokens, {show_bytes(n_bytes)}"
+    return text, {"name": own, "tokens": tokens, "bytes": n_bytes}
+
+
+def is_stdout(file: Path) -> bool:
+    """Whether an archive goes to stdout instead of a file."""
+    return file == _STDOUT
+
+
+def export(
+    store: StoreOptions,
+    remote: RemoteOptions,
+    name: AgentName,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Where to write: creates FILE.safetensors and FILE.json, with --server FILE; - is "
+            "stdout.",
+            show_default=False,
+        ),
+    ],
+    model_id: ModelId = None,
+    tenant: TenantName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an agent with its blocks to two files, for another machine.
+
+    They contain the agent's whole conversation, readable to all who have the files. With --server
+    it is one tar file, which `import` takes with --server. An interrupted export leaves no file.
+    """
+    from semantic.adapters.exchange.transfer import export_agent
+
+    url = remote.address(store, model_id)
+    if is_stdout(file) and (as_json or url is None):
+        raise InvalidRequestError("expected a file: - is for --server, and not with --json")
+    if url is not None:
+        moved = export_archive(url, remote.key_variable, name, remote.owner(tenant), file)
+        if is_stdout(file):
+            print_notice(moved[0])
+        else:
+            print_result(as_json, *moved)
+        return
+    with open_store(store) as disk:
+        agent = find_agent(disk, name, model_id, tenant)
+        # Where the model's folder is says nothing elsewhere, and names who exports.
+        shown = replace(agent, model=model_name(agent.model))
+        with work_bar(f"exporting {name}") as on_progress:
+            written = export_agent(disk, shown, file, on_progress)
+    stored = written.n_blocks - written.missing_blocks
+    text = (
+        f"{show_name(name)}: {stored} of {written.n_blocks} blocks, {show_bytes(written.n_bytes)}, "
+        f"in {written.files.bodies} and {written.files.document}"
+    )
+    document: Json = {
+        "name": name,
+        "blocks": written.n_blocks,
+        "stored_blocks": stored,
+        "bytes": written.n_bytes,
+        "files": [str(written.files.bodies), str(written.files.document)],
+    }
+    print_result(as_json, text, document)
+
+
+def import_(
+    store: StoreOptions,
+    remote: RemoteOptions,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="One of the two files, or FILE alone; with --server the tar file.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--as", help="The agent's name there; else its own.", show_default=False),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="With --server, the tenant that gets the agent: the server's log lists them.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read an agent that was exported, after checking every byte of it.
+
+    Import only trusted files: checksums detect damage, not forged contents. Its cache is this
+    agent's alone: requests must name the agent to continue from it. An interrupted import leaves
+    nothing in the store.
+    """
+    from semantic.adapters.exchange.transfer import import_agent
+
+    url = remote.address(store)
+    if url is not None:
+        owner = remote.owner(tenant)
+        print_result(as_json, *import_archive(url, remote.key_variable, file, name, owner))
+        return
+    if tenant is not None:
+        raise InvalidRequestError("expected --tenant with --server only")
+    words = f"importing {file.name}"
+    with open_store(store, create=True) as disk, work_bar(words) as on_progress:
+        read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name, on_progress=on_progress)
+    agent = read.manifest
+    text = (
+        f"{show_name(agent.agent_id)}: {len(agent.token_ids)} tokens, "
+        f"{show_bytes(read.n_bytes)} of blocks"
+    )
+    document: Json = {
+        "name": agent.agent_id,
+        "model_id": shown_id(agent, whole=True),
+        "tokens": len(agent.token_ids),
+        "bodies": read.n_bodies,
+        "bytes": read.n_bytes,
+    }
+    print_result(as_json, text, document)
+
+
+ARCHIVE_COMMANDS: dict[str, Command] = {"export": export, "import": import_}
+
+
+@contextmanager
+def _destination(file: Path) -> Iterator[BinaryIO]:
+    from semantic.adapters.exchange.transfer import create_file
+
+    if not is_stdout(file):
+        with create_file(file) as out:
+            yield out
+        return
+    if sys.stdout.isatty():
+        raise InvalidRequestError("expected a file: an archive is not for a terminal")
+    yield typer.get_binary_stream("stdout")
+
+
+def _pieces(file: BinaryIO, n_bytes: int, advance: Callable[[int], None]) -> Iterator[bytes]:
+    """The first `n_bytes` of a file."""
+    while n_bytes and (piece := file.read(min(n_bytes, _PIECE_BYTES))):
+        n_bytes -= len(piece)
+        yield piece
+        advance(len(piece))

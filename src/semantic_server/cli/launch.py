@@ -1,0 +1,251 @@
+"""`semantic launch`: starts a coding agent with a running server, or enters that into its settings.
+
+Starting it changes no file; --write changes its settings and starts nothing, --show does neither.
+Starts no server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from semantic.cli.edge import print_notice
+from semantic.cli.options import (
+    DEFAULT_KEY_VARIABLE,
+    DEFAULT_SERVER,
+    AsJson,
+    KeyVariable,
+    ServerUrl,
+)
+from semantic.cli.report import Json, show_name, to_line
+from semantic.domain.errors import InvalidRequestError, OperatorError
+
+if TYPE_CHECKING:
+    from semantic_server.clients.coding_agents import CodingAgent
+    from semantic_server.clients.config_file import Change, Plan
+    from semantic_server.clients.running_server import RunningServer
+
+_ENOUGH_CONTEXT = 32_768
+"""Tokens. In a smaller context an agent's own prompt and tools leave little for the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """The server, and whether to write."""
+
+    url: ServerUrl = DEFAULT_SERVER
+    model: Annotated[
+        str | None,
+        typer.Option(help="One of the server's names; else its first.", show_default=False),
+    ] = None
+    key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
+    show: Annotated[
+        bool,
+        typer.Option("--show", help="Show what --write would change in the agent's settings."),
+    ] = False
+    write: Annotated[
+        bool,
+        typer.Option(
+            "--write", help="Change the agent's settings, after a backup, and start nothing."
+        ),
+    ] = False
+
+    def server(self) -> RunningServer:
+        """The server of these options. Raises as `find_server`."""
+        from semantic_server.clients.running_server import find_server
+
+        return find_server(self.url, self.model, self.key_variable)
+
+
+AgentArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENTS]", help="Passed on to the agent.", show_default=False),
+]
+
+
+def claude(
+    options: LaunchOptions, arguments: AgentArguments = None, as_json: AsJson = False
+) -> None:
+    """Start Claude Code with the server: variables of its process, no file.
+
+    --show prints `export` lines for `eval "$(semantic launch claude --show)"`.
+    """
+    from semantic_server.clients.coding_agents import CLAUDE, claude_exports
+
+    if _starts(options, arguments, as_json=as_json):
+        _start(CLAUDE, options, arguments)
+    server = options.server()
+    exports = claude_exports(server)
+    outcome = _outcome(CLAUDE, server, write=options.write)
+    if as_json:
+        typer.echo(to_line({**outcome.document, "exports": exports}))
+        return
+    if options.write:
+        outcome.print()
+        return
+    typer.echo("\n".join(f"export {name}={word}" for name, word in exports.items()))
+    # Comments to the shell that evaluates the lines above.
+    outcome.print(prefix="# ")
+
+
+def codex(
+    options: LaunchOptions, arguments: AgentArguments = None, as_json: AsJson = False
+) -> None:
+    """Start Codex with the server as a provider; --write enters it into config.toml."""
+    from semantic_server.clients.coding_agents import CODEX
+
+    _launch(CODEX, options, arguments, as_json=as_json)
+
+
+def opencode(
+    options: LaunchOptions, arguments: AgentArguments = None, as_json: AsJson = False
+) -> None:
+    """Start opencode with the server as a provider; --write enters it into opencode.json."""
+    from semantic_server.clients.coding_agents import OPENCODE
+
+    _launch(OPENCODE, options, arguments, as_json=as_json)
+
+
+LAUNCH_COMMANDS: dict[str, Callable[..., None]] = {
+    "claude": claude,
+    "codex": codex,
+    "opencode": opencode,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A plan, and whether it was carried out."""
+
+    client: str
+    server: RunningServer
+    plan: Plan
+    written: bool
+    backup: Path | None
+
+    @property
+    def document(self) -> Json:
+        return {
+            "client": self.client,
+            "url": self.server.url,
+            "model": self.server.model,
+            "context_tokens": self.server.context_tokens,
+            "file": str(self.plan.path),
+            "changes": [
+                {"setting": list(one.path), "was": one.shown_was, "becomes": one.becomes}
+                for one in self.plan.changes
+            ],
+            "written": self.written,
+            "backup": None if self.backup is None else str(self.backup),
+        }
+
+    def print(self, prefix: str = "") -> None:
+        typer.echo("\n".join(prefix + line for line in self._lines()))
+
+    def _lines(self) -> Iterator[str]:
+        file = show_name(str(self.plan.path), whole=True)
+        if not self.plan.changes:
+            yield f"{file} has all of this already"
+            return
+        yield f"{file}:"
+        for change in self.plan.changes:
+            yield from _diff(change)
+        if not self.written:
+            yield "nothing was written; --write does it, after a backup of the file"
+        elif self.backup is None:
+            yield "written; the file is new"
+        else:
+            yield f"written; as it was: {show_name(str(self.backup), whole=True)}"
+
+
+def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
+    """Whether the agent is to be started. Raises InvalidRequestError for arguments if it is not."""
+    if not (options.write or options.show or as_json):
+        return True
+    if arguments:
+        raise InvalidRequestError(
+            "--write, --show and --json start nothing: expected no arguments for the agent"
+        )
+    return False
+
+
+def _start(agent: CodingAgent, options: LaunchOptions, arguments: Sequence[str] | None) -> NoReturn:
+    """Become the agent's program. Raises OperatorError when it cannot be started."""
+    server = options.server()
+    program = shutil.which(agent.name)
+    if program is None:
+        raise OperatorError(
+            f"{agent.name} is not installed: expected a program of that name in PATH; "
+            f"`npm install -g {agent.package}` installs it"
+        )
+    _warn_of_little_context(server)
+    start = agent.start(server, os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(  # noqa: S606 - the user's own program, no shell
+            program,
+            [agent.name, *start.arguments, *(arguments or ())],
+            {**os.environ, **start.variables},
+        )
+    except OSError as error:
+        raise OperatorError(f"{program} could not be started: {error.strerror}") from None
+
+
+def _launch(
+    agent: CodingAgent,
+    options: LaunchOptions,
+    arguments: Sequence[str] | None,
+    *,
+    as_json: bool,
+) -> None:
+    if _starts(options, arguments, as_json=as_json):
+        _start(agent, options, arguments)
+    outcome = _outcome(agent, options.server(), write=options.write)
+    if as_json:
+        typer.echo(to_line(outcome.document))
+    else:
+        outcome.print()
+
+
+def _outcome(agent: CodingAgent, server: RunningServer, *, write: bool) -> _Outcome:
+    from semantic_server.clients import config_file
+
+    path = agent.settings_file(os.environ)
+    plan = config_file.plan(path, agent.format, agent.settings(server))
+    _warn_of_little_context(server)
+    backup = config_file.write(plan) if write else None
+    return _Outcome(agent.name, server, plan, write and bool(plan.changes), backup)
+
+
+def _warn_of_little_context(server: RunningServer) -> None:
+    if server.context_tokens < _ENOUGH_CONTEXT:
+        print_notice(
+            f"{show_name(server.model)} has {server.context_tokens} tokens of context: agents "
+            "send 10 to 30 thousand before the first word"
+        )
+
+
+def _diff(change: Change) -> Iterator[str]:
+    name = _dotted(change.path)
+    if change.was is not None:
+        yield f"- {name} = {json.dumps(change.shown_was)}"
+    if change.becomes is not None:
+        yield f"+ {name} = {json.dumps(change.becomes)}"
+
+
+def _dotted(path: Sequence[str]) -> str:
+    """A path as TOML writes it: a part that is not a bare key is quoted."""
+    plain = (part.replace("_", "").replace("-", "") for part in path)
+    return ".".join(
+        part if word.isascii() and word.isalnum() else json.dumps(part)
+        for part, word in zip(path, plain, strict=True)
+    )

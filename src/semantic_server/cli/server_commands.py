@@ -1,0 +1,26 @@
+"""The commands that the server adds to the program."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semantic.cli.options import CommandTable
+from semantic_server.cli.archives import ARCHIVE_COMMANDS
+from semantic_server.cli.launch import LAUNCH_COMMANDS
+from semantic_server.cli.memory_limit import memory
+from semantic_server.cli.running_models import RUNNING_MODEL_COMMANDS
+from semantic_server.cli.serve import CONFIG_COMMANDS, serve
+from semantic_server.cli.service import SERVICE_COMMANDS
+from semantic_server.cli.top import top
+
+TABLE: Final = CommandTable(
+    commands={"serve": serve},
+    apart={"top": top, "memory": memory},
+    groups={
+        "agents": ("", ARCHIVE_COMMANDS),
+        "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
+        "models": ("", RUNNING_MODEL_COMMANDS),
+        "service": ("A server that starts with your login (systemd, launchd).", SERVICE_COMMANDS),
+        "launch": ("Start a coding agent with a running server.", LAUNCH_COMMANDS),
+    },
+)

@@ -1,0 +1,244 @@
+"""Coding agents that a server of ours can be entered into: where each keeps its settings, which it
+needs, and how it is started with them for once.
+
+Knows neither files nor their formats' text, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from semantic.domain.errors import OperatorError
+from semantic_server.clients.config_file import JSON, TOML, FileFormat, Settings
+from semantic_server.clients.running_server import RunningServer
+
+Environment = Mapping[str, str]
+
+_PROVIDER: Final = "semantic"
+"""The name of a server of ours among an agent's providers."""
+_IDLE_MS: Final = 1_800_000
+"""Milliseconds without data from the server: a long prompt may take long the first time. The
+maximum that Claude Code accepts."""
+_ANSWER_TOKENS: Final = 32_000
+"""Tokens that Claude Code reserves for an answer of a model unknown to it, and the most that
+opencode requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a program is started with: arguments before the user's, and variables to add."""
+
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CodingAgent:
+    """One agent: the `name` of its program, the npm `package` that has it, its settings file, and
+    how it is started with the same settings and no file. `settings_file` is given the environment's
+    variables and raises OperatorError when it needs HOME and HOME is not an absolute path."""
+
+    name: str
+    package: str
+    format: FileFormat
+    settings_file: Callable[[Environment], Path]
+    settings: Callable[[RunningServer], Settings]
+    start: Callable[[RunningServer, Environment], Start]
+
+
+def _home(environment: Environment) -> Path:
+    home = environment.get("HOME", "")
+    if not Path(home).is_absolute():
+        raise OperatorError("expected HOME to name the user's folder")
+    return Path(home)
+
+
+def _answer_tokens(server: RunningServer) -> int:
+    """An answer's part of the context."""
+    return max(1, min(_ANSWER_TOKENS, server.context_tokens // 4))
+
+
+# Claude Code: environment variables, in a shell or in the `env` block of its settings.
+
+_NO_KEY: Final = "none"
+"""Claude Code requires a login unless it has some token to send."""
+_CLAUDE_MODELS: Final = (
+    "ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_FABLE_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL",
+    "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    "CLAUDE_CODE_SUBAGENT_MODEL",
+)  # fmt: skip
+_LEAST_COMPACT_WINDOW: Final = 100_000
+"""Tokens. Claude Code raises a smaller window to this one, with a warning; the server's own limit
+holds anyway."""
+_REQUEST_MS: Final = 3_600_000
+
+
+def _claude_file(environment: Environment) -> Path:
+    """`settings.json` in CLAUDE_CONFIG_DIR, else in `~/.claude`."""
+    own = environment.get("CLAUDE_CONFIG_DIR")
+    return (Path(own) if own else _home(environment) / ".claude") / "settings.json"
+
+
+def _claude_settings(server: RunningServer) -> Settings:
+    """Variables, and a command that prints the key from the user's own variable."""
+    variables: dict[str, str | None] = dict(_claude_variables(server))
+    if server.key_variable is None:
+        return {"env": {**variables, "ANTHROPIC_AUTH_TOKEN": _NO_KEY}}
+    # A token in the block would take precedence over the command.
+    return {
+        "env": {**variables, "ANTHROPIC_AUTH_TOKEN": None},
+        "apiKeyHelper": f'printf %s "${server.key_variable}"',
+    }
+
+
+def claude_exports(server: RunningServer) -> dict[str, str]:
+    """Claude Code's variables for a shell: name to a quoted shell word."""
+    from shlex import quote
+
+    words = {
+        name: quote(value) for name, value in _claude_variables(server).items() if value is not None
+    }
+    token = _NO_KEY if server.key_variable is None else f'"${server.key_variable}"'
+    return {**words, "ANTHROPIC_AUTH_TOKEN": token}
+
+
+def _claude_variables(server: RunningServer) -> dict[str, str | None]:
+    tokens = server.context_tokens
+    window = str(tokens) if tokens >= _LEAST_COMPACT_WINDOW else None
+    return {
+        "ANTHROPIC_BASE_URL": server.url,
+        # Empty: the user's key for Anthropic is not sent here.
+        "ANTHROPIC_API_KEY": "",
+        **dict.fromkeys(_CLAUDE_MODELS, server.model),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(tokens),
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": window,
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_answer_tokens(server)),
+        # Text that differs between sessions, at the start of the prompt: no prefix would match.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
+        "API_TIMEOUT_MS": str(_REQUEST_MS),
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_IDLE_MS),
+    }
+
+
+def _claude_start(server: RunningServer, environment: Environment) -> Start:
+    variables = {
+        name: value for name, value in _claude_variables(server).items() if value is not None
+    }
+    token = _NO_KEY if server.key_variable is None else environment[server.key_variable].strip()
+    return Start(variables={**variables, "ANTHROPIC_AUTH_TOKEN": token})
+
+
+CLAUDE: Final = CodingAgent(
+    "claude",
+    "@anthropic-ai/claude-code",
+    JSON,
+    _claude_file,
+    _claude_settings,
+    _claude_start,
+)
+
+
+# Codex: a provider in its `config.toml`, and the model as its default.
+
+
+def _codex_file(environment: Environment) -> Path:
+    """`config.toml` in CODEX_HOME, else in `~/.codex`."""
+    own = environment.get("CODEX_HOME")
+    return (Path(own) if own else _home(environment) / ".codex") / "config.toml"
+
+
+def _codex_settings(server: RunningServer) -> Settings:
+    """A provider; Codex reads the key from the user's own variable."""
+    return {
+        "model": server.model,
+        "model_provider": _PROVIDER,
+        "model_context_window": server.context_tokens,
+        "model_providers": {
+            _PROVIDER: {
+                "name": _PROVIDER,
+                "base_url": f"{server.url}/v1",
+                "wire_api": "responses",
+                "env_key": server.key_variable,
+                "stream_idle_timeout_ms": _IDLE_MS,
+            }
+        },
+    }
+
+
+def _codex_start(server: RunningServer, environment: Environment) -> Start:
+    """Each setting as `-c dotted.name=value`, which precedes the file."""
+    del environment
+    settings = _leaves((), _codex_settings(server))
+    pairs = ((".".join(path), json.dumps(value)) for path, value in settings if value is not None)
+    return Start(tuple(word for name, value in pairs for word in ("-c", f"{name}={value}")))
+
+
+def _leaves(
+    path: tuple[str, ...], settings: Mapping[str, object]
+) -> Iterator[tuple[Sequence[str], object]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves((*path, name), value)
+        else:
+            yield (*path, name), value
+
+
+CODEX: Final = CodingAgent(
+    "codex", "@openai/codex", TOML, _codex_file, _codex_settings, _codex_start
+)
+
+
+# opencode: a provider in its `opencode.json`, and the model as its default.
+
+
+def _opencode_file(environment: Environment) -> Path:
+    """OPENCODE_CONFIG, else `opencode/opencode.json` in XDG_CONFIG_HOME, else in `~/.config`."""
+    own = environment.get("OPENCODE_CONFIG")
+    if own:
+        return Path(own)
+    folder = environment.get("XDG_CONFIG_HOME")
+    base = Path(folder) if folder else _home(environment) / ".config"
+    return base / "opencode" / "opencode.json"
+
+
+def _opencode_settings(server: RunningServer) -> Settings:
+    """A provider; opencode reads the key from the user's own variable."""
+    key = None if server.key_variable is None else f"{{env:{server.key_variable}}}"
+    limit = {"context": server.context_tokens, "output": _answer_tokens(server)}
+    return {
+        "model": f"{_PROVIDER}/{server.model}",
+        "provider": {
+            _PROVIDER: {
+                "npm": "@ai-sdk/openai-compatible",
+                "name": _PROVIDER,
+                "options": {"baseURL": f"{server.url}/v1", "apiKey": key},
+                "models": {server.model: {"name": server.model, "limit": limit}},
+            }
+        },
+    }
+
+
+def _opencode_start(server: RunningServer, environment: Environment) -> Start:
+    """The settings as text in a variable, which precedes all files."""
+    del environment
+    settings = json.dumps(_set(_opencode_settings(server)))
+    return Start(variables={"OPENCODE_CONFIG_CONTENT": settings})
+
+
+def _set(settings: Mapping[str, object]) -> dict[str, object]:
+    """Without those that are to be removed from a file."""
+    return {
+        name: _set(value) if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+OPENCODE: Final = CodingAgent(
+    "opencode", "opencode-ai", JSON, _opencode_file, _opencode_settings, _opencode_start
+)

@@ -1,0 +1,211 @@
+"""Recorder: the phases of the requests of the last minutes, and what the cache saved each tenant.
+
+Learns from the events of answers that a wire consumes anyway, and does nothing for a token. Keeps
+names and counts, never texts. Knows no engine and no wire.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Final, Literal
+
+from semantic_server.http.metrics import AnswerRecord, Observer, PrefillRate
+
+PhaseName = Literal["waiting", "reading", "decoding", "preempted"]
+
+MOST_SPANS: Final = 1000
+"""Requests that have ended and are remembered."""
+_MOST_PHASES: Final = 64
+"""Phases of one request; of one that is preempted more often the last ones are missing."""
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """A request on the time line: each phase with the Unix time at which it began, in order.
+
+    `end` is None while it runs. `version` grows with every change of any span.
+    """
+
+    uid: str
+    agent: str
+    tenant: str
+    model: str
+    prompt_tokens: int
+    phases: list[tuple[PhaseName, float]]
+    version: int
+    end: float | None = None
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    finish: str | None = None
+
+
+@dataclass(slots=True)
+class Savings:
+    """Prompt tokens of answers since `since` (Unix time), those that were cached, and the seconds
+    that these would have taken at the mean speed of all prompts computed before."""
+
+    since: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, prompt_tokens: int, cached_tokens: int, seconds: float) -> None:
+        """Count an answer."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class _OfTenant:
+    start: Savings
+    today: Savings
+    day: date = field(default_factory=date.today)
+
+
+class Recorder:
+    """What requests did, tenant by tenant. For one event loop; not thread-safe."""
+
+    def __init__(
+        self,
+        woken: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`woken` is called when a request is accepted; `clock` gives Unix time."""
+        self._woken = woken
+        self._clock = clock
+        self.started = clock()
+        self._versions = itertools.count(1)
+        self._running: dict[Span, None] = {}
+        self._ended: deque[Span] = deque(maxlen=MOST_SPANS)
+        self._tenants: dict[str, _OfTenant] = {}
+        self._rate = PrefillRate()
+
+    def of(self, tenant: str, model: str = "") -> Observer:
+        """An observer of one request of `tenant` to the model with the id `model`."""
+        return _RequestObserver(self, tenant, model)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is queued or runs."""
+        return bool(self._running)
+
+    def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
+        """The requests of `tenant` (None: of all) that changed after version `after`."""
+        return [
+            one
+            for one in (*self._ended, *self._running)
+            if one.version > after and tenant in {None, one.tenant}
+        ]
+
+    def savings(self, tenant: str | None) -> tuple[Savings, Savings]:
+        """What the cache saved `tenant` (None: all) since the start, and today.
+
+        Today begins at midnight, or with the server if that was later.
+        """
+        names = self._tenants if tenant is None else (tenant,)
+        start, today = Savings(self.started), Savings(self._since_midnight())
+        for name in names:
+            own = self._of(name)
+            for total, one in ((start, own.start), (today, own.today)):
+                total.add(one.prompt_tokens, one.cached_tokens, one.seconds)
+        return start, today
+
+    # Called by the observers of requests
+
+    def accept(self, uid: str, agent: str, tenant: str, model: str, prompt_tokens: int) -> Span:
+        """Begin a span."""
+        phases: list[tuple[PhaseName, float]] = [("waiting", self._clock())]
+        span = Span(uid, agent, tenant, model, prompt_tokens, phases, next(self._versions))
+        self._running[span] = None
+        self._woken()
+        return span
+
+    def enter(self, span: Span, phase: PhaseName) -> None:
+        """Begin a phase; nothing if the span is in it."""
+        if span.phases[-1][0] == phase:
+            return
+        if len(span.phases) < _MOST_PHASES:
+            span.phases.append((phase, self._clock()))
+            span.version = next(self._versions)
+
+    def end(self, span: Span, record: AnswerRecord) -> None:
+        """End a span and count what was saved, if the answer has told it."""
+        span.end = self._clock()
+        span.version = next(self._versions)
+        span.finish = record.finish
+        span.cached_tokens = record.usage.cached
+        span.generated_tokens = record.usage.completion
+        del self._running[span]
+        self._ended.append(span)
+        if record.match is None:
+            return
+        span.phases = _with_whole_reading(span.phases, record.prefill)
+        self._rate.add(record.match.computed_tokens, record.match.seconds)
+        saved = record.usage.cached * self._rate.seconds_per_token
+        own = self._of(span.tenant)
+        for one in (own.start, own.today):
+            one.add(record.usage.prompt, record.usage.cached, saved)
+
+    def _of(self, tenant: str) -> _OfTenant:
+        if tenant not in self._tenants:
+            since = Savings(self.started), Savings(self._since_midnight())
+            self._tenants[tenant] = _OfTenant(*since, self._today())
+        own = self._tenants[tenant]
+        if own.day != self._today():
+            own.day, own.today = self._today(), Savings(self._since_midnight())
+        return own
+
+    def _today(self) -> date:
+        return date.fromtimestamp(self._clock())  # noqa: DTZ012 - the operator's own day
+
+    def _since_midnight(self) -> float:
+        year, month, day = self._today().timetuple()[:3]
+        midnight = time.mktime((year, month, day, 0, 0, 0, 0, 0, -1))
+        return max(self.started, midnight)
+
+
+class _RequestObserver(Observer):
+    """Records one request."""
+
+    def __init__(self, recorder: Recorder, tenant: str, model: str) -> None:
+        self._recorder = recorder
+        self._tenant = tenant
+        self._model = model
+        self._spans: dict[str, Span] = {}
+
+    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        self._spans[uid] = self._recorder.accept(
+            uid, agent, self._tenant, self._model, prompt_tokens
+        )
+
+    def prefilled(self, uid: str, done: int, total: int) -> None:
+        del total
+        if uid in self._spans:
+            self._recorder.enter(self._spans[uid], "reading" if done else "preempted")
+
+    def first_token(self, uid: str) -> None:
+        if uid in self._spans:
+            self._recorder.enter(self._spans[uid], "decoding")
+
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        span = self._spans.pop(uid or "", None)
+        if span is not None:
+            self._recorder.end(span, record)
+
+
+def _with_whole_reading(
+    phases: list[tuple[PhaseName, float]], seconds: float
+) -> list[tuple[PhaseName, float]]:
+    """The phases of a request that was never preempted, with the first chunk's `seconds`: it is
+    reported only when it has been computed."""
+    names = [name for name, _ in phases]
+    if "preempted" in names or "decoding" not in names or not seconds:
+        return phases
+    (_, asked), decoded = phases[0], phases[names.index("decoding")]
+    return [("waiting", asked), ("reading", max(asked, decoded[1] - seconds)), decoded]

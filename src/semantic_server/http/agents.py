@@ -1,0 +1,467 @@
+"""/v1/agents: list, show, fork, pin, delete, export and import agents.
+
+An agent's name is free text, percent-encoded in the path, slashes included. Agents of other tenants
+do not exist for a request, but with an operator's key, which names the tenant in the query. Exports
+and imports need such a key, unless the server has no keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from semantic.application.cache.match_report import cache_miss_reason, end_reason
+from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, SemanticError
+from semantic.domain.match import MatchEnd, MatchReport
+from semantic.ports.agents import (
+    AgentArchive,
+    AgentFilter,
+    AgentPage,
+    AgentsPort,
+    AgentState,
+    AgentSummary,
+    Place,
+    Tenant,
+    TenantId,
+)
+from semantic.ports.serving import ServingPort
+from semantic_server.http.cache_miss_report import LostTokens, lost_tokens
+from semantic_server.http.context import (
+    agents_of,
+    agents_of_named,
+    model_in_query,
+    serving_of,
+    settings_of,
+)
+from semantic_server.http.errors import (
+    ClientDisconnectedError,
+    FieldError,
+    logger,
+    request_id_of,
+)
+from semantic_server.http.identity import is_operator, require_operator, tenant_of
+from semantic_server.http.request_body import read_as
+from semantic_server.http.streaming import until_disconnect
+
+
+def _model_parameter(
+    model: Annotated[
+        str | None, Query(description="Whose agents, of several models; else the first one's.")
+    ] = None,
+) -> None:
+    """Describes what `agents_of` reads."""
+    del model
+
+
+router = APIRouter(prefix="/v1/agents", tags=["Agents"], dependencies=[Depends(_model_parameter)])
+
+AgentId = Annotated[str, Path(description="The agent's name, percent-encoded.")]
+TenantParameter = Annotated[
+    str | None, Query(description="With an operator's key: the id of the agent's tenant.")
+]
+
+
+class Fork(BaseModel):
+    """The name of a new agent that starts with the full state of another one."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    new_id: str
+
+
+class Pin(BaseModel):
+    """Whether an agent's blocks are exempt from eviction."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    pinned: bool
+
+
+class LastTurn(BaseModel):
+    """The prompt of an agent's last turn: its tokens, the share that was cached, why not more, and
+    what had been cached and was computed again. All null before the first."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    cached_share: float | None
+    seconds: Annotated[float | None, Field(description="Of the prefill.")]
+    reason: str | None
+    lost_tokens: int | None
+    lost_seconds: float | None
+
+
+class BlockCounts(BaseModel):
+    """The number of an agent's blocks in each tier."""
+
+    pool: int
+    memory: int
+    disk: int
+    missing: int
+
+
+class Agent(BaseModel):
+    """An agent. Agents form a tree: `parent` spawned it, or is what it was forked from."""
+
+    object: Literal["agent"]
+    id: str
+    model: str
+    client: Annotated[
+        str | None, Field(description="The client program: claude-code, codex, opencode, …")
+    ]
+    session: Annotated[str | None, Field(description="The client's id of the session.")]
+    parent: str | None
+    children: Annotated[list[str], Field(description="The agents of which it is the parent.")]
+    state: AgentState
+    tokens: int
+    blocks: BlockCounts
+    bytes: int
+    shared_bytes: int
+    pool_bytes: int
+    pinned: bool
+    turns: int
+    last_turn: LastTurn
+    last_used: Annotated[float | None, Field(description="In seconds since 1970.")]
+    tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
+
+
+class Match(BaseModel):
+    """An agent's last prompt: how much of it was reused from the cache, and why not more."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    computed_tokens: int
+    seconds: float
+    end: MatchEnd
+    reason: str
+    source: str
+    differs_at: int | None
+    expected: int | None
+    expected_text: str | None
+    got: int | None
+    got_text: str | None
+    lost: Annotated[
+        LostTokens | None,
+        Field(description="Tokens that were cached but had to be recomputed, and why."),
+    ]
+
+
+class Why(BaseModel):
+    """An agent's match; null before its first prompt."""
+
+    object: Literal["agent.match"]
+    id: str
+    match: Match | None
+
+
+class Block(BaseModel):
+    """A block of an agent: tokens `start` to `stop`."""
+
+    start: int
+    stop: int
+    hash: str
+    place: Place
+    n_bytes: int
+    shared: bool
+    checkpoint: Annotated[
+        bool, Field(description="Whether windows or states can be resumed after it.")
+    ]
+
+
+class ShownAgent(Agent):
+    """An agent with its blocks in order."""
+
+    chain: list[Block]
+
+
+class Agents(BaseModel):
+    """A page of agents. Both ids are null for agents of several tenants, the first without any."""
+
+    object: Literal["list"]
+    data: list[Agent]
+    first_id: Annotated[str | None, Field(description="The first one's id.")]
+    last_id: Annotated[str | None, Field(description="What to send as `after` for more.")]
+    has_more: Annotated[bool, Field(description="Whether more come after these.")]
+
+
+_FORK: Final = TypeAdapter(Fork)
+_PIN: Final = TypeAdapter(Pin)
+
+
+def _takes(model: type[BaseModel]) -> dict[str, object]:
+    """The OpenAPI description of a body that the route reads itself, within the common limits."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
+    """The OpenAPI description of a route's response."""
+    return {200: {"model": model}}
+
+
+@router.get("", responses=_gives(Agents))
+async def list_agents(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most saved agents.")] = 20,
+    after: Annotated[str | None, Query(description="The id of an agent; those after it.")] = None,
+    tenant: TenantParameter = None,
+    prefix: Annotated[str | None, Query(description="Those whose names begin with it.")] = None,
+    pinned: Annotated[bool | None, Query(description="Those that are pinned, or not.")] = None,
+    state: Annotated[AgentState | None, Query(description="Those in this state.")] = None,
+    parent: Annotated[str | None, Query(description="The children of this agent.")] = None,
+) -> Response:
+    """A page of agents: those whose first turn has not ended, then the last used.
+
+    It looks at some hundred: with a filter it may be empty while more come after `last_id`. An
+    operator gets those of a tenant, or without `tenant` and `after` the first of each in turn.
+    """
+    agents, only = agents_of(request), AgentFilter(prefix, pinned, state, parent)
+    if tenant is None and after is None and is_operator(request):
+        pages, is_of_all = await _first_of_all(agents, limit, only), True
+    else:
+        owner = _owner(request, tenant)
+        pages, is_of_all = [(owner, await agents.page(owner, limit, after, only))], False
+    data = [_summary(one, of) for of, page in pages for one in page.agents]
+    first = None if is_of_all or not data else data[0]["id"]
+    last = None if is_of_all else pages[0][1].last or (data[-1]["id"] if data else None)
+    found = {"first_id": first, "last_id": last, "has_more": any(one.has_more for _, one in pages)}
+    return JSONResponse({"object": "list", "data": data, **found})
+
+
+async def _first_of_all(
+    agents: AgentsPort, limit: int, only: AgentFilter
+) -> list[tuple[Tenant, AgentPage]]:
+    pages = list[tuple[Tenant, AgentPage]]()
+    for tenant in await agents.tenants():
+        if limit <= 0:
+            return [*pages, (tenant, AgentPage((), has_more=True))]
+        with suppress(AgentNotFoundError):  # its last agent was deleted meanwhile
+            pages.append((tenant, await agents.page(tenant, limit, None, only)))
+            limit -= len(pages[-1][1].agents)
+    return pages
+
+
+_TAR: Final = "application/x-tar"
+_BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+_TAKES_BYTES: Final[dict[str, object]] = {
+    "requestBody": {"required": True, "content": {"application/octet-stream": _BINARY}}
+}
+_GIVES_TAR: Final[dict[int | str, dict[str, object]]] = {200: {"content": {_TAR: _BINARY}}}
+
+
+@router.post("/import", openapi_extra=_TAKES_BYTES, responses=_gives(Agent))
+async def import_agent(
+    request: Request,
+    name: Annotated[str | None, Query(description="Its name here; else its own.")] = None,
+    tenant: TenantParameter = None,
+) -> Response:
+    """Create the agent of an export, with its blocks. A server with keys requires an operator's,
+    one of several models requires `model`.
+
+    Its numbers are checked against damage only: import what you trust. Only requests that name the
+    agent find its blocks. One is imported at a time.
+    """
+    owner = _owner_of_archive(request, tenant)
+    agent = await agents_of_named(request).import_(_uploaded(request), owner, name)
+    return JSONResponse(_summary(agent, owner))
+
+
+# Longer paths are registered first: `{agent_id:path}` matches slashes too.
+
+
+@router.get("/{agent_id:path}/export", response_class=Response, responses=_GIVES_TAR)
+async def export_agent(
+    request: Request, agent_id: AgentId, tenant: TenantParameter = None
+) -> Response:
+    """The agent with its stored blocks as a tar file. A server with keys requires an operator's,
+    one of several models requires `model`.
+
+    It contains the agent's whole conversation.
+    """
+    if not request.scope["raw_path"].endswith(b"/export"):
+        return await show(request, f"{agent_id}/export", tenant)  # an encoded slash
+    owner = _owner_of_archive(request, tenant)
+    archive = await until_disconnect(request, agents_of_named(request).export(agent_id, owner))
+    return _Download(archive)
+
+
+@router.get("/{agent_id:path}/why", responses=_gives(Why))
+async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
+    """How much of the agent's last prompt was reused from the cache, and why not more.
+
+    Not for operators: it has texts of the prompt.
+    """
+    if not request.scope["raw_path"].endswith(b"/why"):
+        return await show(request, f"{agent_id}/why", tenant)  # an encoded slash: part of a name
+    if tenant is not None:
+        require_operator(request, "tenant")
+    detail = await agents_of(request).show(agent_id, tenant_of(request))
+    serving = serving_of(request, model_in_query(request))
+    match = None if detail.match is None else await _match(detail.match, serving)
+    found = Why(object="agent.match", id=agent_id, match=match)
+    return JSONResponse(found.model_dump(mode="json"))
+
+
+@router.post("/{agent_id:path}/fork", openapi_extra=_takes(Fork), responses=_gives(Agent))
+async def fork(request: Request, agent_id: AgentId) -> Response:
+    """Create an agent that starts with this one's state after its last turn; copies nothing."""
+    _check_action(request, b"/fork")
+    body = await read_as(_FORK, request)
+    forked = await agents_of(request).fork(agent_id, body.new_id, tenant_of(request))
+    return JSONResponse(_summary(forked))
+
+
+@router.post("/{agent_id:path}/pin", openapi_extra=_takes(Pin), responses=_gives(Agent))
+async def pin(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
+    """Exempt the agent's blocks from eviction, or allow it again."""
+    _check_action(request, b"/pin")
+    body = await read_as(_PIN, request)
+    owner = _owner(request, tenant)
+    pinned = await agents_of(request).pin(agent_id, owner, pinned=body.pinned)
+    return JSONResponse(_summary(pinned, owner))
+
+
+@router.get("/{agent_id:path}", responses=_gives(ShownAgent))
+async def show(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
+    """The agent with its blocks in order."""
+    owner = _owner(request, tenant)
+    detail = await agents_of(request).show(agent_id, owner)
+    blocks = [asdict(block) for block in detail.blocks]
+    return JSONResponse({**_summary(detail.summary, owner), "chain": blocks})
+
+
+@router.delete("/{agent_id:path}")
+async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
+    """Delete the agent; its blocks are evicted when space is needed."""
+    await agents_of(request).forget(agent_id, _owner(request, tenant))
+    return JSONResponse({"object": "agent.deleted", "id": agent_id, "deleted": True})
+
+
+def _check_action(request: Request, action: bytes) -> None:
+    """Raise InvalidRequestError if the slash was encoded: then the word is part of an agent's name,
+    and the request refers to another agent."""
+    if not request.scope["raw_path"].endswith(action):
+        raise InvalidRequestError("expected /fork or /pin behind the agent's name, not encoded")
+
+
+def _owner(request: Request, given: str | None) -> Tenant:
+    """The tenant that a request is about: its own, or the one that an operator gives.
+
+    Raises WireError if another gives one, and FieldError if an operator gives none.
+    """
+    if given is not None:
+        require_operator(request, "tenant")
+        return TenantId(given)
+    if is_operator(request):
+        raise FieldError("tenant: expected the id of the agent's tenant", param="tenant")
+    return tenant_of(request)
+
+
+def _owner_of_archive(request: Request, given: str | None) -> Tenant:
+    """`_owner`, for what tenants may not. Raises WireError for a tenant's key."""
+    if settings_of(request).api_keys:
+        require_operator(request, "exports and imports")
+    return _owner(request, given)
+
+
+async def _uploaded(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises ClientDisconnectedError."""
+    try:
+        async for piece in request.stream():
+            yield piece
+    except ClientDisconnect as error:
+        raise ClientDisconnectedError from error
+
+
+class _Download(StreamingResponse):
+    """An archive. One that cannot be read to its end breaks off: its length tells the client."""
+
+    def __init__(self, archive: AgentArchive) -> None:
+        headers = {
+            "content-length": str(archive.n_bytes),
+            "content-disposition": 'attachment; filename="agent.tar"',
+        }
+        super().__init__(archive.pieces, headers=headers, media_type=_TAR)
+        self._archive = archive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SemanticError as error:
+            logger.warning("request %s: the export breaks off: %s", request_id_of(scope), error)
+        finally:
+            self._archive.close()
+
+
+def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
+    """An agent as an entry of a list, with the id of its tenant if an operator gave one."""
+    return {
+        "object": "agent",
+        "id": agent.id,
+        "model": agent.model,
+        "client": agent.client,
+        "session": agent.session,
+        "parent": agent.parent,
+        "children": list(agent.children),
+        "state": agent.state,
+        "tokens": agent.tokens,
+        "blocks": {place: agent.blocks.get(place, 0) for place in _PLACES},
+        "bytes": agent.n_bytes,
+        "shared_bytes": agent.shared_bytes,
+        "pool_bytes": agent.pool_bytes,
+        "pinned": agent.pinned,
+        "turns": agent.turns,
+        "last_turn": _last_turn(agent.match, for_operator=isinstance(tenant, TenantId)),
+        "last_used": agent.last_used,
+        **({"tenant": tenant.id} if isinstance(tenant, TenantId) else {}),
+    }
+
+
+def _last_turn(match: MatchReport | None, *, for_operator: bool) -> Mapping[str, object]:
+    """The `LastTurn` of a match report; without the part of the request that changed, which may
+    name a tool, for an operator."""
+    if match is None:
+        return dict.fromkeys(LastTurn.model_fields)
+    lost = match.lost
+    return {
+        "prompt_tokens": match.prompt_tokens,
+        "cached_tokens": match.reused_tokens,
+        "cached_share": match.reused_tokens / match.prompt_tokens,
+        "seconds": match.seconds,
+        "reason": end_reason(match) if for_operator else cache_miss_reason(match),
+        "lost_tokens": 0 if lost is None else lost.tokens,
+        "lost_seconds": 0.0 if lost is None else lost.seconds,
+    }
+
+
+_PLACES: Final = ("pool", "memory", "disk", "remote", "missing")
+
+
+async def _match(match: MatchReport, serving: ServingPort) -> Match:
+    """A match report with its reason in words and the differing tokens as texts."""
+    return Match(
+        prompt_tokens=match.prompt_tokens,
+        reused_tokens=match.reused_tokens,
+        computed_tokens=match.computed_tokens,
+        seconds=match.seconds,
+        end=match.end,
+        reason=end_reason(match),
+        source=match.source,
+        differs_at=match.differs_at,
+        expected=match.expected,
+        expected_text=await _text(match.expected, serving),
+        got=match.got,
+        got_text=await _text(match.got, serving),
+        lost=lost_tokens(match),
+    )
+
+
+async def _text(token: int | None, serving: ServingPort) -> str | None:
+    return None if token is None else (await serving.token_texts([token]))[0]

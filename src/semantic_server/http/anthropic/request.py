@@ -1,0 +1,321 @@
+"""Requests of POST /v1/messages: what each top-level field means, translated to the domain's types.
+
+A test compares the table of fields with the SDK's own. Decides nothing about models. Knows no
+HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from semantic.domain.chat import AnswerFormat, Chat
+from semantic.domain.value_objects import SamplingParams
+from semantic_server.http.anthropic.conversation import (
+    ConversationReader,
+    read_choice,
+    read_tools,
+)
+from semantic_server.http.anthropic.request_types import (
+    MessageCountTokensParams,
+    MessageCreateParams,
+)
+from semantic_server.http.anthropic.validators import ThinkingConfig, Validators, object_at
+from semantic_server.http.errors import FieldError
+from semantic_server.http.logs import WarnOnce
+from semantic_server.http.request_body import validated
+from semantic_server.http.request_fields.table import (
+    FOREIGN,
+    IGNORED,
+    SUPPORTED,
+    Field,
+    fields_of,
+    refused,
+)
+
+MESSAGE_FIELDS: Final[dict[str, Field]] = {
+    "betas": IGNORED,  # what they enable is always on, or set by other fields
+    "billing_policy": IGNORED,
+    "cache_control": IGNORED,  # all prompts are cached
+    "compaction": refused("this server does not summarize conversations"),
+    "container": refused("this server runs no code"),
+    "context_management": SUPPORTED,  # no edit is applied, as the reply reports
+    "diagnostics": IGNORED,
+    "fallback_credit_token": IGNORED,
+    "fallbacks": IGNORED,  # there is one model, which never declines
+    "inference_geo": IGNORED,
+    "max_tokens": SUPPORTED,
+    "mcp_servers": refused("this server calls no MCP servers", []),
+    "messages": SUPPORTED,
+    "metadata": IGNORED,  # its user_id may identify the session
+    "model": SUPPORTED,
+    "output_config": SUPPORTED,
+    "service_tier": IGNORED,
+    "speed": IGNORED,
+    "stop_sequences": SUPPORTED,
+    "stream": SUPPORTED,
+    "system": SUPPORTED,
+    "thinking": SUPPORTED,
+    "thread": refused("this server keeps no messages: send all of them (their KV cache is kept)"),
+    "tool_choice": SUPPORTED,
+    "tools": SUPPORTED,
+    "user_profile_id": IGNORED,
+    "workspace_id": IGNORED,  # the API key alone determines the tenant
+    # Of older versions of the SDK.
+    "output_format": SUPPORTED,
+    "temperature": SUPPORTED,
+    "top_k": SUPPORTED,
+    "top_p": SUPPORTED,
+    # Outside of Anthropic's API; clients send them.
+    "agent_id": SUPPORTED,
+    "anthropic_beta": IGNORED,
+    "anthropic_version": IGNORED,
+    "semantic": SUPPORTED,
+}
+"""A hosted service's accounting and routing are ignored."""
+
+_ELSEWHERE: Final = "not on this wire; use /v1/chat/completions"
+_THINKING: Final = "use thinking"
+_FORM: Final = "use output_config.format"
+_SYSTEM: Final = "use system"
+_MESSAGES: Final = "send the conversation in messages"
+
+OTHER_WIRES: Final[dict[str, Field]] = {
+    **FOREIGN,
+    **dict.fromkeys(
+        (
+            "client_metadata", "generate_summary", "image", "max_tool_calls", "prediction",
+            "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+            "safety_identifier", "store", "stream_options", "user",
+        ),
+        IGNORED,
+    ),
+    **dict.fromkeys(
+        (
+            "ebnf", "format", "grammar", "guided_choice", "guided_grammar", "guided_json",
+            "guided_regex", "json_schema", "regex", "structured_outputs", "text",
+        ),
+        refused(_FORM, "", {}),
+    ),
+    **dict.fromkeys(("enable_thinking", "think", "thinking_token_budget"), refused(_THINKING)),
+    **dict.fromkeys(("input", "prompt"), refused(_MESSAGES, "", [])),
+    **dict.fromkeys(("conversation", "previous_response_id"), refused(_MESSAGES)),
+    "access_programs": refused("there are no such programs here"),
+    "add_special_tokens": refused("the template adds them", False),
+    "allowed_token_ids": refused("tokens cannot be excluded", []),
+    "audio": refused("this server writes text only"),
+    "best_of": refused("a message has one answer", 1),
+    "chat_template_kwargs": refused(_THINKING, {}),
+    "frequency_penalty": refused(_ELSEWHERE, 0, 0.0),
+    "function_call": refused("use tool_choice", "none", "auto"),
+    "functions": refused("use tools", []),
+    "ignore_eos": refused(_ELSEWHERE, False),
+    "include": refused("nothing can be included", []),
+    "instructions": refused(_SYSTEM, ""),
+    "logit_bias": refused(_ELSEWHERE, {}),
+    "logprobs": refused(_ELSEWHERE, False, 0),
+    "max_completion_tokens": refused("use max_tokens"),
+    "max_output_tokens": refused("use max_tokens"),
+    "min_p": refused(_ELSEWHERE, 0, 0.0),
+    "min_tokens": refused("a least number of tokens cannot be enforced", 0),
+    "modalities": refused("this server writes text only", ["text"]),
+    "moderation": refused("this server moderates nothing"),
+    "n": refused("a message has one answer", 1),
+    "parallel_tool_calls": refused("use tool_choice.disable_parallel_tool_use", True),
+    "presence_penalty": refused(_ELSEWHERE, 0, 0.0),
+    "prompt_logprobs": refused("use echo with logprobs on /v1/completions", 0),
+    "random_seed": refused(_ELSEWHERE),
+    "raw": refused("use /v1/completions for a prompt without a template", False),
+    "reasoning": refused(_THINKING, {}),
+    "reasoning_effort": refused("use output_config.effort"),
+    "repeat_penalty": refused(_ELSEWHERE, 1, 1.0),
+    "repetition_penalty": refused(_ELSEWHERE, 1, 1.0),
+    "response_format": refused(_FORM, {"type": "text"}),
+    "safe_prompt": refused(_SYSTEM, False),
+    "seed": refused(_ELSEWHERE),
+    "stop": refused("use stop_sequences", "", []),
+    "stop_token_ids": refused("answers are cut at texts only: use stop_sequences", []),
+    "suffix": refused("this model completes at the end only", ""),
+    "top_logprobs": refused(_ELSEWHERE, 0),
+    "truncation": refused("input is never truncated", "disabled"),
+    "verbosity": refused("this model has no such setting", "medium"),
+    "web_search_options": refused("this server searches nothing"),
+}  # fmt: skip
+"""Fields of other wires and servers: what would change an answer is refused by name."""
+
+
+_MAX_STOPS: Final = 64
+"""All stop sequences are matched at each token, which delays other answers."""
+_MIN_BUDGET: Final = 1024
+_EFFORTS: Final = {"xhigh": "high", "max": "high"}
+"""Templates know no effort above high."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRequest:
+    """A parsed request for a message.
+
+    `max_tokens` is 0 to compute only the prompt. `thinking_tokens` is the thinking budget, None for
+    none. `omit_thinking`: thinking blocks are sent without
+    their text. `report_context_edits`: the reply lists the context edits that were applied.
+    """
+
+    chat: Chat
+    sampling: SamplingParams
+    max_tokens: int
+    stream: bool
+    thinking_tokens: int | None = None
+    omit_thinking: bool = False
+    report_context_edits: bool = False
+
+
+def read_request(
+    validators: Validators,
+    body: Mapping[str, object],
+    sampling: SamplingParams,
+    warnings: WarnOnce,
+    *,
+    interleaved: bool = False,
+) -> MessageRequest:
+    """Parse `body`; sampling parameters that it lacks are those of `sampling`.
+
+    `interleaved`: thinking between tool calls, which may have a budget above `max_tokens`.
+    Raises InvalidRequestError naming the first invalid field.
+    """
+    body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
+    params = validated(validators.create, body)
+    max_tokens = params["max_tokens"]
+    if max_tokens < 0:
+        raise FieldError(f"max_tokens: expected 0 or more, got {max_tokens}", param="max_tokens")
+    thinking = params.get("thinking")
+    budget = _budget(thinking)
+    if budget is not None and not interleaved and 0 < max_tokens <= budget:
+        raise FieldError(
+            f"thinking.budget_tokens: expected less than max_tokens ({max_tokens}), got {budget}",
+            param="thinking.budget_tokens",
+        )
+    return MessageRequest(
+        _chat(validators, body, params, warnings),
+        _sampling(body, tuple(params.get("stop_sequences") or ()), sampling),
+        max_tokens,
+        _stream(body),
+        thinking_tokens=budget,
+        omit_thinking=thinking is not None and thinking.get("display") == "omitted",
+        report_context_edits=params.get("context_management") is not None,
+    )
+
+
+def read_chat(validators: Validators, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
+    """The conversation of a POST /v1/messages/count_tokens body. Raises like `read_request`."""
+    body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
+    return _chat(validators, body, validated(validators.count, body), warnings)
+
+
+def _chat(
+    validators: Validators,
+    body: Mapping[str, object],
+    params: MessageCreateParams | MessageCountTokensParams,
+    warnings: WarnOnce,
+) -> Chat:
+    tools = read_tools(validators, body.get("tools"), warnings)
+    choice, parallel = read_choice(params.get("tool_choice"), tools)
+    reader = ConversationReader(validators)
+    messages = reader.read(body)
+    output = params.get("output_config") or {}
+    return Chat(
+        messages,
+        tools,
+        choice,
+        parallel,
+        _answer_format(body),
+        _template_options(params.get("thinking"), reader.effort or output.get("effort")),
+    )
+
+
+def _template_options(thinking: ThinkingConfig | None, effort: str | None) -> Mapping[str, object]:
+    options: dict[str, object] = {}
+    if thinking is not None:
+        options["enable_thinking"] = thinking["type"] != "disabled"
+    if effort is not None:
+        options["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    return options
+
+
+def _budget(thinking: ThinkingConfig | None) -> int | None:
+    """The thinking budget, which has a least value, as documented."""
+    if thinking is None or thinking["type"] != "enabled":
+        return None
+    budget = thinking["budget_tokens"]
+    if budget < _MIN_BUDGET:
+        raise FieldError(
+            f"thinking.budget_tokens: expected at least {_MIN_BUDGET}, got {budget}",
+            param="thinking.budget_tokens",
+        )
+    return budget
+
+
+def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
+    """The format in `output_config.format`, or in `output_format` of older clients."""
+    output = body.get("output_config")
+    path = "output_format"
+    output_format = body.get(path)
+    if output_format is None and output is not None:
+        path = "output_config.format"
+        output_format = object_at(output, "output_config").get("format")
+    if output_format is None:
+        return None
+    found = object_at(output_format, path)
+    if found.get("type") != "json_schema":
+        raise FieldError(f"{path}.type: expected json_schema", param=f"{path}.type")
+    return AnswerFormat(object_at(found.get("schema"), f"{path}.schema"))
+
+
+def _sampling(
+    body: Mapping[str, object], stop: tuple[str, ...], sampling: SamplingParams
+) -> SamplingParams:
+    """`sampling` with the parameters of the body, some of which the SDK's newest types lack."""
+    if len(stop) > _MAX_STOPS:
+        raise FieldError(
+            f"stop_sequences: expected {_MAX_STOPS} texts at most, got {len(stop)}",
+            param="stop_sequences",
+        )
+    if "" in stop:
+        raise FieldError(
+            "stop_sequences: expected texts that are not empty", param="stop_sequences"
+        )
+    temperature = _number(body, "temperature")
+    top_p = _number(body, "top_p")
+    top_k = _whole(body, "top_k")
+    return replace(
+        sampling,
+        stop=stop or sampling.stop,
+        temperature=sampling.temperature if temperature is None else temperature,
+        top_p=sampling.top_p if top_p is None else top_p,
+        top_k=sampling.top_k if top_k is None else top_k,
+    )
+
+
+def _number(body: Mapping[str, object], name: str) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise FieldError(f"{name}: expected a number from 0 to 1, got {value!r:.80}", param=name)
+    return float(value)
+
+
+def _whole(body: Mapping[str, object], name: str) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise FieldError(f"{name}: expected a whole number, got {value!r:.80}", param=name)
+    return value
+
+
+def _stream(body: Mapping[str, object]) -> bool:
+    value = body.get("stream")
+    if value is not None and not isinstance(value, bool):
+        raise FieldError(f"stream: expected true or false, got {value!r:.80}", param="stream")
+    return bool(value)

@@ -1,0 +1,113 @@
+"""Validators of Anthropic's own request types, built on first use. Knows types only; not what a
+field means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import new_class
+from typing import TypeVar, cast
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from semantic_server.http.anthropic.request_types import (
+    BetaRedactedThinkingBlockParam,
+    BetaSystemMessageOutputConfigParam,
+    BetaTextBlockParam,
+    BetaThinkingBlockParam,
+    BetaThinkingConfigAdaptiveParam,
+    BetaThinkingConfigBetweenToolsParam,
+    BetaThinkingConfigDisabledParam,
+    BetaThinkingConfigEnabledParam,
+    BetaToolChoiceAnyParam,
+    BetaToolChoiceAutoParam,
+    BetaToolChoiceNoneParam,
+    BetaToolChoiceToolParam,
+    BetaToolParam,
+    BetaToolResultBlockParam,
+    BetaToolUseBlockParam,
+    MessageCountTokensParams,
+    MessageCreateParams,
+)
+from semantic_server.http.errors import FieldError
+from semantic_server.http.request_body import validated
+
+ThinkingConfig = (
+    BetaThinkingConfigEnabledParam
+    | BetaThinkingConfigDisabledParam
+    | BetaThinkingConfigBetweenToolsParam
+    | BetaThinkingConfigAdaptiveParam
+)
+ToolChoiceParam = (
+    BetaToolChoiceAutoParam
+    | BetaToolChoiceAnyParam
+    | BetaToolChoiceToolParam
+    | BetaToolChoiceNoneParam
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Validators:
+    """One validator per type. Those of whole bodies do not validate list elements: elements are
+    checked one by one, so that an error names the element."""
+
+    create: TypeAdapter[MessageCreateParams]
+    count: TypeAdapter[MessageCountTokensParams]
+    text: TypeAdapter[BetaTextBlockParam]
+    thinking: TypeAdapter[BetaThinkingBlockParam]
+    redacted_thinking: TypeAdapter[BetaRedactedThinkingBlockParam]
+    tool_use: TypeAdapter[BetaToolUseBlockParam]
+    tool_result: TypeAdapter[BetaToolResultBlockParam]
+    tool: TypeAdapter[BetaToolParam]
+    turn_output: TypeAdapter[BetaSystemMessageOutputConfigParam]
+
+
+@cache
+def validators() -> Validators:
+    """All validators; building them takes milliseconds, the first time."""
+    return Validators(
+        create=_strict(MessageCreateParams),
+        count=_strict(MessageCountTokensParams),
+        text=_strict(BetaTextBlockParam),
+        thinking=_strict(BetaThinkingBlockParam),
+        redacted_thinking=_strict(BetaRedactedThinkingBlockParam),
+        tool_use=_strict(BetaToolUseBlockParam),
+        tool_result=_strict(BetaToolResultBlockParam),
+        tool=_strict(BetaToolParam),
+        turn_output=_strict(BetaSystemMessageOutputConfigParam),
+    )
+
+
+def _strict(kind: type[T]) -> TypeAdapter[T]:
+    """A validator that converts nothing, at any depth: a text is not a number."""
+    own = with_config(ConfigDict(strict=True))(new_class(kind.__name__, (kind,)))
+    return TypeAdapter(cast("type[T]", own))
+
+
+def checked(adapter: TypeAdapter[T], value: object, path: str) -> T:
+    """Validate `value` at `path` of a body with `adapter`. Raises FieldError."""
+    found = object_at(value, path)
+    try:
+        return validated(adapter, found)
+    except FieldError as error:
+        inner = f".{error}" if error.param else f": {error}"
+        param = f"{path}.{error.param}" if error.param else path
+        raise FieldError(f"{path}{inner}", param=param) from error
+
+
+def object_at(value: object, path: str) -> Mapping[str, object]:
+    """`value` if it is an object. Raises FieldError naming `path`."""
+    if not isinstance(value, dict):
+        raise FieldError(f"{path}: expected an object", param=path)
+    return value
+
+
+def list_at(value: object, path: str) -> list[object]:
+    """`value` if it is a list. Raises FieldError naming `path`."""
+    if not isinstance(value, list):
+        raise FieldError(f"{path}: expected a list", param=path)
+    return value

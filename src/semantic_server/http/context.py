@@ -1,0 +1,141 @@
+"""Typed access of routes to the server's state: the served model, its agents, the settings.
+
+Decides nothing itself. See `identity` for the sender of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from fastapi import Request
+
+from semantic.application.engine.engine_state import Figures, MemoryLimit
+from semantic.application.models.model_names import unknown_model
+from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OverloadedError
+from semantic.ports.agents import AgentsPort
+from semantic.ports.embedding import EmbeddingPort
+from semantic.ports.models import ModelsPort
+from semantic.ports.serving import ServingPort
+from semantic_server.http.activity.watch import Ending, Watch
+from semantic_server.http.errors import RETRY_SECONDS
+from semantic_server.http.logs import log_entry_of
+from semantic_server.http.metrics import InstrumentedServing, Observer
+from semantic_server.http.settings import ServerSettings
+
+MODEL_QUERY: Final = "model"
+"""The parameter of the query that names the model of agents."""
+
+
+@dataclass(slots=True)
+class ServerContext:
+    """The state of one server. `serving` and `agents` are None until the model is loaded; `models`
+    also on a server of a single one, `embedding` also without an embedding model. `memory` is the
+    limit of the process' memory.
+
+    `observers` are notified of every answer. `figures` returns the engine's current figures and may
+    be called from any thread. `version` is the program's. `watch` is what the page shows. `ending`
+    ends all answers.
+    """
+
+    serving: ServingPort | None = None
+    agents: AgentsPort | None = None
+    models: ModelsPort | None = None
+    embedding: EmbeddingPort | None = None
+    memory: MemoryLimit | None = None
+    settings: ServerSettings = field(default_factory=ServerSettings)
+    observers: list[Observer] = field(default_factory=list)
+    figures: Callable[[], Figures] | None = None
+    version: str = "unknown"
+    watch: Watch = field(init=False)
+    ending: Ending = field(default_factory=Ending)
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(
+            lambda: None if self.figures is None else self.figures(), lambda: self.agents
+        )
+
+
+def context_of(request: Request) -> ServerContext:
+    """The state of the server that handles this request."""
+    context: ServerContext = request.app.state.context
+    return context
+
+
+def settings_of(request: Request) -> ServerSettings:
+    """The server's settings."""
+    return context_of(request).settings
+
+
+def serving_of(request: Request, name: object = None) -> ServingPort:
+    """The model that a request names, instrumented for metrics and log. Without a name, and on a
+    server of one model, which the route then compares with the name, it is the first.
+
+    Raises OverloadedError while the server loads, and ModelNotFoundError for an unknown name.
+    """
+    context = context_of(request)
+    serving = context.serving
+    if serving is None:
+        raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
+    if context.models is not None and isinstance(name, str):
+        serving = context.models.serving_of(name)
+    recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""), serving.model.id)
+    observers = [*context.observers, recorder, log_entry_of(request.scope)]
+    model = "" if context.models is None else serving.model.id
+    return InstrumentedServing(serving, observers, model=model, through=context.ending.events)
+
+
+def embedding_of(request: Request) -> EmbeddingPort:
+    """The embedding model. Raises OverloadedError while the server loads, and ModelNotFoundError if
+    it has none."""
+    context = context_of(request)
+    if context.serving is None:
+        raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
+    if context.embedding is None:
+        raise ModelNotFoundError(
+            "this server has no embedding model: start it with --embedding-model"
+        )
+    return context.embedding
+
+
+def model_in_query(request: Request) -> str | None:
+    """The model that the query names. A plus sign, as in an adapter's name, may be unencoded, where
+    it means a space."""
+    given, models = request.query_params.get(MODEL_QUERY), context_of(request).models
+    if given is None or models is None:
+        return given
+    served = [one.served for one in models.statuses()]
+    names = (given, given.replace(" ", "+"))
+    return next((name for name in names if any(one.accepts(name) for one in served)), given)
+
+
+def agents_of_named(request: Request) -> AgentsPort:
+    """`agents_of` a server of one model, or of the model that the request names. Raises also
+    InvalidRequestError if it names none of several."""
+    models = context_of(request).models
+    names = () if models is None else [one.served.id for one in models.statuses()]
+    if len(names) > 1 and MODEL_QUERY not in request.query_params:
+        raise InvalidRequestError(
+            f"expected the agent's model, with --model or {MODEL_QUERY}= in the query: one of "
+            f"{', '.join(names)}"
+        )
+    return agents_of(request)
+
+
+def agents_of(request: Request) -> AgentsPort:
+    """The agents of the model in the query's `model`, else of the first one.
+
+    Raises OverloadedError while the server loads, and ModelNotFoundError for an unknown name.
+    """
+    context = context_of(request)
+    if context.agents is None:
+        raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
+    name = model_in_query(request)
+    if name is None:
+        return context.agents
+    if context.models is not None:
+        return context.models.agents_of(name)
+    if context.serving is not None and not context.serving.model.accepts(name):
+        raise ModelNotFoundError(unknown_model(name, context.serving.model.names))
+    return context.agents

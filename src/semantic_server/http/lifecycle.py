@@ -1,0 +1,155 @@
+"""Server lifecycle: answers probes at once, loads the model in the background, saves on shutdown.
+
+Also what is made before the first request: public prefixes and validators of bodies. Knows that
+loading and closing a model take time; not how either is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from anyio import to_thread
+from fastapi import FastAPI
+
+from semantic.application.engine.engine_state import Figures
+from semantic.application.models.model_manager import RunnableServing
+from semantic.domain.chat import Chat, Message
+from semantic.domain.errors import InvalidRequestError, SemanticError
+from semantic_server.http.anthropic.validators import validators
+from semantic_server.http.context import ServerContext
+from semantic_server.http.openai.chat.conversation import messages_of, tools_of
+from semantic_server.http.openai.validators import (
+    chat_adapter,
+    completion_adapter,
+    message_adapters,
+    response_adapter,
+)
+from semantic_server.http.request_body import parse_object
+
+Load = Callable[[], Coroutine[None, None, RunnableServing]]
+"""Loads a model without blocking the event loop. Cancelled if the server stops first."""
+
+_LOOK_SECONDS = 1.0
+"""Between two looks at the process' memory."""
+
+
+class Lifecycle:
+    """Loads a served model in the background, and closes it on shutdown.
+
+    `ready` is called once the model accepts requests. `failure` is the error that prevented loading
+    or a clean shutdown.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        load: Load,
+        ready: Callable[[RunnableServing], None] = lambda _: None,
+    ) -> None:
+        self._context = context
+        self._load = load
+        self._ready = ready
+        self._failed: Callable[[], None] = lambda: None
+        self._serving: RunnableServing | None = None
+        self.failure: BaseException | None = None
+        self._is_over = asyncio.Event()
+
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Call `callback` if the model cannot be loaded."""
+        self._failed = callback
+
+    @asynccontextmanager
+    async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        """The ASGI lifespan, from the first probe until every agent is saved."""
+        task = asyncio.create_task(self._load_model())
+        task.add_done_callback(self._record_failure)
+        looking = asyncio.create_task(self._look_at_memory())
+        try:
+            yield
+        finally:
+            task.cancel()
+            self._is_over.set()  # a look that has begun must end before the process does
+            await asyncio.wait((task, looking))
+            await self._close()
+
+    async def _load_model(self) -> None:
+        building = asyncio.ensure_future(to_thread.run_sync(build_validators))
+        serving = await self._load()
+        self._serving = serving
+        await building
+        self._context.figures = partial(_figures, serving)
+        self._context.memory = serving.memory
+        self._context.agents = serving.agents
+        self._context.models = serving.models
+        self._context.embedding = serving.embedding
+        self._context.serving = serving
+        self._ready(serving)
+
+    async def _look_at_memory(self) -> None:
+        """Have memory measured while nothing is computed: other programs may need some."""
+        while not self._is_over.is_set():
+            if self._context.memory is not None:
+                await self._context.memory.look_at_memory()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._is_over.wait()
+
+    def _record_failure(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        self.failure = task.exception()
+        if self.failure is not None:
+            self._failed()
+
+    async def _close(self) -> None:
+        context = self._context
+        context.serving = context.agents = context.models = None
+        context.embedding = context.memory = None
+        if self._serving is None:
+            return
+        try:
+            await self._serving.close()
+        except SemanticError as error:
+            self.failure = error  # the server still exits in order; the caller reports it
+
+
+def _figures(serving: RunnableServing) -> Figures:
+    """Those of `serving` and of the process' memory. Thread-safe."""
+    memory = None if serving.memory is None else serving.memory.memory
+    return replace(serving.figures(), memory=memory)
+
+
+def read_public_prefix(path: Path) -> Chat:
+    """Read a public prefix, the start of a conversation whose cache all tenants share, from `path`.
+
+    A .json file has the fields `messages` and optionally `tools` of a chat completion request; any
+    other file is the text of a system message. Raises InvalidRequestError.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(f"public_prefix: {path}: {error.strerror}") from error
+    try:
+        if path.suffix != ".json":
+            return Chat((Message("system", data.decode()),))
+        fields = parse_object(data)
+        return Chat(messages_of(fields.get("messages")), tools_of(fields.get("tools", [])))
+    except (InvalidRequestError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"public_prefix: {path}: {error}") from error
+
+
+def build_validators() -> None:
+    """Build the validators of bodies, which the first request of each wire would wait for.
+
+    Takes a tenth of a second; thread-safe.
+    """
+    validators()
+    chat_adapter()
+    completion_adapter()
+    message_adapters()
+    response_adapter()

@@ -1,0 +1,276 @@
+"""The server's log on stderr, as text or JSON lines: configuration, one line per request, progress
+of long prefills, warnings logged once.
+
+Never logs a prompt, a key, a body, or a path as it was sent: the route's pattern is logged instead.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Final, Literal, TextIO
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from semantic_server.http.cache_miss_report import lost_tokens
+from semantic_server.http.errors import id_headers, logger
+from semantic_server.http.metrics import AnswerRecord, Observer
+
+LOG_FIELDS: Final = "fields"
+"""The attribute of a log record that holds its fields by name."""
+
+LogFields = dict[str, str | int | float | None]
+
+
+def log_event(event: str, fields: LogFields, level: int = logging.INFO) -> None:
+    """Log one line for `event`."""
+    logger.log(level, event, extra={LOG_FIELDS: fields})
+
+
+class TextLines(logging.Formatter):
+    """Formats records as `12:00:00 info request agent=a prompt=12`; None fields are omitted."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S")
+        fields = [
+            f"{name}={_quoted(value)}" for name, value in _fields_of(record) if value is not None
+        ]
+        line = " ".join((when, record.levelname.lower(), _one_line(record.getMessage()), *fields))
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonLines(logging.Formatter):
+    """Formats records as objects with `time`, `level`, `event` and the fields; `trace` holds a
+    traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **dict(_fields_of(record)),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to the current `sys.stderr`, which a progress bar replaces temporarily."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Not `setStream`: it flushes the previous stream, which may be closed.
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def configure_logs(form: Literal["text", "json"], level: str) -> None:
+    """Send our log, and the warnings of uvicorn and asyncio, to stderr."""
+    handler = StderrHandler()
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    ours = logging.getLogger("semantic")
+    ours.handlers = [handler]
+    ours.propagate = False
+    ours.setLevel(level.upper())
+    for name in ("uvicorn.error", "asyncio"):
+        theirs = logging.getLogger(name)
+        theirs.handlers = [handler]
+        theirs.propagate = False
+        theirs.setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(is_not_duplicate)
+
+
+def is_not_duplicate(record: logging.LogRecord) -> bool:
+    """Filter: drop uvicorn's records of events that our own log already contains.
+
+    Failed requests are logged with their id, and malformed HTTP is answered.
+    """
+    known = ("Exception in ASGI application", "Invalid HTTP request", "ASGI callable returned")
+    return not record.getMessage().startswith(known)
+
+
+def _fields_of(record: logging.LogRecord) -> list[tuple[str, str | int | float | None]]:
+    fields: LogFields = getattr(record, LOG_FIELDS, {})
+    return list(fields.items())
+
+
+def _quoted(value: str | float | None) -> str:
+    """`value` as one word: quoted if it contains spaces or special characters."""
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    plain = text.isprintable() and text and not any(mark in text for mark in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+_MAX_WARNINGS: Final = 1000
+"""Distinct warnings remembered, so that client-invented names cannot fill the memory."""
+
+
+class WarnOnce:
+    """Logs each distinct warning once; nothing more after `_MAX_WARNINGS` of them."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def warn(self, message: str) -> None:
+        """Log `message` as a warning unless it was logged before."""
+        if message not in self._logged and len(self._logged) < _MAX_WARNINGS:
+            self._logged.add(message)
+            logger.warning("%s", message)
+
+
+QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/api/hello", "/version"})
+"""Paths that machines poll every few seconds: logged at debug level."""
+
+_ENTRY: Final = "request_line"
+
+
+class RequestLogEntry(Observer):
+    """The answers of one request, which may have several."""
+
+    def __init__(self) -> None:
+        self._records: list[AnswerRecord] = []
+
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        del uid
+        self._records.append(record)
+
+    def fields(self) -> LogFields:
+        """Fields over all answers: tokens are summed, times are maxima, the cache miss is the
+        largest."""
+        if not self._records:
+            return {}
+        usages = [record.usage for record in self._records]
+        firsts = [record.ttft for record in self._records if record.ttft is not None]
+        speeds = [speed for record in self._records if (speed := record.tokens_per_second)]
+        errors = [record.error for record in self._records if record.error]
+        misses = [miss for record in self._records if (miss := lost_tokens(record.match))]
+        worst = max(misses, key=lambda miss: miss.tokens, default=None)
+        model = self._records[0].model  # of one of several
+        return {
+            **({"model": model} if model else {}),
+            "agent": self._records[0].agent,
+            "prompt": sum(usage.prompt for usage in usages),
+            "cached": sum(usage.cached for usage in usages),
+            "completion": sum(usage.completion for usage in usages),
+            "prefill_s": max(record.prefill for record in self._records),
+            "ttft_s": max(firsts) if firsts else None,
+            "tok_s": sum(speeds) if speeds else None,
+            "finish": self._records[-1].finish,
+            "failed": "yes" if errors else None,
+            "unread_calls": sum(record.unread_calls for record in self._records) or None,
+            "lost": None if worst is None else worst.tokens,
+            "lost_s": None if worst is None else worst.seconds,
+            "lost_why": None if worst is None else worst.reason,
+        }
+
+
+def log_entry_of(scope: Scope) -> RequestLogEntry:
+    """The log entry of the request of `scope`."""
+    entry: RequestLogEntry = scope.setdefault("state", {}).setdefault(_ENTRY, RequestLogEntry())
+    return entry
+
+
+class RequestLogMiddleware:
+    """Assigns a request id, and logs one line when the request is done."""
+
+    def __init__(self, app: ASGIApp, model: str) -> None:
+        self._app = app
+        self._model = model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
+        started = time.monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).update(id_headers(request_id))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            self._write(scope, request_id, status, time.monotonic() - started)
+
+    def _write(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        fields: LogFields = {
+            "id": request_id,
+            "route": f"{_method(scope)} {_pattern(scope)}",
+            "status": status,
+            "seconds": round(seconds, 3),
+            **(
+                {"model": self._model} | answered
+                if (answered := log_entry_of(scope).fields())
+                else {}
+            ),
+        }
+        quiet = scope["path"] in QUIET_PATHS and status < HTTPStatus.BAD_REQUEST
+        log_event("request", fields, logging.DEBUG if quiet else logging.INFO)
+
+
+def _method(scope: Scope) -> str:
+    """A known HTTP method; anything else that was sent is not logged."""
+    known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+    method: str = scope["method"]
+    return method if method in known else "?"
+
+
+def _pattern(scope: Scope) -> str:
+    """The route's pattern, as in `/v1/models/{id}`; "?" without a route."""
+    pattern: str = getattr(scope.get("route"), "path_format", "?")
+    return pattern
+
+
+PROGRESS_INTERVAL: Final = 5.0
+"""Seconds between two progress lines; shorter prefills log none."""
+
+
+class ProgressLog(Observer):
+    """Logs `prefill 12288/60000` every few seconds, with the tokens computed in a second and the
+    seconds that are left at this speed. The bar on a terminal is the CLI's."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, float] = {}
+        self._agents: dict[str, str] = {}
+        self._begun: dict[str, tuple[float, int]] = {}
+
+    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        del prompt_tokens
+        self._last[uid] = self._clock()
+        self._agents[uid] = agent
+
+    def prefilled(self, uid: str, done: int, total: int) -> None:
+        if uid not in self._last:
+            return
+        now = self._clock()
+        began, cached = self._begun.setdefault(uid, (now, done))
+        if now - self._last[uid] >= PROGRESS_INTERVAL:
+            self._last[uid] = now
+            rate = (done - cached) / (now - began) if now > began else 0.0
+            left = (total - done) / rate if rate > 0 else None
+            fields = {"tok_s": rate or None, "left_s": left}
+            log_event(f"prefill {done}/{total}", {"agent": self._agents[uid], **fields})
+
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        del record
+        self._last.pop(uid or "", None)
+        self._agents.pop(uid or "", None)
+        self._begun.pop(uid or "", None)

@@ -1,0 +1,331 @@
+"""/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served models as Ollama's clients
+read them, and what is refused of its other routes.
+
+Each name of the model is listed with a tag, as Ollama's are. Knows Ollama's shapes; what is not
+known of a model is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from semantic.domain.errors import ModelNotFoundError, OperatorError, SemanticError
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.models import Arrived, ModelsPort, ModelStatus, OnArrived
+from semantic.ports.serving import ServedModel
+from semantic_server.http.context import context_of, settings_of
+from semantic_server.http.errors import WireError, ollama_error, problem_of
+from semantic_server.http.identity import require_operator
+from semantic_server.http.models import (
+    AnyModel,
+    context_length,
+    is_loaded,
+    listed_models,
+    model_called,
+)
+from semantic_server.http.ollama.fields import MODEL_FIELDS, PULL_FIELDS
+from semantic_server.http.ollama.options import read_flag
+from semantic_server.http.ollama.request import LATEST, untagged
+from semantic_server.http.openai.fields import Json, warnings
+from semantic_server.http.request_body import read_json
+from semantic_server.http.request_fields.table import Field, fields_of
+from semantic_server.http.streaming import (
+    NDJSON,
+    StartedStream,
+    event_stream,
+    json_line,
+    start_stream,
+    until_disconnect,
+)
+
+router: Final = APIRouter(tags=["Ollama"])
+
+API_VERSION: Final = "0.12.11"
+"""The version of Ollama whose interface this is: clients compare it before they use a field."""
+
+_NEVER: Final = "9999-12-31T23:59:59Z"
+"""When a model is unloaded that the server keeps."""
+
+_SHORT: Final = 12
+"""Characters of a version in a status."""
+_PULLING: Final[Json] = {"status": "pulling manifest"}
+_SUCCESS: Final[Json] = {"status": "success"}
+
+_PARAMETERS: Final = ("temperature", "top_p", "top_k", "min_p")
+_INSTEAD: Final = {
+    "create": "models are made elsewhere: start the server with --model FOLDER",
+    "copy": "a model gets another name by `semantic models alias` or --served-model-name",
+    "delete": "a model is deleted by `semantic models rm`",
+    "push": "nothing is published",
+}
+_UNITS: Final = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
+
+
+def described(reply: str, *, streams: bool = False) -> dict[str, object]:
+    """The OpenAPI description of a route whose body names a model."""
+    schema = {
+        "type": "object",
+        "description": "As Ollama documents it.",
+        "required": ["model"],
+        "properties": {"model": {"type": "string"}},
+    }
+    content = {"application/json": {"schema": {"type": "object"}}}
+    if streams:
+        content[NDJSON] = {"schema": {"type": "string"}}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"200": {"description": reply, "content": content}},
+    }
+
+
+@router.get("/api/version")
+@router.head("/api/version", include_in_schema=False)
+async def version() -> dict[str, str]:
+    """The version of Ollama whose interface this is."""
+    return {"version": API_VERSION}
+
+
+@router.get("/api/tags")
+@router.head("/api/tags", include_in_schema=False)
+async def tags(request: Request) -> dict[str, list[dict[str, object]]]:
+    """The names that requests may use, as Ollama lists its models."""
+    rows = listed_models(request)
+    return {"models": [_listed(name, served) for served, _ in rows for name in served.names]}
+
+
+@router.get("/api/ps")
+async def ps(request: Request) -> dict[str, list[dict[str, object]]]:
+    """The loaded models, as Ollama lists those that run."""
+    rows = listed_models(request)
+    return {"models": [_running(one, status) for one, status in rows if is_loaded(status)]}
+
+
+def _running(served: AnyModel, status: ModelStatus | None) -> Json:
+    found = _listed(served.id, served)
+    seconds = None if status is None else status.expires_in
+    details = served.details
+    memory = 0 if details is None else details.memory_bytes
+    found |= {
+        "size": memory,
+        "size_vram": memory if details is not None and details.on_gpu else 0,
+        "context_length": context_length(served),
+        "expires_at": _NEVER if seconds is None else _time(time.time() + seconds),
+    }
+    del found["modified_at"]
+    return found
+
+
+@router.post("/api/show", openapi_extra=described("What is known of the model."))
+async def show(request: Request) -> Response:
+    """What is known of a model, as Ollama shows it."""
+    body = await read_json(request)
+    served = _accepting(_name(body, MODEL_FIELDS), request)
+    details = served.details
+    parameters = _parameters(served.sampling) if isinstance(served, ServedModel) else ()
+    found: Json = {
+        "modelfile": f"FROM {served.id}\n",
+        "parameters": "\n".join(parameters),
+        "template": "" if details is None else details.template,
+        "details": _details(served),
+        "model_info": dict(_model_info(served)),
+        "capabilities": list(_capabilities(served)),
+        "modified_at": _time(served.created if details is None else details.modified),
+    }
+    return JSONResponse(found)
+
+
+@router.post("/api/pull", openapi_extra=described("How much has arrived.", streams=True))
+async def pull(request: Request) -> Response:
+    """Download a model that `--allow-pull` permits, and serve it; a served one is there. A server
+    with keys requires an operator's."""
+    body = await read_json(request)
+    name = _name(body, PULL_FIELDS)
+    stream = read_flag(body, "stream", default=True)
+    hub_id = untagged(name)
+    try:
+        _accepting(name, request)
+    except ModelNotFoundError as error:
+        models = _may_fetch(request, hub_id, error)
+    else:
+        return _succeeded(stream=stream)
+    if not stream:
+        await until_disconnect(request, _fetch(models, hub_id, lambda _: None))
+        return _succeeded(stream=False)
+    arrivals = await start_stream(request, _arrivals(models, hub_id))
+    return event_stream(request, _pulled(arrivals), lambda: json_line(_PULLING), NDJSON)
+
+
+def _succeeded(*, stream: bool) -> Response:
+    return Response(json_line(_SUCCESS), media_type=NDJSON) if stream else JSONResponse(_SUCCESS)
+
+
+def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> ModelsPort:
+    """What fetches models. Raises WireError unless the operator allows it for this one."""
+    models, settings = context_of(request).models, settings_of(request)
+    if models is None or not settings.allow_pull:
+        raise WireError(
+            HTTPStatus.FORBIDDEN,
+            f"{unknown}; it fetches none: run `semantic models pull` and start it with --model, or "
+            "start it with --allow-pull",
+            param="model",
+        )
+    if not any(fnmatchcase(hub_id, pattern) for pattern in settings.allow_pull):
+        raise WireError(
+            HTTPStatus.FORBIDDEN,
+            f"{hub_id!r:.200} may not be pulled: expected one of {', '.join(settings.allow_pull)}",
+            param="model",
+        )
+    if settings.api_keys:
+        require_operator(request, "models are all tenants'")
+    return models
+
+
+async def _fetch(models: ModelsPort, hub_id: str, on_arrived: OnArrived) -> None:
+    """`ModelsPort.fetch`; a failure of the hub or the disk says what it is."""
+    try:
+        await models.fetch(hub_id, on_arrived)
+    except OperatorError as error:
+        raise WireError(HTTPStatus.BAD_GATEWAY, str(error)) from error
+
+
+async def _arrivals(models: ModelsPort, hub_id: str) -> AsyncGenerator[Arrived, None]:
+    """Each time that more of the model is here. Raises as `_fetch`; closing stops it."""
+    queue: asyncio.Queue[Arrived | None] = asyncio.Queue()
+    fetching = asyncio.ensure_future(_fetch(models, hub_id, queue.put_nowait))
+    fetching.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (one := await queue.get()) is not None:
+            yield one
+        await fetching
+    finally:
+        fetching.cancel()
+        await asyncio.wait((fetching,))
+
+
+async def _pulled(arrivals: StartedStream[Arrived]) -> AsyncGenerator[bytes, None]:
+    """The lines of a pull as Ollama's clients read them."""
+    yield json_line(_PULLING)
+    async with aclosing(arrivals):
+        try:
+            async for one in arrivals:
+                yield json_line(_arrived(one))
+        except (SemanticError, WireError) as error:
+            yield json_line(ollama_error(problem_of(error)))
+            return
+    for status in ("verifying sha256 digest", "writing manifest", "success"):
+        yield json_line({"status": status})
+
+
+def _arrived(one: Arrived) -> Json:
+    return {
+        "status": f"pulling {one.version[:_SHORT]}",
+        "digest": one.version,
+        "total": one.total_bytes,
+        "completed": one.n_bytes,
+    }
+
+
+@router.post("/api/create", include_in_schema=False)
+@router.post("/api/copy", include_in_schema=False)
+@router.delete("/api/delete", include_in_schema=False)
+@router.post("/api/push", include_in_schema=False)
+async def refuse(request: Request) -> Response:
+    """What Ollama's clients do to models and this server does not. Raises WireError."""
+    await request.body()
+    route = request.url.path.rpartition("/")[2]
+    raise WireError(HTTPStatus.FORBIDDEN, f"/api/{route}: {_INSTEAD[route]}")
+
+
+def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
+    """The model that a body names, which older clients do in `name`."""
+    known = fields_of(body, table, {}, warnings)
+    return known.get("model") or known.get("name")
+
+
+def _accepting(name: object, request: Request) -> AnyModel:
+    """The model of that name, with or without a tag. Raises FieldError and ModelNotFoundError."""
+    return model_called(request, untagged(name))[0]
+
+
+def _listed(name: str, served: AnyModel) -> Json:
+    tagged = name if ":" in name else name + LATEST
+    details = served.details
+    return {
+        "name": tagged,
+        "model": tagged,
+        "modified_at": _time(served.created if details is None else details.modified),
+        "size": 0 if details is None else details.file_bytes,
+        "digest": "" if details is None else details.digest,
+        "details": _details(served),
+    }
+
+
+def _details(served: AnyModel) -> Json:
+    details = served.details
+    family = "" if details is None else details.architecture
+    return {
+        "parent_model": (served.parent or "") if isinstance(served, ServedModel) else "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": "" if details is None else in_short(details.parameters),
+        "quantization_level": "" if details is None else details.stored_as,
+    }
+
+
+def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
+    """Ollama's facts, under the names that clients look for; the context is what is served."""
+    details = served.details
+    if details is None:  # of several models one that was not loaded yet
+        return
+    arch = details.architecture
+    yield "general.architecture", arch
+    yield "general.basename", served.id
+    yield "general.parameter_count", details.parameters
+    yield f"{arch}.context_length", context_length(served)
+    if details.width is not None:
+        yield f"{arch}.embedding_length", details.width
+    if details.layers is not None:
+        yield f"{arch}.block_count", details.layers
+    if isinstance(served, ServedModel):
+        yield f"{arch}.vocab_size", served.vocab_size
+
+
+def _capabilities(served: AnyModel) -> Iterator[str]:
+    if not isinstance(served, ServedModel):
+        yield "embedding"
+        return
+    details = served.details
+    yield "completion"
+    if details is None or details.template:
+        yield "tools"
+    if details is not None and details.thinks:
+        yield "thinking"
+
+
+def _parameters(sampling: SamplingParams) -> Iterator[str]:
+    for name in _PARAMETERS:
+        yield f"{name:<30} {getattr(sampling, name)}"
+
+
+def in_short(count: int) -> str:
+    """A number of parameters in three digits: 3.7M, 8.0B, 137M."""
+    for unit, letter in _UNITS:
+        if count >= unit:
+            value = count / unit
+            return f"{value:.0f}{letter}" if value >= 100 else f"{value:.1f}{letter}"  # noqa: PLR2004
+    return str(count)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

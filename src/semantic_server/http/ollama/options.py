@@ -1,0 +1,223 @@
+"""What both routes of Ollama's wire share besides the conversation: `options`, `keep_alive`,
+`think`, `format` and log-probabilities.
+
+Sampling parameters start from the served model's defaults. Knows the wire's spellings; no messages.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+from semantic.domain.chat import AnswerFormat
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import ServedModel
+from semantic_server.http.errors import FieldError
+from semantic_server.http.ollama.fields import OPTION_FIELDS
+from semantic_server.http.openai.fields import object_at, warnings
+from semantic_server.http.openai.requests import sampling_of
+from semantic_server.http.openai.validators import CompletionBody
+from semantic_server.http.request_body import validated
+from semantic_server.http.request_fields.table import fields_of
+
+_OPTIONS: Final = "options"
+_MAX_TOP_LOGPROBS: Final = 20
+
+_SECONDS: Final = {
+    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0,
+}  # fmt: skip
+_STEP: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_LONGEST_DURATION: Final = 64
+"""Characters of a duration."""
+_LONGEST_STAY: Final = 1e9
+"""Seconds, as of --model-ttl; the end of a longer one may be no date."""
+
+_EFFORTS: Final = ("low", "medium", "high", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to answer. `max_tokens` is None for the server's default; `context_tokens` limits prompt
+    and answer together, None by what the model allows."""
+
+    sampling: SamplingParams
+    max_tokens: int | None
+    context_tokens: int | None
+
+
+@with_config(ConfigDict(strict=True))
+class _Numbers(TypedDict, total=False):
+    """The members of `options` that have an effect; `stop` is read apart."""
+
+    frequency_penalty: float
+    min_p: float
+    num_ctx: int
+    num_predict: int
+    presence_penalty: float
+    repeat_last_n: int
+    repeat_penalty: float
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+@cache
+def _numbers() -> TypeAdapter[_Numbers]:
+    return TypeAdapter(_Numbers)
+
+
+def read_options(value: object, model: ServedModel) -> Options:
+    """The field `options`. Raises FieldError for a member that cannot be honoured."""
+    given = object_at(_OPTIONS, {} if value is None else value)
+    given = {name: _whole(one) for name, one in given.items()}
+    known = fields_of(given, OPTION_FIELDS, {}, warnings, f"{_OPTIONS}.")
+    stop = known.pop("stop", None)
+    try:
+        numbers = validated(_numbers(), known)
+        sampling = sampling_of(_renamed(numbers), stop, model)
+    except FieldError as error:
+        path = f"{_OPTIONS}.{_own(error.param or '')}"
+        raise FieldError(f"{_OPTIONS}.{_own(str(error))}", param=path) from error
+    return Options(
+        _with_window(sampling, numbers, model),
+        _max_tokens(numbers, model),
+        _context(numbers),
+    )
+
+
+def _whole(value: object) -> object:
+    """A number without a fraction as an integer, as Ollama reads it: 4096.0 of a slider."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _own(text: str) -> str:
+    """A text that begins with a field of OpenAI's wires, with the name of `options` for it."""
+    return text.replace("repetition_penalty", "repeat_penalty", 1)
+
+
+def _renamed(numbers: _Numbers) -> CompletionBody:
+    """The numbers that OpenAI's wires know too, by the names that these have for them."""
+    found: CompletionBody = {"model": "", "prompt": ""}
+    if "repeat_penalty" in numbers:
+        found["repetition_penalty"] = numbers["repeat_penalty"]
+    if numbers.get("seed", -1) >= 0:  # one below 0 is drawn
+        found["seed"] = numbers["seed"]
+    if "top_k" in numbers:
+        found["top_k"] = numbers["top_k"]
+    for name in ("frequency_penalty", "min_p", "presence_penalty", "temperature", "top_p"):
+        if name in numbers:
+            found[name] = numbers[name]
+    return found
+
+
+def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel) -> SamplingParams:
+    """`sampling` with the number of last tokens that `repeat_penalty` is about."""
+    window = numbers.get("repeat_last_n")
+    if window is None:
+        return sampling
+    if window == 0:
+        return replace(sampling, repetition_penalty=None)
+    most = model.context_tokens
+    return replace(sampling, repetition_context=most if window < 0 else min(window, most))
+
+
+def _max_tokens(numbers: _Numbers, model: ServedModel) -> int | None:
+    """The answer's limit; 0 and below are the rest of the context."""
+    wanted = numbers.get("num_predict")
+    return model.context_tokens if wanted is not None and wanted <= 0 else wanted
+
+
+def _context(numbers: _Numbers) -> int | None:
+    """`num_ctx`; 0 is the model's own."""
+    tokens = numbers.get("num_ctx")
+    if tokens is not None and tokens < 0:
+        path = f"{_OPTIONS}.num_ctx"
+        raise FieldError(f"{path}: expected 0 or more, got {tokens}", param=path)
+    return tokens or None
+
+
+def read_keep_alive(value: object) -> float | None:
+    """The field `keep_alive` in seconds: for how long the model stays loaded after the request.
+
+    None without one, infinity for a negative one and for decades. Raises FieldError.
+    """
+    if value is None:
+        return None
+    seconds = _duration(value) if isinstance(value, str) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise FieldError(
+            f"keep_alive: expected seconds or a duration like 5m or 1h30m, got {value!r:.80}",
+            param="keep_alive",
+        )
+    return float(seconds) if 0 <= seconds <= _LONGEST_STAY else math.inf
+
+
+def _duration(text: str) -> float | None:
+    """The seconds of a duration as Go writes it, and of a number in a text; None for others."""
+    if len(text) > _LONGEST_DURATION:
+        return None
+    sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]
+    if rest.isascii() and rest.isdigit():
+        return sign * float(rest)
+    steps = _STEP.findall(rest)
+    if not steps or "".join(number + unit for number, unit in steps) != rest:
+        return None
+    return sign * sum(float(number) * _SECONDS[unit] for number, unit in steps)
+
+
+def read_think(value: object) -> tuple[dict[str, object], int | None]:
+    """The template's options for the field `think`, and the answer's thinking budget.
+
+    Raises FieldError for anything but true, false and an effort.
+    """
+    if value is None:
+        return {}, None
+    if value is False:
+        return {"enable_thinking": False}, 0
+    if value is True:
+        return {"enable_thinking": True}, None
+    if isinstance(value, str) and value in _EFFORTS:
+        return {"enable_thinking": True, "reasoning_effort": value}, None
+    expected = ", ".join(_EFFORTS)
+    raise FieldError(f"think: expected true, false or one of {expected}", param="think")
+
+
+def read_format(value: object) -> AnswerFormat | None:
+    """The field `format`: "json", a schema, or "" for free text. Raises FieldError."""
+    if value in (None, ""):
+        return None
+    if value == "json":
+        return AnswerFormat()
+    if isinstance(value, dict):
+        return AnswerFormat(value)
+    raise FieldError('format: expected "json" or a JSON schema', param="format")
+
+
+def read_logprobs(known: Mapping[str, object]) -> int | None:
+    """How many alternatives to report beside each token; None for no log-probabilities.
+
+    Raises FieldError.
+    """
+    top = known.get("top_logprobs", 0)
+    if type(top) is not int or not 0 <= top <= _MAX_TOP_LOGPROBS:
+        raise FieldError(
+            f"top_logprobs: expected a whole number from 0 to {_MAX_TOP_LOGPROBS}",
+            param="top_logprobs",
+        )
+    return top if read_flag(known, "logprobs", default=top > 0) else None
+
+
+def read_flag(known: Mapping[str, object], name: str, *, default: bool) -> bool:
+    """The field `name`. Raises FieldError for anything but true and false."""
+    value = known.get(name, default)
+    if not isinstance(value, bool):
+        raise FieldError(f"{name}: expected true or false", param=name)
+    return value

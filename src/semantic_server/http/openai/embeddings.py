@@ -1,0 +1,150 @@
+"""POST /v1/embeddings: the vectors of texts, as numbers or in base 64.
+
+Token ids are refused: clients make them with another model's tokenizer. Knows OpenAI's shapes; not
+how vectors are computed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from semantic.domain.errors import ModelNotFoundError
+from semantic.ports.embedding import Embedded, EmbeddingModel, Vector
+from semantic_server.http.context import embedding_of
+from semantic_server.http.errors import FieldError
+from semantic_server.http.identity import tenant_of
+from semantic_server.http.openai.fields import (
+    EMBEDDING_FIELDS,
+    Json,
+    at_least_one,
+    known_fields,
+    list_at,
+    text_at,
+    tokens_at,
+)
+from semantic_server.http.openai.routes import described
+from semantic_server.http.request_body import on_thread, read_json
+from semantic_server.http.request_fields.own_field import keep_of
+from semantic_server.http.streaming import until_disconnect
+
+router: Final = APIRouter(tags=["openai"])
+
+MAX_INPUTS: Final = 2048
+"""Texts of one request, as OpenAI documents it."""
+
+_TOKENS: Final = (
+    "token ids are another model's: send texts (in LangChain check_embedding_ctx_length=False)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    texts: tuple[str, ...]
+    dimensions: int | None
+    as_text: Callable[[Vector], str]
+
+
+@router.post("/api/v0/embeddings", include_in_schema=False)
+@router.post("/v1/embeddings", openapi_extra=described("input", streams=False))
+async def create_embeddings(request: Request) -> Response:
+    """The vectors of texts, as OpenAI's embeddings have them."""
+    body = await read_json(request)
+    embedding = embedding_of(request)
+    parsed = await on_thread(request, _read, body, embedding.model)
+    found = await until_disconnect(
+        request,
+        embedding.embed(
+            parsed.texts,
+            tenant_of(request),
+            dimensions=parsed.dimensions,
+            keep=keep_of(request, body),
+        ),
+    )
+    reply = await on_thread(request, _reply, found, embedding.model.id, parsed.as_text)
+    return Response(reply, media_type="application/json")
+
+
+def _read(body: Mapping[str, object], model: EmbeddingModel) -> _Request:
+    known = known_fields(body, EMBEDDING_FIELDS)
+    check_embedding_model(known.get("model"), model)
+    encoding = known.get("encoding_format", "float")
+    if not isinstance(encoding, str) or encoding not in _ENCODINGS:
+        path = "encoding_format"
+        raise FieldError(f"{path}: expected one of {', '.join(_ENCODINGS)}", param=path)
+    dimensions = tokens_at("dimensions", known.get("dimensions"))
+    return _Request(
+        texts_at("input", known.get("input")),
+        at_least_one("dimensions", dimensions),
+        _ENCODINGS[encoding],
+    )
+
+
+def check_embedding_model(name: object, model: EmbeddingModel, tag: str = "") -> None:
+    """Raise FieldError for what is no name, and ModelNotFoundError, listing the names of the
+    embedding model, unless it is one of them, with or without the suffix `tag`."""
+    given = text_at("model", name)
+    if not (model.accepts(given) or model.accepts(given.removesuffix(tag))):
+        known = ", ".join(model.names)
+        raise ModelNotFoundError(
+            f"there is no embedding model {given[:200]!r} here; expected one of {known}"
+        )
+
+
+def texts_at(path: str, value: object) -> tuple[str, ...]:
+    """A text, or a list of `MAX_INPUTS` at most. Raises FieldError."""
+    if isinstance(value, str):
+        return (value,)
+    given = list_at(path, value)
+    if len(given) > MAX_INPUTS and not _are_ids(given):
+        raise FieldError(f"{path}: expected at most {MAX_INPUTS} texts", param=path)
+    return tuple(_text(f"{path}[{i}]", one) for i, one in enumerate(given))
+
+
+def _text(path: str, value: object) -> str:
+    if type(value) is int or (isinstance(value, list) and _are_ids(value)):
+        raise FieldError(f"{path}: {_TOKENS}", param=path)
+    return text_at(path, value)
+
+
+def _are_ids(values: Sequence[object]) -> bool:
+    return all(type(one) is int for one in values)
+
+
+def _reply(found: Embedded, model: str, as_text: Callable[[Vector], str]) -> bytes:
+    usage: Json = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    head = json.dumps({"object": "list", "model": model, "usage": usage})
+    return f'{head[:-1]}, "data": [{", ".join(_data(found, as_text))}]}}'.encode()
+
+
+def _data(found: Embedded, as_text: Callable[[Vector], str]) -> Iterator[str]:
+    for index, vector in enumerate(found.vectors):
+        member = f'"object": "embedding", "index": {index}, "embedding": {as_text(vector)}'
+        yield f"{{{member}}}"
+
+
+def as_numbers(vector: Vector) -> str:
+    """`vector` as a JSON list. One at a time: other threads run in between."""
+    return json.dumps(vector.tolist())
+
+
+def _in_base_64(vector: Vector) -> str:
+    """`vector` as a JSON string: its little-endian numbers of 32 bits in base 64."""
+    little = array("f", vector)
+    if sys.byteorder == "big":
+        little.byteswap()
+    return json.dumps(base64.b64encode(little.tobytes()).decode("ascii"))
+
+
+_ENCODINGS: Final[dict[str, Callable[[Vector], str]]] = {
+    "float": as_numbers,
+    "base64": _in_base_64,
+}

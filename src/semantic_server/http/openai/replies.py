@@ -1,0 +1,323 @@
+"""Replies of chat completions and completions, as a stream of chunks or as one JSON object.
+
+The answers of a request's choices run concurrently and are merged into one stream of events. Each
+wire converts events to deltas of its own; a `Reply` sends deltas as chunks or as their sum. Knows
+no wire's fields within `choices`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, Generic, Protocol, TypeVar
+
+from anyio import CancelScope
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+
+from semantic.domain.answer import AnswerEvent, AnswerStarted, Usage
+from semantic.domain.errors import SemanticError
+from semantic.domain.match import MatchReport
+from semantic.ports.serving import Ask, ServedModel, ServingPort
+from semantic_server.http.cache_miss_report import usage_extension
+from semantic_server.http.errors import WireError, openai_error, problem_of
+from semantic_server.http.openai.fields import Json
+from semantic_server.http.openai.requests import StreamOptions
+from semantic_server.http.streaming import (
+    StartedStream,
+    event_stream,
+    sse_event,
+    start_stream,
+    until_disconnect,
+)
+
+D = TypeVar("D", bound="Delta")
+D_contra = TypeVar("D_contra", contravariant=True)
+
+IndexedEvent = tuple[int, AnswerEvent]
+"""An event and the index of its choice."""
+
+_DONE: Final = "[DONE]"
+
+_VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
+"""Packages that may change the last bits of a result with their version."""
+
+
+# Events of all choices
+
+
+async def merged_events(
+    serving: ServingPort, choices: Sequence[Ask]
+) -> AsyncGenerator[IndexedEvent, None]:
+    """The events of all answers as they arrive, from the moment that every answer has started.
+
+    What `ServingPort.answer` raises is thus raised before the first event. If one answer fails
+    all end. Closing this generator cancels the answers that still run.
+    """
+    if len(choices) == 1:  # nothing to merge: no task for each event
+        answer = serving.answer(choices[0])
+        try:
+            async for event in answer:
+                yield 0, event
+        finally:
+            with CancelScope(shield=True):  # as in `_merged`
+                await answer.aclose()
+        return
+    async with aclosing(_merged([serving.answer(choice) for choice in choices])) as merged:
+        async for one in merged:
+            yield one
+
+
+async def _merged(
+    answers: Sequence[AsyncGenerator[AnswerEvent, None]],
+) -> AsyncGenerator[IndexedEvent, None]:
+    """The events of several answers; closes them."""
+    pending: dict[asyncio.Task[AnswerEvent | None], int] = {}
+    held: list[IndexedEvent] = []
+    unstarted = len(answers)
+    try:
+        for index, answer in enumerate(answers):
+            pending[asyncio.create_task(_next(answer))] = index
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=pending.__getitem__):
+                found, index = task.result(), pending.pop(task)
+                if found is None:
+                    continue
+                pending[asyncio.create_task(_next(answers[index]))] = index
+                unstarted -= isinstance(found, AnswerStarted)
+                held.append((index, found))
+            if unstarted:
+                continue
+            for one in held:
+                yield one
+            held.clear()
+    finally:
+        # Shielded: after a disconnect the scope around the response is cancelled.
+        with CancelScope(shield=True):
+            await _end(pending, answers)
+
+
+async def _next(answer: AsyncGenerator[AnswerEvent, None]) -> AnswerEvent | None:
+    """The next event; None after the last one."""
+    return await anext(answer, None)
+
+
+async def _end(
+    pending: dict[asyncio.Task[AnswerEvent | None], int],
+    answers: Sequence[AsyncGenerator[AnswerEvent, None]],
+) -> None:
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    for answer in answers:
+        await answer.aclose()
+
+
+# Usage
+
+
+@dataclass(slots=True)
+class UsageSum:
+    """Sums the usage of a request with `n` choices per prompt.
+
+    A prompt counts once, whatever its number of choices; its cached tokens are those that none of
+    the choices computed. `match` is that of the prompt with the most tokens computed again.
+    """
+
+    n: int = 1
+    _ended: dict[int, Usage] = field(default_factory=dict)
+
+    def add(self, index: int, usage: Usage) -> None:
+        """Count choice number `index`, which has ended."""
+        self._ended[index] = usage
+
+    def total(self) -> Usage:
+        """The usage of the choices that have ended."""
+        prompts: dict[int, Usage] = {}
+        for index, usage in self._ended.items():
+            prompt = index // self.n
+            known = prompts.get(prompt)
+            if known is None or usage.cached < known.cached:
+                prompts[prompt] = usage
+        return Usage(
+            prompt=sum(usage.prompt for usage in prompts.values()),
+            cached=sum(usage.cached for usage in prompts.values()),
+            completion=sum(usage.completion for usage in self._ended.values()),
+            reasoning=sum(usage.reasoning for usage in self._ended.values()),
+            match=max((usage.match for usage in prompts.values()), key=_n_recomputed, default=None),
+            kept=all(usage.kept for usage in prompts.values()),
+            noted=sum(usage.noted for usage in prompts.values()),
+        )
+
+
+def usage_object(usage: Usage) -> Json:
+    """The member `usage` of replies and last chunks."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.total,
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached,
+            "cache_write_tokens": usage.written,
+        },
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        **usage_extension(usage),
+    }
+
+
+def _n_recomputed(match: MatchReport | None) -> int:
+    return 0 if match is None or match.lost is None else match.lost.tokens
+
+
+# Replies
+
+
+class Delta(Protocol):
+    """What is new in one choice. The last delta of a choice has its `usage`."""
+
+    @property
+    def index(self) -> int:
+        """The index of the choice."""
+        ...
+
+    @property
+    def usage(self) -> Usage | None:
+        """The usage of the choice; None before its end."""
+        ...
+
+    def as_object(self) -> Json:
+        """The member of a chunk's `choices`."""
+        ...
+
+
+class ChoiceSum(Protocol[D_contra]):
+    """The sum of a choice's deltas."""
+
+    def add(self, delta: D_contra) -> None:
+        """Add the next delta."""
+        ...
+
+    def as_object(self, index: int) -> Json:
+        """The member of the whole reply's `choices`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyKind(Generic[D]):
+    """What distinguishes a wire's replies: the names of their objects, and how deltas add up."""
+
+    id_prefix: str
+    name: str
+    chunk_name: str
+    new_sum: Callable[[], ChoiceSum[D]]
+
+
+class Reply(Generic[D]):
+    """One reply, as the chunks of a stream or as one object; both are made of the same deltas.
+
+    Chunks and objects share the id, the time of creation and the fingerprint. `n` is the number of
+    choices per prompt.
+    """
+
+    def __init__(
+        self, kind: ReplyKind[D], model: ServedModel, options: StreamOptions, *, n: int
+    ) -> None:
+        self._kind = kind
+        self._options = options
+        self._usage = UsageSum(n)
+        self._id = f"{kind.id_prefix}-{secrets.token_hex(16)}"
+        self._created = int(time.time())
+        self._model = model.id
+
+    async def respond(self, request: Request, deltas: AsyncGenerator[D, None]) -> Response:
+        """The HTTP response, once the first chunk or the whole object is there.
+
+        What `deltas` raises until then is raised here, and becomes an HTTP error. A later error is
+        the last event of the stream; clients raise it.
+        """
+        if not self._options.stream:
+            return JSONResponse(await until_disconnect(request, self._whole(deltas)))
+        chunks = await start_stream(request, self._chunks(deltas))
+        return event_stream(request, _events(chunks))
+
+    async def _whole(self, deltas: AsyncIterator[D]) -> Json:
+        sums: dict[int, ChoiceSum[D]] = {}
+        async for delta in deltas:
+            sums.setdefault(delta.index, self._kind.new_sum()).add(delta)
+            if delta.usage is not None:
+                self._usage.add(delta.index, delta.usage)
+        choices = [sums[index].as_object(index) for index in sorted(sums)]
+        return self._object(self._kind.name, choices) | self._total_usage()
+
+    async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
+        """The chunks. With usage requested each has the member `usage`, as OpenAI's have; else the
+        last one has it."""
+        name, options = self._kind.chunk_name, self._options
+        last: Json | None = None  # the end of a choice, until there is another chunk
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if last is not None:
+                    yield last
+                    last = None
+                chunk = self._object(name, [delta.as_object()])
+                if delta.usage is not None:
+                    self._usage.add(delta.index, delta.usage)
+                if options.usage == "own chunk":
+                    known = options.running_usage and delta.usage is not None
+                    chunk |= self._total_usage() if known else {"usage": None}
+                elif delta.usage is not None and options.usage == "finish":
+                    last = chunk
+                    continue
+                yield chunk
+        if last is not None:
+            yield last | self._total_usage()
+        if options.usage == "own chunk":
+            yield self._object(name, []) | self._total_usage()
+
+    def _object(self, name: str, choices: Sequence[Json]) -> Json:
+        return {
+            "id": self._id,
+            "object": name,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": _fingerprint(self._model),
+            "choices": choices,
+        }
+
+    def _total_usage(self) -> Json:
+        return {"usage": usage_object(self._usage.total())}
+
+
+async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
+    try:
+        async for chunk in chunks:
+            yield sse_event(chunk)
+        yield sse_event(_DONE)
+    except (SemanticError, WireError) as error:
+        yield sse_event(openai_error(problem_of(error)))
+    finally:
+        await chunks.aclose()
+
+
+@lru_cache(maxsize=16)
+def _fingerprint(model_id: str) -> str:
+    """Changes with everything that may change the answer to a seed: the model and the packages."""
+    versions = (f"{name} {_version(name)}" for name in _VERSIONED)
+    named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
+    return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"
+
+
+def _version(package: str) -> str:
+    """The installed version; "none" for a package that runs from its source."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

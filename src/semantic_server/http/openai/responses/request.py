@@ -1,0 +1,389 @@
+"""The body of a response's request, parsed into one engine request.
+
+Validates every field before anything is generated, and prepends the history of a previous
+response. Knows the wire's fields; not its replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Final
+
+from semantic.domain.chat import AnswerFormat, Chat, Message
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import Ask, ServedModel
+from semantic.ports.store import ResponsesPort
+from semantic_server.http.errors import FieldError, WireError
+from semantic_server.http.openai.chat.conversation import template_options
+from semantic_server.http.openai.fields import (
+    Json,
+    at_least_one,
+    known_fields,
+    list_at,
+    object_at,
+    text_at,
+    tokens_at,
+    validated_at,
+    warnings,
+)
+from semantic_server.http.openai.requests import Caller, check_model, sampling_of
+from semantic_server.http.openai.responses.input_items import ResponseInput, input_of
+from semantic_server.http.openai.responses.output_items import KeptItems
+from semantic_server.http.openai.responses.response_history import (
+    History,
+    ResponseGoneError,
+    history_of,
+)
+from semantic_server.http.openai.responses.tools import Choice, ToolSet, choice_among
+from semantic_server.http.openai.validators import (
+    ResponseBody,
+    response_adapter,
+    text_format_adapters,
+)
+from semantic_server.http.request_body import validated
+from semantic_server.http.request_fields.table import IGNORED, SUPPORTED, Field
+
+RESPONSE_FIELDS: Final[dict[str, Field]] = {
+    "access_programs": Field("there are no such programs here"),
+    "background": Field("answers are not computed in the background", (False,)),
+    "context_management": Field("histories are not shortened by the server", ([],)),
+    "conversation": Field("conversations are not kept; use previous_response_id"),
+    "image": IGNORED,
+    "include": SUPPORTED,
+    "input": SUPPORTED,
+    "instructions": SUPPORTED,
+    "max_output_tokens": SUPPORTED,
+    "max_tool_calls": IGNORED,
+    "metadata": IGNORED,
+    "model": SUPPORTED,
+    "moderation": Field("this server moderates nothing"),
+    "parallel_tool_calls": SUPPORTED,
+    "previous_response_id": SUPPORTED,
+    "prompt": Field("prompts are not kept; send the text itself"),
+    "prompt_cache_key": IGNORED,
+    "prompt_cache_options": SUPPORTED,
+    "prompt_cache_retention": IGNORED,
+    "reasoning": SUPPORTED,
+    "safety_identifier": IGNORED,
+    "service_tier": IGNORED,
+    "store": SUPPORTED,
+    "stream": SUPPORTED,
+    "stream_options": SUPPORTED,
+    "temperature": SUPPORTED,
+    "text": SUPPORTED,
+    "tool_choice": SUPPORTED,
+    "tools": SUPPORTED,
+    "top_logprobs": SUPPORTED,
+    "top_p": SUPPORTED,
+    "truncation": Field("input is never truncated", ("disabled",)),
+    "user": IGNORED,
+    # Outside of OpenAI's API; clients send them.
+    "agent_id": SUPPORTED,
+    "chat_template_kwargs": SUPPORTED,
+    "client_metadata": IGNORED,
+    "frequency_penalty": SUPPORTED,
+    "ignore_eos": SUPPORTED,
+    "logit_bias": SUPPORTED,
+    "min_p": SUPPORTED,
+    "min_tokens": Field("a least number of tokens cannot be enforced", (0,)),
+    "presence_penalty": SUPPORTED,
+    "repetition_penalty": SUPPORTED,
+    "seed": SUPPORTED,
+    "semantic": SUPPORTED,
+    "stop": SUPPORTED,
+    "top_k": SUPPORTED,
+}
+"""`max_tool_calls` and `image` concern hosted tools and image inputs, which are not served."""
+
+REASONING_FIELDS: Final[dict[str, Field]] = {
+    "context": Field("which thoughts stay is up to the model's template", ("auto",)),
+    "effort": SUPPORTED,
+    "generate_summary": IGNORED,
+    "max_tokens": SUPPORTED,
+    "mode": Field("there is one mode only", ("standard",)),
+    "summary": IGNORED,
+}
+"""Reasoning is returned verbatim, with or without a requested summary. `max_tokens` is not
+OpenAI's."""
+
+TEXT_FIELDS: Final[dict[str, Field]] = {
+    "format": SUPPORTED,
+    "verbosity": Field("this model has no such setting", ("medium",)),
+}
+
+CACHE_OPTION_FIELDS: Final[dict[str, Field]] = {
+    "comparison_response_id": IGNORED,
+    "mode": IGNORED,
+    "prewarm": Field("a prompt is not computed without an answer", (False,)),
+    "ttl": IGNORED,
+}
+"""Every prompt is cached within the quota, so that there is nothing to switch on."""
+
+STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
+    "include_obfuscation": Field("events are not obfuscated", (False,)),
+}
+
+CHECKED_BY_ELEMENT: Final = frozenset(
+    {
+        "chat_template_kwargs",
+        "include",
+        "input",
+        "stop",
+        "stream_options",
+        "text",
+        "tool_choice",
+        "tools",
+    }
+)
+"""Fields of a body that are validated by themselves, so that errors name the element's path."""
+
+
+_MAX_TOP_LOGPROBS: Final = 20
+_FORMAT: Final = "text.format"
+
+_ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
+_LOGPROBS: Final = "message.output_text.logprobs"
+_INCLUDE_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""They concern items that no response of this server has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """A request for a response.
+
+    `input` is that of this request alone, `tools` maps function names. `reply_fields` are the
+    fields of the response object that the request determines. `encrypted_reasoning` and `logprobs`
+    switch on optional fields of the output.
+    """
+
+    ask: Ask
+    input: ResponseInput
+    tools: ToolSet
+    reply_fields: Json
+    previous_response_id: str | None = None
+    stream: bool = False
+    store: bool = True
+    encrypted_reasoning: bool = False
+    logprobs: bool = False
+
+
+def response_request(
+    body: Mapping[str, object], model: ServedModel, caller: Caller, store: ResponsesPort
+) -> ResponseRequest:
+    """Parse `body`. May block on `store`.
+
+    Raises InvalidRequestError, ModelNotFoundError, and WireError if the previous response, or one
+    of which an item is referred to, is not stored.
+    """
+    known = known_fields(body, RESPONSE_FIELDS)
+    checked = validated(
+        response_adapter(),
+        {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT},
+    )
+    if "model" not in checked:
+        raise FieldError("model: expected a model's name", param="model")
+    check_model(checked["model"], model)
+    stored = _stored(checked, keep=caller.keep)
+    include = _include(known.get("include", []))
+    reasoning, stream = _checked_objects(known)
+    sampling = sampling_of(checked, known.get("stop"), model)
+    sampling = _with_logprobs(sampling, checked, included=_LOGPROBS in include)
+    max_tokens = at_least_one("max_output_tokens", checked.get("max_output_tokens"))
+    previous = checked.get("previous_response_id")
+    tools = ToolSet()
+    tools.add_requested("tools", known.get("tools", []))
+    own_input = input_of(known.get("input"), tools, KeptItems(store, caller.tenant))
+    history = None if previous is None else _history(store, caller.tenant, previous)
+    if history is not None:
+        tools.add_previous(history.tools)
+    choice = choice_among(tools, known.get("tool_choice"))
+    text = _text_format(known.get("text"))
+    effort = reasoning.get("effort")
+    thinking_tokens = tokens_at("reasoning.max_tokens", reasoning.get("max_tokens"))
+    chat = Chat(
+        _messages(checked.get("instructions"), history, own_input),
+        choice.tools,
+        choice.choice,
+        parallel_tool_calls=checked.get("parallel_tool_calls") is not False,
+        answer_format=text.answer_format,
+        template_options=template_options(
+            effort if isinstance(effort, str) else None,
+            object_at("chat_template_kwargs", known.get("chat_template_kwargs", {})),
+            thinking_tokens,
+        ),
+    )
+    ask = Ask(
+        chat,
+        sampling,
+        max_tokens,
+        caller.agent or (None if history is None else history.agent),
+        caller.tenant,
+        caller.identity,
+        thinking_tokens,
+        caller.keep,
+        hints=caller.hints,
+    )
+    return ResponseRequest(
+        ask,
+        own_input,
+        tools,
+        _reply_fields(checked, chat, sampling, tools, choice, text, reasoning) | {"store": stored},
+        previous,
+        stream=stream,
+        store=stored,
+        encrypted_reasoning=_ENCRYPTED_REASONING in include,
+        logprobs=sampling.logprobs is not None,
+    )
+
+
+def _stored(body: ResponseBody, *, keep: bool) -> bool:
+    """Whether the response is stored. Raises FieldError if it is to be, of a request that is not
+    kept."""
+    given = body.get("store")
+    if given and not keep:
+        raise FieldError(
+            "store: expected false or nothing, for a request that is not kept", param="store"
+        )
+    return keep and given is not False
+
+
+def _include(value: object) -> frozenset[str]:
+    """The field `include`: names of optional fields of the output."""
+    found = [text_at(f"include[{i}]", one) for i, one in enumerate(list_at("include", value))]
+    for one in found:
+        if one not in _INCLUDE_WITHOUT_EFFECT | {_ENCRYPTED_REASONING, _LOGPROBS}:
+            warnings.warn(f"include of {one!a:.80} is unknown and has no effect")
+    return frozenset(found)
+
+
+def _checked_objects(known: Mapping[str, object]) -> tuple[Json, bool]:
+    """The fields `reasoning` and `stream`. Raises FieldError for a refused nested field."""
+    reasoning: Json = {}
+    for name, table in (
+        ("reasoning", REASONING_FIELDS),
+        ("prompt_cache_options", CACHE_OPTION_FIELDS),
+        ("stream_options", STREAM_OPTION_FIELDS),
+    ):
+        nested = known_fields(object_at(name, known.get(name, {})), table, f"{name}.")
+        if name == "reasoning":
+            reasoning = nested
+    stream = known.get("stream") is True
+    if "stream_options" in known and not stream:
+        raise FieldError(
+            "stream_options: only for a stream; expected stream to be true", param="stream_options"
+        )
+    return reasoning, stream
+
+
+def _with_logprobs(
+    sampling: SamplingParams, body: ResponseBody, *, included: bool
+) -> SamplingParams:
+    top = body.get("top_logprobs") or 0
+    if not 0 <= top <= _MAX_TOP_LOGPROBS:
+        raise FieldError(
+            f"top_logprobs must be between 0 and {_MAX_TOP_LOGPROBS}, got {top}",
+            param="top_logprobs",
+        )
+    return replace(sampling, logprobs=top) if included or top else sampling
+
+
+def _history(store: ResponsesPort, tenant: str, previous: str) -> History:
+    try:
+        return history_of(store, tenant, previous)
+    except ResponseGoneError as error:
+        message = f"Previous response with id {previous!r:.200} not found."
+        if error.response_id != previous:
+            message = (
+                f"The history of response {previous!r:.200} is not whole: response "
+                f"{error.response_id!r:.200} not found."
+            )
+        raise WireError(
+            HTTPStatus.BAD_REQUEST,
+            message,
+            param="previous_response_id",
+            code="previous_response_not_found",
+        ) from error
+
+
+def _messages(
+    instructions: str | None, history: History | None, own_input: ResponseInput
+) -> tuple[Message, ...]:
+    """The whole conversation. Instructions of previous requests do not carry over."""
+    system = () if instructions is None else (Message("system", instructions),)
+    previous = () if history is None else history.messages
+    conversation = (*previous, *own_input.messages)
+    if not conversation:
+        raise FieldError("input: expected a text or at least one item", param="input")
+    return (*system, *conversation)
+
+
+@dataclass(frozen=True, slots=True)
+class _TextFormat:
+    """`answer_format` is None for free text; `reply_value` is `text.format` of the reply."""
+
+    answer_format: AnswerFormat | None = None
+    reply_value: Json = field(default_factory=lambda: {"type": "text"})
+
+
+def _text_format(value: object) -> _TextFormat:
+    """The field `text`. A schema is enforced, strict or not. Raises FieldError."""
+    if value is None:
+        return _TextFormat()
+    text = known_fields(object_at("text", value), TEXT_FIELDS, "text.")
+    if "format" not in text:
+        return _TextFormat()
+    given = object_at(_FORMAT, text["format"])
+    kind = given.get("type")
+    adapters = text_format_adapters()
+    if not isinstance(kind, str) or kind not in adapters:
+        path = f"{_FORMAT}.type"
+        raise FieldError(f"{path}: expected one of {', '.join(adapters)}", param=path)
+    checked = validated_at(_FORMAT, adapters[kind], given)
+    if checked["type"] == "text":
+        return _TextFormat()
+    if checked["type"] == "json_object":
+        return _TextFormat(AnswerFormat(), {"type": "json_object"})
+    return _TextFormat(AnswerFormat(checked["schema"]), {**checked})
+
+
+def _reply_fields(
+    body: ResponseBody,
+    chat: Chat,
+    sampling: SamplingParams,
+    tools: ToolSet,
+    choice: Choice,
+    text: _TextFormat,
+    reasoning: Json,
+) -> Json:
+    """What the response object repeats of the request, including effective defaults."""
+    return {
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "max_tool_calls": body.get("max_tool_calls"),
+        "metadata": body.get("metadata", {}),
+        "parallel_tool_calls": chat.parallel_tool_calls,
+        "previous_response_id": body.get("previous_response_id"),
+        "prompt_cache_key": body.get("prompt_cache_key"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "safety_identifier": body.get("safety_identifier"),
+        "service_tier": "default",
+        "temperature": sampling.temperature,
+        "text": {"format": text.reply_value, "verbosity": "medium"},
+        "tool_choice": choice.reply_value,
+        "tools": tools.reply_tools,
+        "top_logprobs": sampling.logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": body.get("user"),
+    }

@@ -1,0 +1,359 @@
+"""/v1/overview: what the server saves, holds and does, as one document or a stream of changes.
+
+A tenant sees its own requests and savings; figures that are about all tenants are for operators,
+and for all clients of a server without keys. No texts and no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from semantic.application.engine.engine_state import EngineFigures, EngineState
+from semantic.domain.stored import StoreStats, Wear
+from semantic.ports.models import ModelState, ModelStatus
+from semantic_server.http.activity.recorder import PhaseName, Savings, Span
+from semantic_server.http.activity.watch import LiveRequest, Sample, of_tenant
+from semantic_server.http.context import context_of, settings_of
+from semantic_server.http.identity import is_operator, tenant_of
+from semantic_server.http.requests import Running, running
+from semantic_server.http.streaming import event_stream, sse_event
+
+router: Final = APIRouter(prefix="/v1/overview", tags=["Agents"])
+
+Bytes = tuple[int, int]
+"""Bytes in use, and the most that may be."""
+
+Role = Literal["local", "tenant", "operator"]
+
+MOST_SPANS: Final = 300
+"""Requests in one document; the newest."""
+MOST_REQUESTS: Final = 200
+
+
+class Saved(BaseModel):
+    """Prompt tokens of answers, and what of them was cached."""
+
+    since: Annotated[float, Field(description="In seconds since 1970.")]
+    prompt_tokens: int
+    cached_tokens: int
+    seconds: Annotated[
+        float, Field(description="The cached ones would have taken, at the mean speed so far.")
+    ]
+
+
+class SavedTokens(BaseModel):
+    """Since the server's start, and since midnight if that was later."""
+
+    start: Saved
+    today: Saved
+
+
+class BudgetSample(BaseModel):
+    """Use of the pool, of each tier of the store and of the process' memory at one time."""
+
+    at: Annotated[float, Field(description="In seconds since 1970.")]
+    tiers: dict[str, Bytes]
+    running: int
+    waiting: int
+    preemptions: int
+    pressure: Annotated[
+        list[str],
+        Field(description="What shortage of memory has taken in the last minute, in order."),
+    ] = []
+
+
+class Written(BaseModel):
+    """Bytes that the store has written to its drive, by all its processes."""
+
+    today: int
+    total: int
+    since: Annotated[str, Field(description="The day of the first: 2026-01-31.")]
+    days: Annotated[dict[str, int], Field(description="The last days with writes, oldest first.")]
+    max_a_day: Annotated[int | None, Field(description="The limit of a day; null without one.")]
+    held_back: Annotated[bool, Field(description="The limit is reached: only turns' ends are.")]
+    failed: Annotated[int, Field(description="Writes that failed, as on a full disk.")]
+    rated_share: Annotated[
+        float | None,
+        Field(description="Of what the drive is rated to write; null if that is not set."),
+    ]
+
+
+class LiveRow(Running):
+    """A request that runs or waits."""
+
+    tokens_per_second: Annotated[
+        float | None, Field(description="Since the last second; null in its first.")
+    ]
+
+
+class TimelineSpan(BaseModel):
+    """A request on the time line. Times are in seconds since 1970."""
+
+    id: str
+    agent: str
+    model: Annotated[str, Field(description="The id of its model.")]
+    phases: Annotated[
+        list[tuple[PhaseName, float]], Field(description="Each phase and when it began.")
+    ]
+    end: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    finish: str | None
+    tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
+
+
+class ModelRow(BaseModel):
+    """One of several models. What requests of all tenants do is for operators, and for all clients
+    of a server without keys."""
+
+    id: str
+    parent: Annotated[str | None, Field(description="The model that this one is under an adapter.")]
+    state: ModelState
+    memory_bytes: Annotated[
+        int, Field(description="Of its weights and its pool, or what loading it would take.")
+    ]
+    pinned: Annotated[bool, Field(description="Whether it stays loaded.")]
+    expires_in: Annotated[
+        float | None, Field(description="Seconds until it is unloaded, without a request.")
+    ]
+    idle_for: Annotated[
+        float | None, Field(description="Seconds since its last request; null while it is used.")
+    ] = None
+    running: Annotated[int | None, Field(description="Requests that use it.")] = None
+    waiting: Annotated[int | None, Field(description="Requests that wait for its load.")] = None
+    agents: Annotated[int | None, Field(description="That run or have a cache in its pool.")] = None
+    weights_bytes: Annotated[
+        int | None, Field(description="Of its memory without its pool; null while not loaded.")
+    ] = None
+    pool: Annotated[Bytes | None, Field(description="null while it is not loaded.")] = None
+    tokens_per_second: Annotated[float | None, Field(description="Of all its answers.")] = None
+
+
+class Changes(BaseModel):
+    """What may change from second to second."""
+
+    now: Annotated[float, Field(description="The server's time in seconds since 1970.")]
+    state: str
+    saved: SavedTokens
+    requests: list[LiveRow]
+    more_requests: Annotated[int, Field(description="So many run or wait besides.")]
+    spans: list[TimelineSpan]
+    samples: Annotated[
+        list[BudgetSample] | None, Field(description="null: they are about all tenants.")
+    ]
+    written: Annotated[
+        Written | None, Field(description="null without a disk, and as `samples`.")
+    ] = None
+    models: Annotated[
+        list[ModelRow] | None, Field(description="null on a server of a single model.")
+    ] = None
+
+
+class Overview(BaseModel):
+    """The server, and all that is remembered of the last minutes."""
+
+    object: Literal["overview"] = "overview"
+    started: Annotated[float, Field(description="In seconds since 1970.")]
+    version: str
+    model: Annotated[str | None, Field(description="null while it is being loaded.")]
+    role: Annotated[Role, Field(description="local: there are no keys.")]
+    tenants: Annotated[
+        list[str] | None, Field(description="Ids of those with agents, for operators.")
+    ]
+    changes: Changes
+
+
+@router.get("")
+async def overview(request: Request) -> Overview:
+    """What the server saves, holds and does now, and did in the last minutes."""
+    viewer, watch = _Viewer(request), context_of(request).watch
+    with watch.watching(viewer.tenant):
+        await watch.next()
+        return await viewer.overview()
+
+
+@router.get("/stream", include_in_schema=False)
+async def stream(request: Request) -> Response:
+    """An event `overview`, then one named `changes` each second. Ends when the server stops."""
+    viewer = _Viewer(request)
+    context_of(request).watch.require_room(viewer.tenant)
+    return event_stream(request, viewer.events())
+
+
+class _Viewer:
+    """One who looks: a tenant, or an operator, whose `tenant` is None."""
+
+    def __init__(self, request: Request) -> None:
+        self._operator = is_operator(request)
+        self.tenant = None if self._operator else tenant_of(request)
+        self._context = context_of(request)
+        self._has_keys = bool(settings_of(request).api_keys)
+        self._version = 0
+        self._sampled = 0.0
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The stream's events."""
+        watch = self._context.watch
+        with watch.watching(self.tenant):
+            await watch.next()
+            yield sse_event((await self.overview()).model_dump(mode="json"), "overview")
+            while await watch.next():
+                yield sse_event(self.changes().model_dump(mode="json"), "changes")
+
+    async def overview(self) -> Overview:
+        """All there is to see."""
+        context, agents = self._context, self._context.agents
+        ids = await agents.tenants() if self._operator and agents is not None else None
+        keyed: Role = "operator" if self._operator else "tenant"
+        return Overview(
+            started=context.watch.recorder.started,
+            version=context.version,
+            model=None if context.serving is None else context.serving.model.id,
+            role=keyed if self._has_keys else "local",
+            tenants=None if ids is None else [one.id for one in ids],
+            changes=self.changes(),
+        )
+
+    def changes(self) -> Changes:
+        """What has changed since the last call; at first all that is remembered."""
+        watch = self._context.watch
+        spans = watch.recorder.spans(self.tenant, self._version)[-MOST_SPANS:]
+        self._version = max([self._version, *(one.version for one in spans)])
+        live = of_tenant(watch.live, self.tenant, self._context.agents)
+        start, today = watch.recorder.savings(self.tenant)
+        return Changes(
+            now=watch.now(),
+            state=self._state(),
+            saved=SavedTokens(start=_saved(start), today=_saved(today)),
+            requests=[self._live_row(one) for one in live[:MOST_REQUESTS]],
+            more_requests=max(0, len(live) - MOST_REQUESTS),
+            spans=[self._span(one) for one in spans],
+            samples=self._samples(),
+            models=self._models(),
+            written=self._written(),
+        )
+
+    def _state(self) -> str:
+        if self._context.serving is None:
+            return EngineState.LOADING
+        samples = self._context.watch.samples
+        return samples[-1].figures.engine.state if samples else EngineState.READY
+
+    def _written(self) -> Written | None:
+        samples = self._context.watch.samples
+        stores = samples[-1].figures.stores if samples and self._sees_all else ()
+        return next((_written(one, one.wear) for one in stores if one.wear is not None), None)
+
+    def _samples(self) -> list[BudgetSample] | None:
+        if not self._sees_all:
+            return None
+        new = [one for one in self._context.watch.samples if one.at > self._sampled]
+        self._sampled = max([self._sampled, *(one.at for one in new)])
+        return [_budget_sample(one) for one in new]
+
+    @property
+    def _sees_all(self) -> bool:
+        """Whether figures that are about all tenants are for the viewer."""
+        return self._operator or not self._has_keys
+
+    def _models(self) -> list[ModelRow] | None:
+        models, watch = self._context.models, self._context.watch
+        if models is None:
+            return None
+        engines = watch.samples[-1].figures.models if watch.samples else {}
+        rows = []
+        for status in models.statuses():
+            rows.append(_model_row(status))
+            if self._sees_all:
+                _add_load(rows[-1], status, engines.get(status.served.id), watch.live)
+        return rows
+
+    def _live_row(self, one: LiveRequest) -> LiveRow:
+        row = running(one.request, operator=self._operator)
+        return LiveRow(**dict(row), tokens_per_second=one.tokens_per_second)
+
+    def _span(self, one: Span) -> TimelineSpan:
+        agents = self._context.agents
+        named = self._operator and agents is not None
+        return TimelineSpan(
+            id=one.uid,
+            agent=one.agent,
+            model=one.model,
+            phases=one.phases,
+            end=one.end,
+            prompt_tokens=one.prompt_tokens,
+            cached_tokens=one.cached_tokens,
+            generated_tokens=one.generated_tokens,
+            finish=one.finish,
+            tenant=agents.id_of(one.tenant).id if named and agents is not None else None,
+        )
+
+
+def _model_row(one: ModelStatus) -> ModelRow:
+    """What tenants may see of a model too."""
+    return ModelRow(
+        id=one.served.id,
+        parent=one.served.parent,
+        state=one.state,
+        memory_bytes=one.n_bytes,
+        pinned=one.pinned,
+        expires_in=one.expires_in,
+    )
+
+
+def _add_load(
+    row: ModelRow, one: ModelStatus, engine: EngineFigures | None, live: Sequence[LiveRequest]
+) -> None:
+    """Add what all tenants' requests do with the model; `engine` is None unless it is loaded."""
+    row.idle_for, row.running, row.waiting = one.idle_for, one.running, one.waiting
+    row.tokens_per_second = sum(
+        request.tokens_per_second or 0.0 for request in live if request.request.model == row.id
+    )
+    if engine is not None and one.state == "loaded":
+        row.agents = engine.idle + engine.running
+        row.weights_bytes = max(0, one.n_bytes - engine.pool_bytes)
+        row.pool = engine.pool_used_bytes, engine.pool_bytes
+
+
+def _saved(one: Savings) -> Saved:
+    return Saved(
+        since=one.since,
+        prompt_tokens=one.prompt_tokens,
+        cached_tokens=one.cached_tokens,
+        seconds=one.seconds,
+    )
+
+
+def _written(tier: StoreStats, wear: Wear) -> Written:
+    return Written(
+        failed=tier.counts.get("write_errors", 0),
+        today=wear.today,
+        total=wear.total,
+        since=wear.since,
+        days=dict(wear.days),
+        max_a_day=wear.max_a_day,
+        held_back=wear.holds_back,
+        rated_share=wear.share,
+    )
+
+
+def _budget_sample(one: Sample) -> BudgetSample:
+    engine = one.figures.engine
+    tiers = {str(tier.tier): (tier.n_bytes, tier.max_bytes) for tier in one.figures.stores}
+    memory = one.figures.memory
+    if memory is not None:
+        tiers["process"] = memory.used_bytes, memory.limit_bytes
+    return BudgetSample(
+        at=one.at,
+        tiers={"pool": (engine.pool_used_bytes, engine.pool_bytes), **tiers},
+        running=engine.running,
+        waiting=engine.inbox + engine.waiting,
+        preemptions=engine.preemptions,
+        pressure=[] if memory is None else list(memory.steps),
+    )

@@ -1,0 +1,336 @@
+"""Request bodies: from bytes to a JSON object, and from JSON to a wire's request type.
+
+Knows limits and JSON; not what any field means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from difflib import get_close_matches
+from functools import partial
+from itertools import islice
+from typing import Final, ParamSpec, TypeVar
+
+from fastapi import Request
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+
+from semantic.application.fair_threads import FairThreads
+from semantic.domain.errors import InvalidRequestError, OverloadedError
+from semantic.domain.fair_share import FairRoom
+from semantic_server.http.errors import ClientDisconnectedError, FieldError, TooLargeError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MOST_SPELLINGS: Final = 32
+"""Unknown fields of a body of which the spelling is looked at, and their longest name."""
+_ALIKE: Final = 0.85
+
+MAX_DEPTH: Final = 64
+"""Maximum nesting of objects and lists."""
+
+MAX_VALUES: Final = 1_200_000
+"""Maximum number of values in a request: parsed values take many times the memory of their text.
+A prompt of 2^20 token ids has fewer."""
+
+MAX_MEMBERS: Final = 200_000
+"""Maximum number of members of objects in a request.
+
+The parser and pydantic hold the interpreter during a whole call, also on a worker thread, so what
+one call may cost is what the event loop may wait: 2 to 4 ms for a MiB of text, half a microsecond
+for a member, a tenth of one for any other value. 16 MiB within these limits take 0.13 s at worst.
+"""
+
+_MOST_ERRORS: Final = 2000
+_MOST_ENTRIES: Final = 20
+"""Pydantic describes all errors or none, for microseconds each, where one is reported: of a body
+with more errors the first entries of each field are validated again."""
+
+_OFFLOAD_BYTES: Final = 1 << 16
+"""Bodies of at least this many bytes are parsed on a worker thread: walking through the values of
+one that is smaller takes the event loop a few milliseconds at most."""
+
+
+_LARGE_BYTES: Final = 1 << 20
+"""Bodies of more bytes are read and parsed only as far as there is room for all of them."""
+_RETRY_SECONDS: Final = 5
+_THREADS: Final = 2
+"""Threads that parse bodies; one of them parses short bodies only."""
+
+
+class LargeBodies:
+    """Bounds the bytes of large bodies in memory at once, and shares the threads that parse any,
+    fairly. For one event loop."""
+
+    def __init__(self, most: int, timeout: float) -> None:
+        """At most `most` bytes; a body waits at most `timeout` seconds for its turn."""
+        self.threads = FairThreads(_THREADS, "parse", rests=True)
+        self._room = FairRoom(most)
+        self._timeout = timeout
+        self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
+
+    async def take(self, n_bytes: int, tenant: str = "") -> None:
+        """Return when there is room for so many bytes, in the order of arrival; `give` them back.
+        Raises OverloadedError if there is none in time."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(own := (tenant, n_bytes, turn))
+        self._start()
+        is_taken = False
+        try:
+            async with asyncio.timeout(self._timeout):
+                await turn
+            is_taken = True
+        except TimeoutError as error:
+            raise OverloadedError(
+                "other large requests are being read", retry_after=_RETRY_SECONDS
+            ) from error
+        finally:
+            if own in self._waiting:
+                self._waiting.remove(own)
+                self._start()
+            elif not is_taken:  # it was given room when it had left
+                self.give(n_bytes, tenant)
+
+    def give(self, n_bytes: int, tenant: str = "") -> None:
+        """So many bytes that were taken are free again."""
+        self._room.give(tenant, n_bytes)
+        self._start()
+
+    def _start(self) -> None:
+        passed = set[str]()  # by others only: a tenant's own do not overtake
+        for one in [one for one in self._waiting if not one[2].done()]:
+            tenant, n_bytes, turn = one
+            if tenant in passed or not self._room.leaves_room(tenant, n_bytes):
+                passed.add(tenant)
+            elif not self._room.fits(n_bytes):
+                return
+            else:
+                self._waiting.remove(one)
+                self._room.take(tenant, n_bytes)
+                turn.set_result(None)
+
+
+def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
+    """Raise FieldError, with the name that was probably meant, for an `unknown` field that is
+    spelled like a `known` one. `within` is the path prefix of a nested object."""
+    for name in islice(unknown, _MOST_SPELLINGS):
+        if len(name) > _MOST_SPELLINGS:
+            continue
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
+        alike = get_close_matches(snake, known, 1, _ALIKE)
+        if alike:
+            path = within + name
+            meant = within + alike[0]
+            raise FieldError(f"{path}: there is no such field; did you mean {meant}?", param=path)
+
+
+async def read_json(request: Request) -> dict[str, object]:
+    """Read the body as a JSON object. An empty body is an error.
+
+    Raises InvalidRequestError for a body that is not UTF-8, not JSON, not an object or nested
+    deeper than `MAX_DEPTH`; TooLargeError for too many bytes or values; and as `read_body`.
+    """
+    async with read_body(request) as data:
+        return await parse_offloaded(request, data)
+
+
+@asynccontextmanager
+async def read_body(request: Request) -> AsyncIterator[bytes]:
+    """Read the body; a large one counts as one in memory until the block ends.
+
+    Raises TooLargeError for too many bytes, ClientDisconnectedError if the client disconnects, and
+    OverloadedError if other large bodies leave no room.
+    """
+    bodies: LargeBodies = request.app.state.bodies
+    data, taken, tenant = bytearray(), 0, getattr(request.state, "tenant", "")
+    try:
+        try:
+            async for piece in request.stream():
+                data += piece
+                if not taken and len(data) > _LARGE_BYTES:
+                    await bodies.take(size := _size_of(request), tenant)
+                    taken = size
+        except ClientDisconnect as error:
+            raise ClientDisconnectedError from error
+        yield bytes(data)
+    finally:
+        bodies.give(taken, tenant)
+
+
+async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
+    """`parse_object`, of a body that is not small on a worker thread."""
+    if len(data) < _OFFLOAD_BYTES:
+        return parse_object(data)
+    return await on_thread(request, parse_object, data)
+
+
+async def on_thread(
+    request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Call `function` on a worker thread that tenants share by time: bodies may be large, and
+    stored responses on disk."""
+    bodies: LargeBodies = request.app.state.bodies
+    is_short = _size_of(request) < _OFFLOAD_BYTES
+    tenant = getattr(request.state, "tenant", "")
+    return await bodies.threads.run(tenant, partial(function, *args, **kwargs), is_short=is_short)
+
+
+def _size_of(request: Request) -> int:
+    """Bytes that the body has at most."""
+    most = request.app.state.context.settings.max_body_bytes
+    length = request.headers.get("content-length", "")
+    if not length:
+        return int(most) if "transfer-encoding" in request.headers else 0
+    return min(most, int(length)) if length.isdecimal() else int(most)
+
+
+def parse_object(data: bytes) -> dict[str, object]:
+    """Parse `data` as a JSON object. Raises InvalidRequestError and TooLargeError."""
+    _require_few_values(data)
+    try:
+        found: object = from_json(data, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        whole = _with_whole_characters(data)
+        if whole == data:
+            raise InvalidRequestError(f"the body is no JSON: {error}") from error
+        return parse_object(whole)
+    if not isinstance(found, dict):
+        raise InvalidRequestError(
+            f"expected a JSON object as the body, got {_KINDS.get(type(found), 'a number')}"
+        )
+    _check_values(found)
+    return found
+
+
+def _with_whole_characters(data: bytes) -> bytes:
+    """`data` with U+FFFD for each escape of half a surrogate pair.
+
+    JavaScript writes one for a text that it cut within an emoji, and the text stays in a history.
+    """
+    if not _HALF.search(data) or b"\0" in data:
+        return data
+    marked = data.replace(rb"\\", b"\0\0")  # an escaped backslash begins no escape
+    for lone in (_LONE_HIGH, _LONE_LOW):
+        marked = lone.sub(rb"\\ufffd", marked)
+    return marked.replace(b"\0\0", rb"\\")
+
+
+async def read_as(adapter: TypeAdapter[T], request: Request) -> T:
+    """Read the body and validate it with `adapter` on a worker thread. Raises like both."""
+    body = await read_json(request)
+    return await on_thread(request, validated, adapter, body)
+
+
+def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
+    """Validate `body` with `adapter`. Raises FieldError for the first wrong field.
+
+    For a union, reports the branch that matched furthest: its errors are the deepest.
+    """
+    try:
+        return adapter.validate_python(body)
+    except ValidationError as error:
+        found = error if error.error_count() <= _MOST_ERRORS else _fewer_errors(adapter, body)
+        if found is None:
+            wrong = f"{error.error_count()} values of the body are wrong"
+            raise InvalidRequestError(wrong) from None
+        problems = found.errors(include_url=False, include_context=False, include_input=False)
+        first = problems[0]
+        path = _path(first["loc"], body)
+        said = first["msg"].replace("Input should be", "expected")
+        message = f"{path}: {said}" if path else said
+        raise FieldError(message, param=path) from found
+
+
+def _fewer_errors(adapter: TypeAdapter[T], body: Mapping[str, object]) -> ValidationError | None:
+    """The errors of the first entries of each field; None if they are still too many, or none."""
+    try:
+        adapter.validate_python({name: _beginning(value) for name, value in body.items()})
+    except ValidationError as error:
+        return error if error.error_count() <= _MOST_ERRORS else None
+    return None
+
+
+def _beginning(value: object) -> object:
+    if isinstance(value, dict):
+        return dict(islice(value.items(), _MOST_ENTRIES))
+    return value[:_MOST_ENTRIES] if isinstance(value, list) else value
+
+
+def _require_few_values(data: bytes) -> None:
+    """Raise TooLargeError for too many values, before any is built. What texts contain counts only
+    if the whole would be too much."""
+    if _within_limits(data):
+        return
+    marks = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    texts = marks.count(b'"') // 2
+    outside = marks.split(b'"')[::2] if texts <= MAX_VALUES + MAX_MEMBERS else []
+    if not outside or not _within_limits(b"".join(outside)):
+        raise TooLargeError(
+            f"the body has more than {MAX_VALUES} values or {MAX_MEMBERS} members of objects"
+        )
+
+
+def _within_limits(marks: bytes) -> bool:
+    values = sum(marks.count(mark) for mark in (b",", b"[", b"{"))
+    return values <= MAX_VALUES and marks.count(b":") <= MAX_MEMBERS
+
+
+_HIGH: Final = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW: Final = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_LONE_HIGH: Final = re.compile(_HIGH + rb"(?!" + _LOW + rb")")
+_LONE_LOW: Final = re.compile(rb"(?<!" + _HIGH + rb")" + _LOW)
+
+_KINDS: Final[dict[type, str]] = {
+    list: "a list",
+    str: "a text",
+    bool: "a truth value",
+    type(None): "null",
+}
+
+
+def _check_values(body: dict[str, object]) -> None:
+    """Raise InvalidRequestError for deep nesting, and for number literals that overflow to
+    infinity, which JSON could not represent again."""
+    level: list[object] = [body]
+    for _ in range(MAX_DEPTH):
+        below: list[object] = []
+        for outer in level:
+            for child in _children(outer):
+                if isinstance(child, (dict, list)):
+                    below.append(child)
+                elif isinstance(child, float) and not math.isfinite(child):
+                    raise InvalidRequestError("the body has a number that is too large")
+        if not below:
+            return
+        level = below
+    raise InvalidRequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _path(parts: Sequence[int | str], body: object) -> str:
+    """`messages[0].content`: the parts of a pydantic location that exist in the body, plus one.
+
+    A location also contains the names of union branches, which are not part of the body.
+    """
+    path = ""
+    at = body
+    for part in parts:
+        if isinstance(part, int) and isinstance(at, list):
+            path += f"[{part}]"
+            at = at[part] if part < len(at) else None
+        elif isinstance(part, str) and isinstance(at, dict) and (part in at or part == parts[-1]):
+            path += f".{part}" if path else part
+            at = at.get(part)
+    return path
