@@ -9,6 +9,7 @@ and `**Figure**`.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -21,6 +22,8 @@ FILE: Final = "budgets.toml"
 RECORDS: Final = "docs/adr/"
 WINGS: Final = {"fleet": "semantic_fleet", "server": "semantic_server", "engine": "semantic"}
 """Packages below `src` by the name of their bounds."""
+_FILLED: Final = re.compile(r"<!-- (\w+)\b[^>]*-->.*?<!-- /\1 -->", re.DOTALL)
+"""A region that a program fills."""
 SAID: Final = ("**Asked by**", "**Figure**")
 
 Bounds: TypeAlias = Mapping[str, int]
@@ -35,7 +38,7 @@ def sizes(root: Path) -> dict[str, int]:
         lines = [_lines(path) for path in (root / "src" / package).rglob("*.py")]
         found |= {f"{wing}.modules": len(lines), f"{wing}.lines": sum(lines)}
         longest = max(longest, *lines)
-    words = sum(_words(path) for path in hand_written(root))
+    words = sum(len(_FILLED.sub("", _text(path)).split()) for path in hand_written(root))
     return found | {"longest_file": longest, "document_words": words}
 
 
@@ -110,11 +113,11 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def _lines(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
+    return len(_text(path).splitlines())
 
 
-def _words(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").split())
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def main() -> None:
