@@ -172,7 +172,7 @@ def mean_seconds(found: Sequence[Session]) -> float:
 
 
 def row(found: Sequence[Session], fleet: Fleet, measured: dict[str, float]) -> Row:
-    """One line of the table; see docs/performance.md for what its columns are."""
+    """One line of the table; see docs/measurements/fleet.md for what its columns are."""
     (use, uploads), host = simulated(found, fleet), fleet.host
     starts = fleet.active / mean_seconds(found)  # sessions per second
     each = starts / len(found)  # of what was simulated, per second
