@@ -41,7 +41,7 @@ CRITERION = (
 )
 LEAST_CACHED = 0.85
 ROUNDING = 1e-3
-"""Two scores nearer than this part of the largest may change places; see docs/performance.md, exactness."""
+"""Two scores nearer than this part of the largest may change places; see docs/performance.md."""
 PROCESS_BYTES = 1 << 30
 """What the process may take beside pool and memory tier: interpreter, libraries, work memory."""
 _BACK_SECONDS = 120.0

@@ -24,6 +24,8 @@ WINGS: Final = {"fleet": "semantic_fleet", "server": "semantic_server", "engine"
 """Packages below `src` by the name of their bounds."""
 _FILLED: Final = re.compile(r"<!-- (\w+)\b[^>]*-->.*?<!-- /\1 -->", re.DOTALL)
 """A region that a program fills."""
+_WORD: Final = re.compile(r"\S*\w\S*")
+"""Not a bar of a table, nor a dash."""
 SAID: Final = ("**Asked by**", "**Figure**")
 
 Bounds: TypeAlias = Mapping[str, int]
@@ -38,7 +40,7 @@ def sizes(root: Path) -> dict[str, int]:
         lines = [_lines(path) for path in (root / "src" / package).rglob("*.py")]
         found |= {f"{wing}.modules": len(lines), f"{wing}.lines": sum(lines)}
         longest = max(longest, *lines)
-    words = sum(len(_FILLED.sub("", _text(path)).split()) for path in hand_written(root))
+    words = sum(len(_WORD.findall(_FILLED.sub("", _text(path)))) for path in hand_written(root))
     return found | {"longest_file": longest, "document_words": words}
 
 

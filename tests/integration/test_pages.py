@@ -44,10 +44,19 @@ NOT_TRIED: Final = (
     "curl -fo agent.tar http://here:8000/v1/agents/NAME/export",
     "curl -fT agent.tar -X POST 'http://there:8000/v1/agents/import?name=NEW'",
     "openssl rand -hex 32 > fleet-secret && chmod 600 fleet-secret",
+    "openssl rand -hex 32 >> keys.txt",
+    "openssl rand -hex 32 > operators.txt",
+    "chmod 600 keys.txt operators.txt",
+    "docker build -f deploy/Containerfile -t semantic .",
+    (
+        "docker run --stop-timeout 120 -p 127.0.0.1:8000:8000 -v semantic:/data"
+        ' -v "$PWD/keys.txt:/run/secrets/api-keys:ro" semantic'
+    ),
+    "uv tool uninstall semantic-engine",
 )
-"""Other programs: `make release` tries how the package is installed, the tests of exports over HTTP
-send the same requests, and those of fleets make such a file."""
-TRIED_WITH_FLEETS: Final = frozenset({"export", "mkdir", "vllm-router"})
+"""Other programs: `make release` tries how the package is installed, the tests of exports over
+HTTP send the same requests, those of fleets make such a file, those of `deploy` read its files."""
+TRIED_WITH_FLEETS: Final = frozenset({"export", "mkdir", "ray", "vllm-router"})
 ELLIPSIS: Final = "messages=[...]"
 MESSAGES: Final = 'messages=[{"role": "user", "content": "Hello"}]'
 
