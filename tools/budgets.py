@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from tools import language
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 FILE: Final = "budgets.toml"
 RECORDS: Final = "docs/adr/"
@@ -41,13 +43,13 @@ def sizes(root: Path) -> dict[str, int]:
         found |= {f"{wing}.modules": len(lines), f"{wing}.lines": sum(lines)}
         longest = max(longest, *lines)
     words = sum(len(_WORD.findall(_FILLED.sub("", _text(path)))) for path in hand_written(root))
-    return found | {"longest_file": longest, "document_words": words}
+    spoken = {f"language.{kind}": len(those) for kind, those in language.found(root).items()}
+    return found | {"longest_file": longest, "document_words": words} | spoken
 
 
 def hand_written(root: Path) -> list[Path]:
     """Documents without those that the program writes."""
-    generated = {"cli.md", "families.md", "http.md", "models.md"}
-    docs = [path for path in (root / "docs").rglob("*.md") if path.name not in generated]
+    docs = [path for path in (root / "docs").rglob("*.md") if path.name not in language.GENERATED]
     return [*docs, *root.glob("*.md")]
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.language import KINDS, sentences
+
 ROOT = Path(__file__).resolve().parents[2]
 PERSONS = re.compile(
     r"\b(?:nobody|whoever|(?:some|any|every)(?:body|one)|no one|speaks? first"
@@ -78,3 +80,41 @@ def test_plain_words_pass(text: str) -> None:
 def test_comments_and_docstrings_are_prose_and_other_strings_are_not() -> None:
     source = 'X = "a"\n"""b"""\ndef f():\n    """c"""\n    g("d")  # e\n    return "f"\n'
     assert list(prose(source)) == ['"""b"""', '"""c"""', "# e"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("What is known of a body.", "openings"),
+        ("It waits. Of those it has the first.", "openings"),
+        ("Whether it is done.", "openings"),
+        ("The name is no digest.", "is_no"),
+        ("The block is quietly dropped.", "passive"),
+        ("Chunks have been halved.", "passive"),
+        ("It was not written.", "passive"),
+    ],
+)
+def test_a_sentence_that_has_to_be_read_twice_is_found(text: str, kind: str) -> None:
+    assert [one for one in sentences(text) if KINDS[kind].search(one)] != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Return whether the page belongs to the pool.",
+        "There is no room.",
+        "The engine evicts what no agent uses.",
+        "A block-sized piece.\n\n- Offsets of it",
+        "It is the first.",
+    ],
+)
+def test_a_plain_sentence_passes(text: str) -> None:
+    found = [one for one in sentences(text) for kind in KINDS.values() if kind.search(one)]
+    assert found == []
+
+
+def test_a_sentence_has_no_mark_before_its_first_word() -> None:
+    assert list(sentences("- **Of** two.\n  more words | cells `x` here")) == [
+        "Of** two. more words",
+        "cells `x` here",
+    ]
