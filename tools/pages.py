@@ -200,7 +200,7 @@ _KINDS: Final[Mapping[str, Callable[[str], str]]] = {
     "setup": _setup,
     "settings": _settings,
     "families": lambda _: f"\n{references.families()}\n",
-    "cli": lambda _: f"\n{references.command_line()}\n",
+    "cli": lambda name: f"\n{references.command_line(name)}\n",
     "http": lambda _: f"\n{references.http(_openapi())}\n",
     "statuses": lambda _: f"\n{references.statuses(_openapi())}\n",
 }

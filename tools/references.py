@@ -19,6 +19,8 @@ from semantic.application.chat.families import FAMILIES, reasoning_parsers
 from tests.families.answers import ANSWERS
 
 Json = Mapping[str, object]
+Elsewhere = Mapping[str, Sequence[TyperOption]]
+"""Options that other pages have, by a link to each."""
 
 _KINDS: Final = {str: "text", int: "number", float: "number", Path: "path"}
 _GROUPS: Final = (
@@ -48,16 +50,35 @@ _OTHERS: Final = "The server"
 _METHODS: Final = ("get", "post", "put", "delete")
 
 
-def command_line() -> str:
-    """Every command of `semantic` with its arguments and options."""
+def command_line(name: str) -> str:
+    """A command of `semantic` with its arguments and options; without a name the common options,
+    and a list of the commands."""
     from semantic.cli.main import app
 
     program = get_command(app)
     assert isinstance(program, TyperGroup)
-    parts = [_options([one for one in program.params if isinstance(one, TyperOption)])]
-    for name, command in program.commands.items():
-        parts += _commands(f"semantic {name}", command)
+    common = _shown(program)
+    if not name:
+        rows = [
+            (f"[semantic {one}](cli/{one}.md)", _cell(str(command.help or "").partition("\n")[0]))
+            for one, command in program.commands.items()
+        ]
+        return f"{_options(common)}\n\n{_table(('command', ''), rows)}"
+    serve = [one for one in _shown(program.commands["serve"]) if not _is_among(one, common)]
+    elsewhere = {"[Common options](../cli.md)": common}
+    if name != "serve":
+        elsewhere["[Options of `semantic serve`](serve.md)"] = serve
+    parts = _commands(f"semantic {name}", program.commands[name], elsewhere)
     return "\n\n".join(part for part in parts if part)
+
+
+def _shown(command: object) -> list[TyperOption]:
+    params = getattr(command, "params", ())
+    return [one for one in params if isinstance(one, TyperOption) and not one.hidden]
+
+
+def _is_among(option: TyperOption, others: Sequence[TyperOption]) -> bool:
+    return _row(option) in map(_row, others)
 
 
 def families() -> str:
@@ -91,35 +112,43 @@ def _code(text: str) -> str:
     return f"<code>{shown}</code>"
 
 
-def _commands(name: str, command: object) -> Iterator[str]:
+def _commands(name: str, command: object, elsewhere: Elsewhere) -> Iterator[str]:
     if isinstance(command, TyperGroup):
-        yield f"## {name}"
         yield command.help or ""
         for below, one in command.commands.items():
-            yield from _commands(f"{name} {below}", one)
+            yield f"## {name} {below}"
+            yield from _commands(f"{name} {below}", one, elsewhere)
         return
-    params = list(getattr(command, "params", ()))
-    arguments = [one for one in params if isinstance(one, TyperArgument)]
+    arguments = [one for one in getattr(command, "params", ()) if isinstance(one, TyperArgument)]
     words = map(_word, arguments)
-    yield f"{'##' if name.count(' ') == 1 else '###'} {name}"
     yield f"    {' '.join((name, '[OPTIONS]', *words))}"
     yield _joined(str(getattr(command, "help", "") or ""))
     if arguments:
         rows = [(f"`{_word(one)}`", _cell(one.help)) for one in arguments]
         yield _table(("argument", ""), rows)
-    yield _options([one for one in params if isinstance(one, TyperOption)])
+    own = _shown(command)
+    for place, known in elsewhere.items():
+        named = [one for one in own if _is_among(one, known)]
+        own = [one for one in own if one not in named]
+        if len(named) == len(known):
+            yield f"{place}: all."
+        elif named:
+            yield f"{place}: {', '.join(_names(one) for one in named)}."
+    yield _options(own)
 
 
-def _options(options: Sequence[TyperOption]) -> str:
+def _options(shown: Sequence[TyperOption]) -> str:
     """A table for each panel, in the order of `--help`."""
-    shown = [one for one in options if not one.hidden]
     order = ["", *dict.fromkeys(_panel(one) for one in shown)]
-    shown.sort(key=lambda one: order.index(_panel(one)))
+    shown = sorted(shown, key=lambda one: order.index(_panel(one)))
     parts = []
     for panel, below in groupby(shown, _panel):
-        rows = [(_names(one), _kind(one), _cell(one.help) + _default(one)) for one in below]
-        parts.append(_table((panel or "option", "", ""), rows))
+        parts.append(_table((panel or "option", "", ""), [_row(one) for one in below]))
     return "\n\n".join(parts)
+
+
+def _row(option: TyperOption) -> tuple[str, str, str]:
+    return _names(option), _kind(option), _cell(option.help) + _default(option)
 
 
 def _word(argument: TyperArgument) -> str:

@@ -11,7 +11,7 @@ from typer.main import get_command
 from semantic.cli.main import app
 from semantic_server.http.app import create_app
 from tools import references
-from tools.pages import URL, PageError, filled, main
+from tools.pages import ROOT, URL, PageError, filled, main
 
 
 def region(mark: str, content: str = "") -> str:
@@ -84,16 +84,32 @@ def test_a_page_that_differs_is_found_and_then_filled(
 
 
 def test_the_reference_has_every_command_and_option() -> None:
-    text = references.command_line()
     program = get_command(app)
     assert isinstance(program, TyperGroup)
+    index = references.command_line("")
     for name, command in program.commands.items():
-        assert f"## semantic {name}\n" in text
-        for below in command.commands if isinstance(command, TyperGroup) else ():
-            assert f"### semantic {name} {below}\n" in text
-    assert "    semantic models ls [OPTIONS] [FOLDER]...\n" in text
-    assert "    semantic run [OPTIONS] [PROMPT]\n" in text
-    assert "| `--max-batch`, `--max-num-seqs` | number | Maximum requests in one batch. |" in text
+        assert f"[semantic {name}](cli/{name}.md)" in index
+        text = references.command_line(name)
+        page = (ROOT / "docs" / "cli" / f"{name}.md").read_text(encoding="utf-8")
+        assert text in page
+        groups = command.commands if isinstance(command, TyperGroup) else {}
+        for below in groups:
+            assert f"## semantic {name} {below}\n" in text
+        for one in groups.values() or [command]:
+            options = [option for option in one.params if option.param_type_name == "option"]
+            for option in options:
+                is_said = f"`{option.opts[0]}`" in text or "semantic serve`](serve.md): all" in text
+                assert is_said or getattr(option, "hidden", False), (name, option.opts)
+
+
+def test_options_that_other_pages_have_are_named_there() -> None:
+    assert "    semantic models ls [OPTIONS] [FOLDER]...\n" in references.command_line("models")
+    assert "    semantic run [OPTIONS] [PROMPT]\n" in references.command_line("run")
+    serve = references.command_line("serve")
+    assert "| `--max-batch`, `--max-num-seqs` | number | Maximum requests in one batch. |" in serve
+    assert "`--pool-gb` | number" not in serve
+    assert "[Common options](../cli.md): `--model`, `--pool-gb`" in references.command_line("chat")
+    assert "`semantic serve`](serve.md): all." in references.command_line("service")
 
 
 def test_the_reference_has_every_route_and_its_fields() -> None:
