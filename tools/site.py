@@ -23,6 +23,9 @@ ROOT_PAGES: Final = (
     *("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 )
 """Pages that are not below `docs`."""
+_DECISION: Final = re.compile(r"docs/adr/\d")
+_UNSEARCHED: Final = "---\nsearch:\n  exclude: true\n---\n"
+"""Decisions have the words of every task; their index leads to them."""
 ASSETS: Final = frozenset({".css", ".json", ".png", ".svg", ".txt"})
 
 FENCE: Final = re.compile(r"^(```+|~~~+).*?^\1[^\S\n]*$", re.DOTALL | re.MULTILINE)
@@ -65,7 +68,8 @@ def write(destination: Path = PAGES, root: Path = ROOT) -> None:
     shutil.rmtree(destination, ignore_errors=True)
     for page in pages(root):
         text = (root / page).read_text(encoding="utf-8")
-        _put(destination / page, for_site(text, page.parent, root).encode())
+        head = _UNSEARCHED if _DECISION.match(page.as_posix()) else ""
+        _put(destination / page, f"{head}{for_site(text, page.parent, root)}".encode())
         for asset in assets(text, page.parent, root):
             _put(destination / asset, (root / asset).read_bytes())
 

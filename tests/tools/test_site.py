@@ -29,6 +29,16 @@ def test_links_to_pages_and_drawings_stay_and_others_keep_their_words(root: Path
     assert not (root / "site/src").exists()
 
 
+def test_the_search_of_the_site_finds_tasks_and_no_decisions(root: Path) -> None:
+    (root / "docs" / "adr").mkdir()
+    for name in ("001-a", "README"):
+        (root / "docs" / "adr" / f"{name}.md").write_text("# Decide\n")
+    write(root / "site", root)
+    unsearched = "---\nsearch:\n  exclude: true\n---\n# Decide\n"
+    assert (root / "site/docs/adr/001-a.md").read_text() == unsearched
+    assert (root / "site/docs/adr/README.md").read_text() == "# Decide\n"
+
+
 def test_what_was_written_before_is_gone(root: Path) -> None:
     (root / "site").mkdir()
     (root / "site" / "old.md").touch()
