@@ -1,6 +1,6 @@
-"""Events of an answer: its pieces in the order in which they were generated, then its end.
+"""Events of an answer: its pieces in the order of generation, then its end.
 
-A streamed response sends the pieces; a whole response is assembled from the same ones.
+A streamed response sends the pieces; a whole response joins the same ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AnswerReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """The request was accepted: its agent and the number of prompt tokens."""
+    """An accepted request: its agent and the number of prompt tokens."""
 
     uid: str
     agent_id: str
@@ -25,7 +25,7 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """`done` of `total` prompt tokens are in the cache; none: the request was preempted."""
+    """The cache has `done` of `total` prompt tokens; none after a preemption."""
 
     done: int
     total: int
@@ -79,20 +79,17 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """Something generated between the marks of a tool call that is none, and why.
-
-    What was generated follows as text.
-    """
+    """The reason why the text between the marks of a tool call is not a call. The text follows."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of an answer; `cached` prompt tokens were reused, see `match` for why not more.
+    """Tokens of an answer. The prompt reused `cached` tokens; `match` has the reason for no more.
 
-    `kept`: what was computed is cached now. `noted`: pictures, sounds and documents that are notes
-    in the prompt.
+    `kept`: the cache keeps the computed tokens. `noted`: pictures, sounds and documents that are
+    notes in the prompt.
     """
 
     prompt: int
@@ -105,7 +102,7 @@ class Usage:
 
     @property
     def written(self) -> int:
-        """Prompt tokens that were computed and are cached now."""
+        """Computed prompt tokens that the cache keeps."""
         return self.prompt - self.cached if self.kept else 0
 
     @property

@@ -28,22 +28,22 @@ HEAD_TOKENS = 16
 """See `begins_like`."""
 _ID_BYTES = 8
 _LAYOUT_VERSION = b"1"
-"""Increment when the meaning of a body's bytes changes: older blocks are then not found."""
+"""Increment it when the meaning of a body's bytes changes: no lookup then finds older blocks."""
 
 
 ANY_CHIP = "any-chip:"
-"""Begins the id of a model whose blocks are shared by chips that may round differently."""
+"""Prefix of the id of a model whose blocks chips share that may round differently."""
 
 
 class Part(StrEnum):
-    """Which part of a block's cache a stored body holds. The values are part of the file format."""
+    """The part of a block's cache in a stored body. The values belong to the file format."""
 
     FULL = "full"
     """Keys and values of the block's tokens in all full-attention layers; may be empty."""
     WINDOW = "window"
-    """The same in the sliding-window layers. Stored only where a sequence may be resumed."""
+    """The same in the sliding-window layers, stored only where a sequence may resume."""
     CHECKPOINT = "checkpoint"
-    """What else is needed to resume after the block's last token: states, the window's edge."""
+    """The rest for resuming after the block's last token: states, the window's edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,9 @@ class BlockKey:
 
 
 def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
-    """Whether the first 16 tokens of both are the same, or all those of the shorter one.
+    """Return whether both have the same first 16 tokens, or all those of the shorter one.
 
-    Blocks that share fewer tokens are not worth reading: with a chat template all conversations
-    begin with the same few tokens.
+    Fewer tokens are not worth a read: with a chat template all conversations begin alike.
     """
     n = min(HEAD_TOKENS, len(tokens), len(like))
     return n > 0 and tuple(tokens[:n]) == tuple(like[:n])
@@ -98,7 +97,7 @@ PUBLIC_TENANT = "public"
 
 
 def tenant_tag(secret: bytes, tenant: str) -> bytes:
-    """The tag of `tenant` in hashes, 32 bytes; it cannot be derived without `secret`."""
+    """Return the tag of `tenant` in hashes, 32 bytes; nothing derives it without `secret`."""
     return hmac.digest(secret, tenant.encode("utf-8", "surrogatepass"), "sha256")
 
 
@@ -111,12 +110,12 @@ def tenant_id(secret: bytes, tag: bytes) -> str:
     return named.get(tag) or digest("tenant-id-v1", tag)[:_ID_BYTES].hex()
 
 
-@dataclass(frozen=True)  # no slots: `root` is computed once
+@dataclass(frozen=True)  # no slots: caches `root`
 class Scope:
-    """Blocks are shared within a scope: one model's content and one tenant (32 bytes each).
+    """The bounds of sharing: one model's content and one tenant, 32 bytes each.
 
-    With a `salt` only with agents of the same salt: those of one import. It is no part of the
-    scope's identity, by which a tenant's agents are named and listed.
+    A `salt` limits sharing to agents of one import. The scope's identity, which names and lists
+    a tenant's agents, leaves it out.
     """
 
     namespace: bytes
@@ -158,7 +157,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class BlockLink:
-    """One block of a chain: what its hash is made of. `start` is its first token's position."""
+    """One block of a chain: the inputs of its hash. `start` is its first token's position."""
 
     scope: Scope
     hash: BlockHash

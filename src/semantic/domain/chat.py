@@ -1,6 +1,6 @@
-"""Chat: a conversation independent of any wire: messages, tools and options of the answer.
+"""Chat: a conversation independent of any API: messages, tools and options of the answer.
 
-Texts are unchanged. Knows neither wires nor templates nor tokens.
+Keeps texts as they came. Knows neither wires nor templates nor tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ToolCall:
 
 
 def is_tool_name(name: str) -> bool:
-    """Whether `name` may be that of a tool that was not offered. Some formats take all that
-    precedes the arguments for the name."""
+    """Return whether `name` may name a tool outside the offer. Some formats take everything before
+    the arguments for the name."""
     return _NAMES.fullmatch(name) is not None
 
 
@@ -91,10 +91,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may (auto), must not (none) or must (required) call a tool.
-
-    With `name` it must call that one.
-    """
+    """The model may (auto), must not (none) or must (required) call a tool: the one with `name`, if
+    given."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
@@ -111,9 +109,9 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation to be continued by the assistant.
+    """A conversation that the assistant continues.
 
-    `template_options` are passed to the chat template (enable_thinking, reasoning_effort).
+    The chat template gets `template_options` (enable_thinking, reasoning_effort).
     """
 
     messages: tuple[Message, ...]
@@ -125,12 +123,12 @@ class Chat:
 
     @property
     def may_call(self) -> bool:
-        """Whether calls are recognised in the answer."""
+        """True if the answer may contain calls."""
         return bool(self.tools) and self.tool_choice.mode != "none"
 
     @property
     def fresh(self) -> tuple[Attachment, ...]:
-        """What users have attached since the last answer."""
+        """Attachments of users since the last answer."""
         found: list[Attachment] = []
         for message in reversed(self.messages):
             if message.role == "assistant":

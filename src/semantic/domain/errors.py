@@ -13,19 +13,19 @@
     │   │   └── TenantLimitError             the tenant has its part of what all share
     │   ├── PoolExhaustedError           the block pool cannot hold it
     │   ├── WeightsTooLargeError         a model's weights need more memory than there is for them
-    │   └── UncheckedGrammarError        a grammar that may be expensive was not checked yet
+    │   └── UncheckedGrammarError        a grammar that may be expensive still needs its check
     ├── AnswerError                  retry: the answer is unusable
-    │   └── ToolCallError                a tool call that cannot be parsed
+    │   └── ToolCallError                a tool call that does not parse
     └── OperatorError                a person must act
         ├── UnsupportedModelError        the model's cache is of an unsupported kind
         ├── BackendError                 the model failed while running
         │   └── NotFiniteError               it computed NaN or infinite values
-        ├── ModelLoadError               one of several models cannot be loaded
-        ├── StoreError                   the store's folder cannot be used as it is
+        ├── ModelLoadError               one of several models does not load
+        ├── StoreError                   the store's folder is not usable as it is
         └── IntegrityError               an internal count is wrong: a bug
 
 Each class also derives from the built-in exception that a caller without this module would
-expect. Knows nothing of how errors are displayed.
+expect. Knows nothing of the display of errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from semantic.domain.grammar import Grammar
 GRAMMAR_FAILED = "the grammar failed"
 """How the cause begins when an answer's own grammar ended it. Clients may read all of it."""
 NOT_FINITE = "the model computed NaN or infinite values; nothing computed for this answer is kept"
-"""Why an answer ends that was computed from such values. Clients may read it."""
+"""The reason for the end of such an answer. Clients may read it."""
 
 
 class SemanticError(Exception):
@@ -45,11 +45,11 @@ class SemanticError(Exception):
 
 
 class RequestError(SemanticError):
-    """The request cannot be served as it is; retrying it is useless."""
+    """The server cannot serve the request as it is; a retry is useless."""
 
 
 class InvalidRequestError(RequestError, ValueError):
-    """A field of the request is wrong; the message names it and what was expected."""
+    """A field of the request is wrong; the message names it and the expected value."""
 
 
 class ContextOverflowError(RequestError, ValueError):
@@ -76,7 +76,7 @@ class PinLimitError(RequestError, ValueError):
 
 
 class ModelNotFoundError(RequestError, LookupError):
-    """There is no such model, or its files cannot be loaded."""
+    """There is no such model, or its files do not load."""
 
 
 class CacheReconstructionError(RequestError, ValueError):
@@ -84,7 +84,7 @@ class CacheReconstructionError(RequestError, ValueError):
 
 
 class CapacityError(SemanticError):
-    """Capacity is exhausted now; a smaller request, or the same one later, may succeed."""
+    """No capacity is left now; a smaller request, or the same one later, may succeed."""
 
 
 class PoolExhaustedError(CapacityError, ValueError):
@@ -104,7 +104,7 @@ class TenantLimitError(OverloadedError):
 
 
 class WeightsTooLargeError(CapacityError):
-    """A model's weights, of `n_bytes`, need more memory than there is for them; none was read."""
+    """A model's weights, of `n_bytes`, need more memory than there is; the loader read none."""
 
     def __init__(self, message: str, *, n_bytes: int) -> None:
         super().__init__(message)
@@ -112,9 +112,9 @@ class WeightsTooLargeError(CapacityError):
 
 
 class UncheckedGrammarError(CapacityError):
-    """`grammars` may be expensive to compile and must be checked before.
+    """`grammars` may be expensive to compile and need a check first.
 
-    `compiles`: they are those of answers; else parts of them.
+    `compiles`: they belong to answers; else they are parts of such.
     """
 
     def __init__(self, grammars: Sequence[Grammar], *, compiles: bool) -> None:
@@ -128,7 +128,7 @@ class AnswerError(SemanticError):
 
 
 class ToolCallError(AnswerError, ValueError):
-    """A generated tool call cannot be parsed; the message contains the reason."""
+    """A generated tool call does not parse; the message contains the reason."""
 
 
 class OperatorError(SemanticError):
@@ -136,7 +136,7 @@ class OperatorError(SemanticError):
 
 
 class UnsupportedModelError(OperatorError, NotImplementedError):
-    """The model's cache is of a kind that cannot be batched; the message names it."""
+    """No batch can hold the model's kind of cache; the message names it."""
 
 
 class BackendError(OperatorError, RuntimeError):
@@ -151,8 +151,8 @@ class NotFiniteError(BackendError):
 
 
 class ModelLoadError(OperatorError, RuntimeError):
-    """One of several models cannot be loaded as its files or the budget are. `public` is what
-    clients may read of it: no path."""
+    """One of several models does not load with its files or this budget. Clients may read `public`,
+    which names no path."""
 
     def __init__(self, message: str, *, public: str) -> None:
         super().__init__(message)
@@ -160,7 +160,7 @@ class ModelLoadError(OperatorError, RuntimeError):
 
 
 class StoreError(OperatorError, OSError):
-    """A store cannot be opened: foreign, unsafe, or of a newer format. Nothing was changed."""
+    """A store does not open: foreign, unsafe, or of a newer format. The folder stays as it was."""
 
 
 class IntegrityError(OperatorError, RuntimeError):

@@ -1,6 +1,6 @@
-"""Grammar: the constraint of structured output, as a value beside the sampling parameters.
+"""Grammar: the constraint of structured output, as a value next to the sampling parameters.
 
-Knows neither how tokens are masked nor in which library.
+Knows no masks of tokens and no library.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ _LARGEST_EXACT = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer, and the tokens in which the conversation up to its end was computed.
+    """An answer, and the tokens of the conversation up to its end.
 
-    These are the first `start` tokens of the previous turn, whose digest is `parent`, followed by
-    `tokens`; the digest is needed because another turn may reach the same point in other tokens.
-    Without `tokens` the turn is known but cannot be continued. `thought` is the digest of the
-    answer's reasoning. `owner` is what its tenant's turns are counted under, not part of it.
+    These are the first `start` tokens of the previous turn, with the digest `parent`, then
+    `tokens`; another turn may reach the same point in other tokens, hence the digest. Without
+    `tokens` the turn is known, but nothing continues it. `thought` is the digest of the answer's
+    reasoning. The store counts its tenant's turns under `owner`.
     """
 
     point: Point
@@ -101,7 +101,7 @@ def thought_digest(reasoning: str) -> bytes:
 
 
 def agrees(turn: Turn, message: Message) -> bool:
-    """Whether the reasoning in `message`, if any, is that of `turn`."""
+    """Return whether the reasoning in `message`, if any, is that of `turn`."""
     return not message.reasoning.strip() or thought_digest(message.reasoning) == turn.thought
 
 
@@ -148,7 +148,7 @@ def _trimmed(value: object) -> object:
 
 
 def _number(text: str) -> int | float:
-    """A number as JavaScript represents it: 1.0 is 1, large integers are rounded.
+    """Return a number as JavaScript represents it: 1.0 is 1, large integers lose digits.
 
     Raises ValueError for one beyond the range of a float.
     """

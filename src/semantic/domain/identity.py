@@ -1,8 +1,8 @@
-"""What a request says of its sender: Identity, the session and the agent that a client names in
-passing, and Hints.
+"""The sender of a request: Identity, the session and the agent that a client names in passing,
+and Hints.
 
-Used for names, pins, statistics and order. It never decides which cache is read: blocks are found
-by the content of the prompt.
+They serve names, pins, statistics and order. They never choose a cache: the content of the prompt
+finds its blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_TAG_LENGTH = 128
 """Characters of a session, agent or client tag."""
 
 _MAX_PART_LENGTH = 100
-"""Characters of a tag within a name; a longer one is replaced by a digest."""
+"""Characters of a tag within a name; a digest takes the place of a longer one."""
 _DIGEST_DIGITS = 32
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
 LONGEST_ABSENCE: Final = 86_400.0
@@ -86,7 +86,7 @@ def home_of(name: str) -> str:
 
 
 def is_tag(text: object) -> TypeGuard[str]:
-    """Whether `text` is valid as the tag of a session, an agent or a client."""
+    """Return whether `text` is valid as the tag of a session, an agent or a client."""
     return isinstance(text, str) and 1 <= len(text) <= MAX_TAG_LENGTH and text.isprintable()
 
 
@@ -101,9 +101,9 @@ def _part(tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """All optional. `done`: the agent needs nothing after this answer. `back_in`: in how many
-    seconds after it the agent sends its next request; None if it does not say. `priority`: those of
-    its tenant's requests with a higher one precede it.
+    """All optional. `done`: the agent needs nothing after this answer. `back_in`: seconds from the
+    answer to the agent's next request; None if unknown. `priority`: its tenant's requests with a
+    higher one precede it.
 
     Raises InvalidRequestError for a `back_in` below 0 or above LONGEST_ABSENCE, for one of an agent
     that is done, and for a `priority` beyond MOST_PRIORITY.

@@ -1,4 +1,4 @@
-"""MatchReport: how much of a request's prompt was reused, and why not more."""
+"""MatchReport: how much of its prompt a request reused, and why not more."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ class MatchEnd(StrEnum):
     """Why a prompt's reusable prefix ended where it did."""
 
     COMPLETE = "complete"
-    """Everything cached for this agent was used."""
+    """The request used everything cached for this agent."""
     NEW = "new"
     """No cached prefix of this prompt."""
     DIVERGED = "diverged"
     """The prompt differs from the agent's cached tokens."""
     MISSING = "missing"
-    """A block is not stored: evicted, dropped, or never saved."""
+    """The store lacks a block: evicted, dropped, or never saved."""
     DAMAGED = "damaged"
-    """A block could not be read or failed verification."""
+    """A block failed its read or its verification."""
     NO_CHECKPOINT = "no checkpoint"
-    """The blocks are stored, but a window or state can be resumed only at an earlier position."""
+    """The store has the blocks, but a window or state resumes only at an earlier position."""
     SLOWER = "slower"
-    """Reading was estimated to take longer than computing."""
+    """A read would take longer than computing, by estimate."""
     SCORED = "scored"
-    """Log-probabilities of the prompt were requested, which requires computing all of it."""
+    """The request asks for log-probabilities of the prompt, so the engine computes all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,19 @@ class CacheMiss:
 
 @dataclass(frozen=True, slots=True)
 class MatchReport:
-    """How much of a request's prompt was reused, and why not more.
+    """How much of its prompt a request reused, and why not more.
 
     `differs_at` is the first position at which the prompt differs from the agent's cached tokens;
     None if it extends them. `expected` and `got` are the token ids there. `seconds` is the prefill
-    time of the rest. `lost` are cached tokens that were computed again; None if there are none.
-    `any_chip`: reused tokens may have been computed on another kind of chip, which the operator
-    allowed.
+    time of the rest. `lost` counts cached tokens that the engine computed again; None without any.
+    `any_chip`: another kind of chip may have computed reused tokens, as the operator allows.
     """
 
     prompt_tokens: int
     reused_tokens: int
     end: MatchEnd
     source: str
-    """Where the reused tokens were read from: "pool", "memory", "disk" or "none"."""
+    """The source of the reused tokens: "pool", "memory", "disk" or "none"."""
     differs_at: int | None = None
     expected: int | None = None
     got: int | None = None

@@ -1,6 +1,6 @@
 """Prefix matching: how many tokens of an agent's cache a new prompt can reuse.
 
-A token is reused only if it is equal at the same position and every layer can be cut back to it,
+A request reuses a token only if it is equal at the same position and every layer can return to it,
 so reuse never changes an answer.
 """
 
@@ -28,10 +28,10 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def without_generation_prompt(n_tokens: int) -> int:
-    """How many of a prompt's tokens the agent's next prompt can be expected to repeat.
+    """Return how many of a prompt's tokens the agent's next prompt probably repeats.
 
     A rendered conversation ends with the marks that open the answer; a template may write them
-    differently once the answer is known.
+    differently in front of a known answer.
     """
     return n_tokens - min(_MAX_GENERATION_PROMPT, n_tokens // _MAX_GENERATION_SHARE)
 
@@ -57,7 +57,7 @@ def _repeated(turn: Manifest) -> int:
 
 
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
-    """The shortest length that a layer holding positions `held` of `total` can be cut to.
+    """Return the shortest length for a layer that holds positions `held` of `total`.
 
     A window layer cut to n tokens must still hold the window before token n. A layer that lacks
     tokens needed at any length gets a length that no cache has.
@@ -72,9 +72,9 @@ def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
 
 
 def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Sequence[int]) -> int:
-    """How many tokens of `prompt` can be reused from `blocks`.
+    """Return how many tokens of `prompt` a request can reuse from `blocks`.
 
-    Never all: the last token must be computed to give the logits of the next.
+    Never all: the last token gives the logits of the next.
     """
     if blocks is None or blocks.retired:
         return 0

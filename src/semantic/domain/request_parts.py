@@ -1,7 +1,7 @@
 """Parts of a request, and the first part that differs from an earlier request.
 
 The parts are in the order in which templates render them: options, tools, messages. They consist of
-labels, numbers and short digests, from which no text can be recovered. Knows no tokens.
+labels, numbers and short digests, and no text follows from them. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from semantic.domain.history import (
 from semantic.domain.identity import digest
 
 MAX_MESSAGES = 4096
-"""Messages that are compared; a conversation with more exceeds the contexts of today."""
+"""Limit of compared messages; a conversation with more exceeds the contexts of today."""
 _MAX_NAMED = 512
 _MAX_LABEL_LENGTH = 64
 _DIGEST_BYTES = 6
@@ -56,7 +56,7 @@ class Change(StrEnum):
     REMOVED = "removed"
     MOVED = "moved"
     NOT_ANSWERED = "not answered"
-    """An answer in the history is not the generated one, as far as is known."""
+    """An answer in the history differs from the generated one, to current knowledge."""
     CUT = "cut"
     """An answer ended at a stop string, before the generated text did."""
     RENDERED = "rendered"
@@ -64,7 +64,7 @@ class Change(StrEnum):
 
 
 class Answered(StrEnum):
-    """What is known of an answer in a request's history."""
+    """The knowledge of an answer in a request's history."""
 
     PLAIN = "="
     """The generated answer, without reasoning."""
@@ -75,7 +75,7 @@ class Answered(StrEnum):
     CUT = "|"
     """The generated answer, ended at a stop string."""
     OTHER = "!"
-    """Not a generated answer, as far as is known."""
+    """No record of a generated answer."""
 
 
 _RENDERED_BECAUSE = {
@@ -84,14 +84,14 @@ _RENDERED_BECAUSE = {
     Answered.CUT: (PartKind.MESSAGE, Change.CUT),
     Answered.OTHER: (PartKind.MESSAGE, Change.NOT_ANSWERED),
 }
-"""Why an answer is rendered in other tokens than it was generated in."""
+"""Reasons why the template renders an answer in other tokens than the model generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A part that differs.
 
-    Tools are numbered from 1, and so are messages after the leading system messages. `name` is the
+    Numbers of tools, and of messages after the leading system messages, begin at 1. `name` is the
     name of a tool or option, or the role of a message.
     """
 
@@ -123,8 +123,8 @@ class MessageDigest:
 class Parts:
     """The parts of a request.
 
-    `messages` has the first 4096 of its `n_messages` messages; the first `n_replayed` are replayed
-    verbatim, in the tokens in which they were computed.
+    `messages` has the first 4096 of its `n_messages` messages; the first `n_replayed` continue
+    verbatim, in their computed tokens.
     """
 
     options: tuple[Named, ...] = ()
@@ -141,7 +141,7 @@ class Parts:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it has more messages than are compared."""
+        """True if it has more messages than the limit of compared ones."""
         return self.n_messages > len(self.messages)
 
 
@@ -151,10 +151,10 @@ def parts_of(
     answers: Mapping[int, Answered] | None = None,
     tool_texts: Sequence[bytes] | None = None,
 ) -> Parts:
-    """The parts of `chat`, whose first `n_replayed` messages are replayed verbatim.
+    """Return the parts of `chat`, whose first `n_replayed` messages continue verbatim.
 
-    `answers` is what is known of its answers, by their index among all messages; `tool_texts` are
-    the results of `tool_text`, if already computed.
+    `answers` is the knowledge of its answers, by their index among all messages; `tool_texts` are
+    the results of `tool_text`, if the caller has them.
     """
     options = sorted(chat.template_options.items())
     known, defaults = answers or {}, defaults_of(chat.tools)
@@ -174,7 +174,7 @@ def parts_of(
 def changed_part(before: Parts, now: Parts) -> Difference | None:
     """The first part that differs; None if `now` equals or extends `before`.
 
-    Reasoning that is missing in a replayed message is no difference.
+    Reasoning that a replayed message lacks does not count.
     """
     return (
         _first_named(PartKind.OPTION, before.options, now.options)
@@ -184,10 +184,10 @@ def changed_part(before: Parts, now: Parts) -> Difference | None:
 
 
 def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference | None:
-    """What the template renders differently although no part of `before` differs in `now`.
+    """Return the cause of other tokens although no part of `before` differs in `now`.
 
     `in_answer`: the first differing token is in the answer to `before`, not in its prompt. None if
-    a message that is not compared may be the cause.
+    a message beyond the compared ones may be the cause.
     """
     if before.is_cut:
         return None
@@ -299,7 +299,7 @@ def _digested(message: Message, answered: Answered, defaults: Defaults) -> Messa
 
 
 def _named(parts: Iterable[tuple[str, bytes]]) -> tuple[Named, ...]:
-    """Named digests; those beyond the limit of a note are combined into one."""
+    """Return named digests; one digest covers those beyond the limit of a note."""
     found = [(label(name), digest("part-v1", content)) for name, content in parts]
     first, rest = found[:_MAX_NAMED], found[_MAX_NAMED:]
     if rest:

@@ -1,6 +1,6 @@
-"""StoredResponse: one response of the Responses wire, its key and its encoding as bytes.
+"""StoredResponse: one response of the Responses API, its key and its encoding as bytes.
 
-Bytes that differ from what was written are refused. Knows messages and the agent; neither wires
+Decoding refuses bytes that differ from the written ones. Knows messages and the agent; neither APIs
 nor storage.
 """
 
@@ -24,13 +24,13 @@ class DamagedRecordError(Exception):
 
 
 def key_of(tenant: str, response_id: str) -> bytes:
-    """The key of a response, 32 bytes. It cannot be derived without the tenant's name and reveals
-    neither tenant nor id."""
+    """Return the key of a response, 32 bytes, which needs the tenant's name and reveals neither
+    tenant nor id."""
     return digest("response-key-v1", _utf8(tenant), _utf8(response_id))
 
 
 def owner_of(tenant: str) -> bytes:
-    """What a tenant's responses are counted under, 16 bytes; reveals no name."""
+    """Return the key that counts a tenant's responses, 16 bytes; it reveals no name."""
     return digest("response-owner-v1", _utf8(tenant))[:_OWNER_BYTES]
 
 
@@ -38,7 +38,7 @@ def encoded(response: StoredResponse) -> bytes:
     """`response` as bytes."""
     facts = asdict(response)
     body = facts.pop("body")
-    # Escaped, so that a lone surrogate is preserved.
+    # Escapes preserve a lone surrogate.
     return json.dumps(facts, separators=(",", ":")).encode() + _BODY + _utf8(body)
 
 
@@ -81,11 +81,11 @@ def _utf8(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """What one response added to a conversation.
+    """The part of a conversation that one response added.
 
-    `input` has only the messages of its own request; earlier ones are in the response `previous`.
-    `tools` are those that its input added to the conversation. `body` is JSON in the format of its
-    wire. `created` is Unix time in seconds.
+    `input` has only the messages of its own request; the response `previous` has earlier ones.
+    `tools` are the tools that its input added. `body` is JSON in the format of its API.
+    `created` is Unix time in seconds.
     """
 
     id: str

@@ -61,12 +61,12 @@ class BlockPool:
 
     @property
     def total_blocks(self) -> int | None:
-        """The budget in blocks; None if only bytes are limited."""
+        """The budget in blocks; None if there is only one in bytes."""
         return self._total_blocks
 
     @property
     def max_bytes(self) -> int | None:
-        """The budget in bytes; None if only blocks are limited."""
+        """The budget in bytes; None if there is only one in blocks."""
         return self._max_bytes
 
     @property
@@ -93,9 +93,9 @@ class BlockPool:
         return self._evictable_bytes
 
     def can_allocate(self, counts: Sequence[int], *, after_eviction: bool = False) -> bool:
-        """Whether `counts[layer]` blocks of every layer could be allocated now.
+        """Return whether the pool has `counts[layer]` blocks of every layer now.
 
-        With `after_eviction` as if all evictable references were freed.
+        With `after_eviction` evictable references count as free.
         """
         with self._lock:
             n_blocks, n_bytes = len(self._references), self._used_bytes
@@ -105,7 +105,7 @@ class BlockPool:
             return self._fits(counts, n_blocks, n_bytes)
 
     def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
-        """Whether `counts` would fit if all agents except `beside` freed their blocks."""
+        """Return whether `counts` would fit if all agents except `beside` freed their blocks."""
         with self._lock:
             held = {block for agent in beside for block in self._held.get(agent, ())}
             used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)
@@ -124,7 +124,7 @@ class BlockPool:
             return tuple(self._busy)
 
     def view(self, agent_id: str) -> PoolView:
-        """What `agent_id` holds."""
+        """Return the holdings of `agent_id`."""
         with self._lock:
             per_layer = Counter(self._layer_of[block] for block in self._held.get(agent_id, ()))
         counts = tuple(per_layer[layer] for layer in range(self.spec.n_layers))
@@ -132,12 +132,12 @@ class BlockPool:
         return PoolView(agent_id, counts, n_bytes)
 
     def is_live(self, blocks: Iterable[KVBlock]) -> bool:
-        """Whether every one of `blocks` has a holder."""
+        """Return whether every one of `blocks` has a holder."""
         with self._lock:
             return all(block.block_id in self._references for block in blocks)
 
     def is_exclusive(self, blocks: Iterable[KVBlock], agent_id: str) -> bool:
-        """Whether every one of `blocks` has `agent_id` as its only holder, once."""
+        """Return whether every one of `blocks` has `agent_id` as its only holder, once."""
         with self._lock:
             held = self._held.get(agent_id, {})
             return all(
@@ -213,9 +213,9 @@ class BlockPool:
     # Evictable references
 
     def mark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """One reference of `agent_id` to every one of `blocks` may be freed at any time.
+        """Let the caller free one reference of `agent_id` to every one of `blocks` at any time.
 
-        To be undone by `unmark_evictable` before they are freed or used again.
+        Call `unmark_evictable` before it frees or uses them again.
         """
         with self._lock:
             self._change([block.block_id for block in blocks], 0, 1)

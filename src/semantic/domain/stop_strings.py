@@ -1,8 +1,8 @@
-"""Stop strings: how an answer is cut when one appears, however its text arrives.
+"""Stop strings: they cut an answer where one appears, however its text arrives.
 
-Works on text alone; knows no tokens. Text that could still become a stop string is held back,
-so nothing of a stop string is ever emitted. They end what a client sees as the answer: reasoning
-that quotes one goes on.
+Works on text alone; knows no tokens. Holds back text that could still become a stop string, so no
+part of one leaves. Stop strings end the answer that a client sees: reasoning that quotes one goes
+on.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string that is not within `thoughts`. A text that
-    mentions where these begin, as a word of a line, is no thought.
+    """Cuts a stream of text at the first stop string outside `thoughts`. A text that mentions their
+    opening mark, as a word of a line, does not open one.
 
-    Of two that end at the same character the one that began first wins, so the result does not
-    depend on how the text was divided.
+    When two end at the same character the one that began first wins, so the division of the text
+    does not matter.
     """
 
     def __init__(self, stops: Sequence[str], thoughts: Thoughts | None = None) -> None:
@@ -55,11 +55,11 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has cut the text; see `matched`."""
+        """True after a stop string has cut the text; see `matched`."""
         return self.matched is not None
 
     def push(self, text: str) -> str:
-        """The text that may be emitted now; sets `matched` when a stop string is complete."""
+        """Return the text that may leave now; set `matched` when a stop string is complete."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._pending += text
@@ -87,8 +87,8 @@ class StopStrings:
         return text
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """Where the mark that is complete first begins, and which it is; without one, how much of
-        the text may be emitted, and ""."""
+        """Return where the first complete mark begins, and the mark; without one, how much of the
+        text may leave, and ""."""
         text = self._pending
         found = [(text.find(mark) + len(mark), mark) for mark in marks if mark in text]
         if not found:

@@ -34,19 +34,19 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class LayerKind(StrEnum):
-    """What a layer caches. The values are those of configuration files and reports."""
+    """The kind of a layer's cache. The values are those of configuration files and reports."""
 
     FULL = "global"
     """Every past token."""
     SLIDING_WINDOW = "sliding_window"
     """The last `window` tokens."""
     STATE = "state"
-    """A state after the last token that cannot be cut back (recurrent, latent, mixed)."""
+    """A state after the last token without a way back (recurrent, latent, mixed)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one layer caches per sequence.
+    """The cache of one layer per sequence.
 
     `kv_heads`, `k_head_dim` and `v_head_dim` are 0 for a STATE layer, whose size is
     `state_bytes`: bytes per sequence, or per block when `state_grows`.
@@ -80,8 +80,8 @@ class LayerSpec:
         """The most blocks a sequence ever owns here; None when it grows with the sequence.
 
         A window owns the blocks that hold it, and one more when those leave less than half a
-        block of room: tokens are appended there and the window is moved to the front only when
-        the room is used up, so the cost of moving it is spread over many steps.
+        block of room: tokens go there, and the window moves to the front only when the room is
+        full, so many steps share the cost of a move.
         """
         if self.kind is LayerKind.STATE:
             return None if self.state_grows else 1
@@ -106,12 +106,12 @@ class DescribesCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCacheSpec:
-    """What a model caches per sequence, layer by layer. Source: the model's own `make_cache()`."""
+    """The cache of a model per sequence, layer by layer. Source: the model's `make_cache()`."""
 
     layers: tuple[LayerSpec, ...]
     reusable_tokens: int | None = None
-    """Tokens up to which what is cached does not depend on how the prompt was divided; None for no
-    limit. What lies beyond is not reused."""
+    """Tokens up to which the cache does not depend on the division of the prompt; None for no
+    limit. A request reuses nothing beyond."""
 
     readers: ClassVar[list[Callable[[object], ModelCacheSpec | None]]] = []
     """Readers of frameworks' model objects; the composition root adds one per framework."""
@@ -141,7 +141,7 @@ class ModelCacheSpec:
         return len(self.layers)
 
     def reusable(self, n_tokens: int) -> int:
-        """How many of a sequence's first `n_tokens` may be reused at most."""
+        """Return how many of a sequence's first `n_tokens` a request may reuse at most."""
         return n_tokens if self.reusable_tokens is None else min(n_tokens, self.reusable_tokens)
 
     @property
@@ -188,7 +188,7 @@ class CacheKey:
     def owner(self) -> str:
         """The pool's name for the holder of the agent's blocks: the agent's id if it has no tenant.
 
-        The names of a tenant's agents are hashed, so that a tenant cannot choose another's.
+        It has a hash of a tenant's agent, so that a tenant cannot choose another's.
         """
         if not self.tenant:
             return self.agent_id
@@ -213,12 +213,11 @@ def _is_filled_text(value: object) -> bool:
 class ThinkingBudget:
     """At most `tokens` of an answer between the marks `start` and `end`, in all its reasoning.
 
-    Where they are used up the answer continues with `end_tokens`, the tokens of `end`. `opened`:
-    the prompt ends inside reasoning, of which at least one token follows. What is between
-    `call_start` and `call_end`, or the answer's end without one, is a call, not reasoning.
-    `only_first`: an answer in a grammar has reasoning at its beginning alone; marks in what follows
-    are text. Raises InvalidRequestError for fewer tokens and for a mark of reasoning that is
-    missing.
+    At the limit the answer continues with `end_tokens`, the tokens of `end`. `opened`: the prompt
+    ends inside reasoning, and at least one token of it follows. Text between `call_start` and
+    `call_end`, or the answer's end, is a call, not reasoning. `only_first`: an answer in a grammar
+    has reasoning at its beginning alone; later marks are text. Raises InvalidRequestError for fewer
+    tokens and for a missing mark of reasoning.
     """
 
     tokens: int
@@ -255,26 +254,25 @@ _MAX_PENALTY = 2
 
 
 _LEAST_TEMPERATURE = 1e-6
-"""Of smaller ones the reciprocal may be infinite in fp32: they are 0."""
+"""Smaller temperatures are 0: in fp32 their reciprocal may be infinite."""
 _LEAST_TOP_P = 1e-4
-"""Of a large vocabulary the sum of all probabilities is no more exact than that in fp32, and less
-could leave no token to draw: it is 0."""
+"""A smaller `top_p` is 0: in fp32 the probabilities of a large vocabulary sum no more exactly, and
+no token could be left to draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. The defaults are greedy decoding.
+    """The choice of the next token. The defaults are greedy decoding.
 
     `top_p` of 1, `top_k` of 0 and `min_p` of 0 mean off. `top_p` of 0 is the most likely token, as
     is a `temperature` of 0. `seed` fixes the draw of every position, so it holds in any batch and
     over a preemption; None draws one.
-    `logprobs` is None for none, else the number of alternatives to report beside each token.
-    `logit_bias` maps token ids to what is added to their logits. The penalties of presence and
-    frequency are subtracted from the logits of tokens that the answer contains, once or for each
-    occurrence. With `ignore_eos` an answer continues after the model's end tokens. `grammar`
-    constrains the text. `prompt_logprobs` is to the prompt's tokens what `logprobs` is to the
-    answer's; the whole prompt is then computed, whatever is cached. `thinking` limits reasoning.
-    `stop` strings are not searched in `thoughts`.
+    `logprobs` is None for none, else the number of alternatives to report with each token.
+    `logit_bias` maps token ids to addends of their logits. The penalties of presence and frequency
+    lower the logits of tokens that the answer contains, once or for each occurrence. With
+    `ignore_eos` an answer continues after the model's end tokens. `grammar` constrains the text.
+    `prompt_logprobs` means `logprobs` for the prompt's tokens; the engine then computes the whole
+    prompt. `thinking` limits reasoning. `stop` strings have no effect in `thoughts`.
     """
 
     temperature: float = 0.0
@@ -338,7 +336,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether every token is the most likely one."""
+        """True if every token is the most likely one."""
         return self.temperature < _LEAST_TEMPERATURE or self.top_p < _LEAST_TOP_P
 
 
@@ -352,10 +350,10 @@ class TokenLogprob:
 
 
 class SampledToken(NamedTuple):
-    """What a backend chose for one sequence in one decode step.
+    """The choice of a backend for one sequence in one decode step.
 
-    `error` is the reason why `token` is not valid: the sequence cannot continue. If it is not
-    `finite` the model computed NaN or infinite values: what the sequence holds is not valid either.
+    `error` is the reason why `token` is not valid: the sequence cannot continue. Without `finite`
+    the model computed NaN or infinite values, and the sequence's cache is not valid either.
     """
 
     sequence: SequenceId
@@ -380,7 +378,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillEvent:
-    """`done` of `total` prompt tokens of a request are in its cache; none: it was preempted."""
+    """A request's cache has `done` of `total` prompt tokens; none after a preemption."""
 
     uid: str
     agent_id: str
@@ -394,9 +392,9 @@ class CompletedGeneration:
 
     `text` is the answer without end token and stop string; `tokens` are all tokens generated,
     the end token included. `blocks` is the agent's cache, valid until the agent's next request
-    begins or it is evicted; passing it to a later request is always safe. `cached_tokens` of the
-    `prompt_tokens` were reused; `match` has the reason for no more. `stop_string` is the one that
-    ended the answer, if any. `prompt_logprobs`, if requested, has an entry for each prompt token;
+    begins or evicts it; passing it to a later request is always safe. The request reused
+    `cached_tokens` of the `prompt_tokens`; `match` has the reason for no more. `stop_string` ended
+    the answer, if any. `prompt_logprobs`, if requested, has an entry for each prompt token;
     the first is None.
     """
 
@@ -421,7 +419,7 @@ class CompletedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """What one agent holds in the pool: blocks per layer and bytes (shared blocks counted)."""
+    """One agent's holdings in the pool: blocks per layer and bytes, shared blocks included."""
 
     agent_id: str
     blocks_per_layer: tuple[int, ...]
