@@ -85,8 +85,8 @@ class Admission:
         """Count `submission`, of at most `n_tokens`. Raises OverloadedError if the queue is full,
         and TenantLimitError if the tenant's part of it is.
 
-        An empty queue is never full: retrying a submission that can never fit is useless. A tenant
-        without submissions in it is limited by the queue alone.
+        An empty queue is never full: retrying a submission that can never fit is useless. The queue
+        alone limits a tenant without submissions in it.
         """
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:

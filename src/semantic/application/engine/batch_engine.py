@@ -51,9 +51,9 @@ class BlockPoolBatchEngine:
     """Batched generation with every agent's KV cache in blocks of one pool.
 
     Implements `GenerationEnginePort`. A request's answer is the same alone or in any batch, with
-    or without a cache, preempted or not. When the pool is full, idle caches are evicted first,
-    then the youngest running request is preempted and computed again later. A request that could
-    not fit alone is refused before any work.
+    or without a cache, preempted or not. A full pool evicts idle caches first, then preempts the
+    youngest running request, which the engine computes again later. The engine refuses a request
+    that could not fit alone before any work.
 
     Example:
         >>> model, tokenizer = semantic.load()
@@ -79,8 +79,8 @@ class BlockPoolBatchEngine:
     ) -> None:
         """At most `max_batch` requests run together.
 
-        Idle caches stay in the pool until they are evicted; with a `store` they outlive that, and
-        the process if the store does. `model_name` is saved with each agent, for display.
+        Idle caches stay in the pool until their eviction; with a `store` they outlive that, and the
+        process if the store does. The store shows `model_name` with each agent.
 
         Raises InvalidRequestError if model, spec and pool do not describe the same cache.
         """
@@ -153,8 +153,8 @@ class BlockPoolBatchEngine:
             return request.uid
 
     def expect(self, agent_id: str, seconds: float, *, tenant: str = "") -> None:
-        """The agent sends its next request in so many seconds: until then its idle cache is evicted
-        after others, and read ahead if it is not in the pool."""
+        """Expect the agent's next request after the given seconds: until then its idle cache leaves
+        after others, and the engine reads it ahead if the pool lacks it."""
         with self._lock:
             self._heed(self._allocator.key(agent_id, tenant), Hints(back_in=seconds))
 
@@ -196,14 +196,14 @@ class BlockPoolBatchEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is waiting or running."""
+        """True while a request waits or runs."""
         return self.n_requests > 0
 
     def share(
         self, others_work: Callable[[], bool], numbers: Iterator[int], *, by_tenants: bool
     ) -> None:
-        """Other engines step on this thread: while `others_work`, chunks are short. Requests of all
-        are numbered by `numbers`, which grow. `by_tenants`: none may fill the batch alone."""
+        """Share the thread with other engines: while `others_work`, chunks are short. `numbers`
+        numbers the requests of all, and grows. `by_tenants`: none may fill the batch alone."""
         self._others_work, self._numbers = others_work, numbers
         self._scheduler.is_shared = by_tenants
 
@@ -254,7 +254,7 @@ class BlockPoolBatchEngine:
 
     @property
     def preemptions(self) -> int:
-        """How often a running request was preempted, since the start."""
+        """Preemptions of running requests since the start."""
         return self._scheduler.preemptions
 
     @property
@@ -263,8 +263,8 @@ class BlockPoolBatchEngine:
         return Counter() if self._prefixes is None else self._prefixes.restored_bytes
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
-        """Evict idle caches of so many bytes, if that returns memory to the system; whether any
-        was. With a store they are restored from it.
+        """Evict idle caches of the given bytes, if that returns memory to the system; return
+        whether it evicted any. A store restores them later.
 
         Where freed blocks keep their memory the others must move to return it, which takes theirs
         once more, at most `room`.
@@ -328,7 +328,7 @@ class BlockPoolBatchEngine:
             self._ahead.expect(key, hints.back_in)
 
     def _read_ahead(self, request: Request) -> None:
-        """Its agent is back; what it will be restored from is read while it waits."""
+        """Note that its agent is back, and read its prefix ahead while it waits."""
         if self._ahead is None or self._prefixes is None:
             return
         key = self._allocator.key(request.agent_id, request.tenant)
@@ -366,7 +366,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
-        """Continue requests whose prefix has been read; wait only if nothing else can run."""
+        """Continue requests with a complete load; wait only if nothing else can run."""
         loading = self._scheduler.in_phase(Phase.LOAD)
         if loading and len(loading) == self.n_running:
             self._sequences.wait_for_load(loading, _LOAD_WAIT)
@@ -464,7 +464,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _resume(self, request: Request) -> list[EngineEvent]:
-        """Decode on after tokens were appended, which may need room."""
+        """Decode on after an append, which may need room."""
         events: list[EngineEvent] = []
         try:
             with self._lock:
@@ -485,7 +485,7 @@ class BlockPoolBatchEngine:
     # Ends
 
     def _finish(self, request: Request, reason: FinishReason) -> CompletedGeneration:
-        """End a request; what it computed becomes its agent's idle cache, if it is to be kept."""
+        """End a request; its sequence becomes its agent's idle cache, unless `keep` is false."""
         if reason == "cancelled":
             request.end_text()
         with self._lock:
@@ -498,9 +498,9 @@ class BlockPoolBatchEngine:
             return self._complete(request, reason, blocks=blocks)
 
     def _fail(self, request: Request, reason: str) -> CompletedGeneration:
-        """End a request whose computation failed; its cache may be incomplete and is freed.
+        """End a request whose computation failed, and free its cache, which may be incomplete.
 
-        If it is not finite, nothing that the request has stored is kept either.
+        Without finite values the store drops the request's blocks too.
         """
         with self._lock:
             if reason == NOT_FINITE:
@@ -509,7 +509,7 @@ class BlockPoolBatchEngine:
                 self._sequences.close(request)
             self._allocator.release(request)
             if reason == NOT_FINITE and not request.generated:
-                # What was restored from the pool may be at fault; the store's was looked at.
+                # A cache from the pool may be at fault; the store has verified its own.
                 self._allocator.drop_idle(request.agent_id, request.tenant)
             return self._complete(request, "error", error=reason)
 

@@ -14,15 +14,15 @@ class EngineState(StrEnum):
     """The state of an engine's thread."""
 
     LOADING = "loading"
-    """The engine is being built; submissions are refused until it is ready."""
+    """The thread builds the engine, and refuses submissions until it is ready."""
     READY = "ready"
     REBUILDING = "rebuilding"
-    """The engine failed and is being rebuilt; submissions are queued."""
+    """The engine failed; the thread builds another and queues submissions."""
     STOPPING = "stopping"
-    """Submissions are refused; those accepted before finish or are being cancelled."""
+    """The thread refuses submissions; earlier ones finish, or it cancels them."""
     STOPPED = "stopped"
     FAILED = "failed"
-    """There is no engine and none will be built."""
+    """There is no engine, and there will be none."""
 
     @property
     def accepts_submissions(self) -> bool:
@@ -40,7 +40,7 @@ class EngineFigures:
     `inbox` counts submissions that the engine has not validated yet, `waiting` its requests without
     blocks. Of both, `queued` never ran and may need `queued_bytes`. `idle` counts the agents that
     have a cache in the pool and no request. `pool_bytes` is the pool's limit. `preemptions`,
-    `rebuilds` and `restored_bytes` (by tier of the store) are counted since the start.
+    `rebuilds` and `restored_bytes` (by tier of the store) count from the start.
     """
 
     state: EngineState
@@ -82,15 +82,15 @@ class MemoryLimit(Protocol):
         ...
 
     async def look_at_memory(self) -> None:
-        """Measure now, if that was not done lately: while there is nothing to do nothing does."""
+        """Measure now, unless the guard did so lately: an idle thread does not measure."""
         ...
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
-        """Have another limit from now on, None for that of the start; returns when what exceeds it
-        has been given up.
+        """Set another limit, None for that of the start; return when the process has freed what
+        exceeds it.
 
-        Raises InvalidRequestError, with nothing changed, for one that cannot be kept, or without a
-        limit.
+        Raises InvalidRequestError, with nothing changed, for a limit that the process cannot keep,
+        or where it has none.
         """
         ...
 
@@ -98,7 +98,7 @@ class MemoryLimit(Protocol):
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Figures of the engine, and statistics of each tier of its store. With several models `engine`
-    is all of their engines together, and `models` has that of each that is loaded. `memory` is that
+    is the sum of their engines, and `models` has each loaded one. `memory` is that
     of the process, None without a limit."""
 
     engine: EngineFigures

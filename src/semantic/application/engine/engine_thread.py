@@ -36,8 +36,7 @@ from semantic.ports.generation import Clock, EngineEvent, Slices
 T = TypeVar("T")
 
 _RETRY_AFTER = 5
-"""Seconds; sent with a refusal while the model is being loaded, memory is short or the process
-ends."""
+"""Seconds that a refusal names while the model loads, memory is short or the process ends."""
 _NO_MEMORY = "the process has all the memory that it may have; requests must end first"
 
 _SUBMISSIONS_PER_STEP, _ACCEPT_SECONDS = 16, 0.02
@@ -51,7 +50,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """A request to stop: running requests finish, or are cancelled at `deadline` (None: never)."""
+    """A request to stop: running requests finish, or end at `deadline` (None: never)."""
 
     deadline: float | None
 
@@ -60,7 +59,7 @@ class EngineThread:
     """Runs one engine on a loop's thread, from loading the model to saving every agent.
 
     Methods are thread-safe and, except `stop`, return at once. An exception in a step fails the
-    engine's requests; the engine is rebuilt around the same store, and the inbox is kept.
+    engine's requests; the thread builds another around the same store, and keeps the inbox.
     """
 
     def __init__(
@@ -74,11 +73,11 @@ class EngineThread:
         clock: Clock = time.monotonic,
         on_failure: Callable[[Exception], None] = _ignore,
     ) -> None:
-        """All three functions are called on the thread. Between slices of `build` others step.
+        """Call all three functions on the thread. Between slices of `build` others step.
 
         `rebuild` makes an engine around the store of the one that failed. `on_failure` receives
-        every unexpected exception of the engine or a listener; its traceback is dropped afterwards.
-        `loop` is shared with other engines; with `keep_store` the store is left open at the end.
+        every unexpected exception of the engine or a listener, whose traceback goes afterwards.
+        Other engines share `loop`; with `keep_store` the store stays open at the end.
         """
         self.ready: Future[None] = Future()
         self._build = build
@@ -114,7 +113,7 @@ class EngineThread:
     def start(self) -> None:
         """Start to build the engine; call once.
 
-        `ready` is done when the engine is, or raises the exception of `build`.
+        `ready` completes with the engine, or raises the exception of `build`.
         """
         self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for all
         self._is_started = True
@@ -132,9 +131,9 @@ class EngineThread:
     def stop(self, *, drain: bool = True, timeout: float | None = None) -> bool:
         """Refuse submissions, finish or cancel the accepted ones, save every agent, then return.
 
-        With `drain` requests may finish within `timeout` seconds; after that, or without it, they
-        are cancelled, and what they computed is saved. A second call cancels them at once and
-        returns at once, as does the first. Returns whether the thread has ended.
+        With `drain` requests may finish within `timeout` seconds; after that, or without it, the
+        thread cancels them and saves their tokens. A second call cancels them at once, and both
+        calls return. Returns whether the thread has ended.
         """
         with self._changed:
             again = self._stop is not None
@@ -155,8 +154,8 @@ class EngineThread:
     def submit(self, submission: Submission, listener: Listener) -> RequestHandle:
         """Queue `submission`; the engine validates it before its next step (see `accepted`).
 
-        Raises OverloadedError when the queue is full, memory is short, the model is being loaded or
-        the thread is stopping, and BackendError when the engine has failed for good.
+        Raises OverloadedError when the queue is full, memory is short, the model loads or the
+        thread stops, and BackendError when the engine has failed for good.
         """
         handle = RequestHandle(submission, listener)
         with self._changed:
@@ -254,7 +253,7 @@ class EngineThread:
         return True
 
     def _build_on(self) -> bool:
-        """Build a slice; False if the build was given up."""
+        """Build a slice; False if the build ended early."""
         if self._building is None:
             built = self._build()
             if isinstance(built, BlockPoolBatchEngine):
@@ -275,7 +274,7 @@ class EngineThread:
         return True
 
     def _begin(self, engine: BlockPoolBatchEngine) -> None:
-        """The engine is built."""
+        """Begin to step the finished engine."""
         self._engine = self._sharing(engine)
         self._admission = Admission(self._limits, engine.pool, self._clock)
         self._set_state(EngineState.READY)
@@ -351,7 +350,7 @@ class EngineThread:
             if isinstance(own[-1], CompletedGeneration):
                 del self._handles[uid]
             if not self._notify(handle, own):
-                # Its listener is broken: cancel it, which saves what was computed.
+                # Its listener is broken: cancelling it saves its tokens.
                 handle.listener = _ignore
                 engine.cancel(uid)
 
@@ -445,7 +444,7 @@ class EngineThread:
             self.ready.set_exception(self._refusal() if outcome is None else outcome.error)
 
     def _refusal(self) -> SemanticError:
-        """Why submissions are refused now."""
+        """Return the reason to refuse submissions now."""
         if self._state is EngineState.FAILED:
             return BackendError(f"the engine failed: {self._reason}")
         doing = "being loaded" if self._state is EngineState.LOADING else "stopping"

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from semantic.application.request import Request
 
 _MAX_PASSED = 8
-"""Requests that may be admitted past one that was first and did not fit; then none."""
+"""Requests that may overtake the first one while it does not fit; then none."""
 _MAX_TRIED = 8
 """Requests tried per admission: each try searches the idle caches."""
 _PER_PRIORITY = 256
@@ -30,13 +30,13 @@ _turn, _without_place = attrgetter("turn"), itemgetter(0, 1)
 
 
 _Entry: TypeAlias = tuple[int, int, int, str]
-"""An agent in its tenant's order: its turn, which is when it was served last or arrived less what
-its first request's priority is worth; the same without priority; the number of that request; its
-name. No two have the same number."""
+"""An agent in its tenant's order: its turn (the time of its last service or of its arrival, less
+the worth of its first request's priority), the same without priority, the number of that request,
+and its name. No two have the same number."""
 _TenantEntry: TypeAlias = tuple[int, int, int, str]
-"""A tenant in the order of tenants: when it was served last or arrived, the same of its first
-agent, the number of that one's first request, the tenant's name. No priority: it gains nothing
-over other tenants."""
+"""A tenant in the order of tenants: the time of its last service or of its arrival, the same of its
+first agent, the number of that one's first request, the tenant's name. Priority gains nothing over
+other tenants."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,20 +88,20 @@ class _Tenant:
 
     @property
     def since(self) -> int:
-        """When it was served last, or arrived."""
+        """The time of its last service, or of its arrival."""
         return max(self.served, self.arrivals[0][1])
 
 
 class FairQueue:
     """Waiting requests, in this order:
 
-    1. preempted requests, in order of arrival, so that everything begun is finished;
-    2. requests passed too often because they did not fit;
+    1. preempted requests, in order of arrival, so that everything begun finishes;
+    2. requests that others overtook too often while they did not fit;
     3. by tenant: fewest running requests, then least recently served; within a tenant by agent:
        fewest running requests, then priority, then least recently served; of one agent by
        priority, then in order of arrival.
 
-    A request of 1 or 2 that does not fit is never passed. A new tenant or agent counts as served
+    Nothing overtakes a request of 1 or 2 that does not fit. A new tenant or agent counts as served
     just before it arrived, so that a stream of new ones cannot starve the others; nor can a stream
     of higher priority, which goes first for some hundred admissions.
 
@@ -137,7 +137,7 @@ class FairQueue:
         self._sort(request)
 
     def remove(self, request: Request) -> None:
-        """Remove a request that was not served."""
+        """Remove a request before its service."""
         self._leave(self._places[request.uid])
 
     def first(self, running: Sequence[Request]) -> Request:
@@ -151,7 +151,7 @@ class FairQueue:
         may_run: Callable[[str], bool] = lambda _: True,
     ) -> Request | None:
         """Remove and return the first request for which `admit` succeeds, or None. Its tenant
-        `may_run`, or it was preempted."""
+        `may_run`, or it returns after a preemption."""
         tried: list[_Place] = []
         for place in islice(self._in_order(running), _MAX_TRIED):
             if place.rank != _PREEMPTED and not may_run(place.request.tenant):
@@ -170,7 +170,7 @@ class FairQueue:
     # The next request of each agent, in order
 
     def _in_order(self, running: Sequence[Request]) -> Iterator[_Place]:
-        """Lazily: few are tried. The queue must not change meanwhile."""
+        """Yield lazily, as callers try few. The queue must not change meanwhile."""
         agents = Counter((request.tenant, request.agent_id) for request in running)
         tenants = Counter(request.tenant for request in running)
         yield from (place for _, _, place in self._early)
@@ -180,7 +180,7 @@ class FairQueue:
             yield self._first_of(name, agent)
 
     def _of_idle_tenants(self, busy: Counter[str]) -> Iterator[_Place]:
-        """Those of tenants that have no running request."""
+        """Yield requests of tenants without a running one."""
         tenants = (entry for entry in self._order if entry[-1] not in busy)
         following = next(tenants, None)
         begun: list[tuple[_TenantEntry, int]] = []  # a heap of tenants and of their next agents
@@ -221,7 +221,7 @@ class FairQueue:
     # Changes
 
     def _pass(self, place: _Place) -> None:
-        """Another request is admitted past this one."""
+        """Note that another request overtakes this one."""
         place.passed += 1
         if place.passed >= _MAX_PASSED:
             self._step_out(place)

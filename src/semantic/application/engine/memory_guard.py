@@ -1,7 +1,6 @@
-"""MemoryGuard: keeps the process within its memory, by giving up parts of it in a fixed order.
+"""MemoryGuard: keeps the process within its memory by freeing parts of it in a fixed order.
 
-Knows how much memory is in use, what can be given up and what can be narrowed; neither engines nor
-stores.
+Knows the memory in use, the parts to free and the sizes to narrow; neither engines nor stores.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from semantic.ports.generation import Clock
 _INTERVAL = 0.25
 """Seconds between two measurements."""
 _PARTS = 16
-"""One part in so many is kept free, and one more whenever something is given up."""
+"""The guard keeps one part of this number free, and one more after freeing something."""
 _CALM = 60.0
 """Seconds without pressure after which it is over; for reports alone."""
 _FORGET = 0.98
-"""What is kept free for steps is as much as the largest rise between two measurements, which counts
-so much less with each: some 9 seconds later by half."""
+"""The guard keeps room for the largest rise between two measurements; a rise decays by this factor
+with each, to half after some 9 seconds."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 64.0
-"""Seconds with memory to spare after which what was narrowed is widened by a step: twice as long
-whenever it had to be narrowed again within twice that time."""
+"""Seconds with memory to spare before the guard widens a size by a step: twice as long whenever it
+had to narrow it again within twice that time."""
 _LASTING = ("chunks", "batch", "requests")
-"""Steps that last until they are undone; of the others it is known when they were made."""
+"""Steps that last until their reversal; the guard knows when it made the others."""
 _GIB = 1 << 30
 
 Free = Callable[[int], bool]
@@ -36,11 +35,11 @@ Free = Callable[[int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the guard needs of the process. All functions are for the framework's thread.
+    """The process for the guard. All functions are for the framework's thread.
 
-    `in_use` returns bytes as the system counts them. `give_back` returns to the system what was
-    freed and is only kept to be used again, `kept` is how much of it the framework has. `spare` is
-    what the system has left to give, below 0 if it wants some back, None if it does not say.
+    `in_use` returns bytes as the system counts them. `give_back` returns free memory to the system
+    that the framework keeps for later use, and `kept` counts it. `spare` is the rest that the
+    system can give, below 0 if it wants some back, None if it does not say.
     """
 
     in_use: Callable[[], int]
@@ -50,7 +49,7 @@ class Memory:
 
 
 class Narrowing:
-    """Something that is halved step by step, at most `most` times, as `times` says."""
+    """A size that the guard halves step by step, at most `most` times; `times` counts them."""
 
     def __init__(self, name: str, most: int) -> None:
         self.name = name
@@ -58,7 +57,7 @@ class Narrowing:
         self.times = 0
 
     def of(self, size: int) -> int:
-        """What is left of `size`, at least 1."""
+        """Return the rest of `size`, at least 1."""
         return max(1, size >> self.times)
 
 
@@ -86,7 +85,7 @@ class MemoryGuard:
         self._report = report
         self._order: list[tuple[str, Free]] = []
         self.chunks = Narrowing("chunks", 7)
-        """Of a prompt, that are computed at once."""
+        """Prompt tokens of one chunk."""
         self.batch = Narrowing("batch", 5)
         """How many requests may run."""
         self._next = clock()
@@ -102,26 +101,26 @@ class MemoryGuard:
         """Called with every new limit."""
         self._limit = max_bytes  # what the process may have now
         self.is_exceeded = False
-        """Whether giving up everything was not enough: no more requests should begin."""
+        """True if freeing everything was not enough: no more requests should begin."""
 
     def measure_by(self, memory: Memory) -> None:
-        """From now on what is in use and what is left is what `memory` says."""
+        """Take figures from `memory` from now on."""
         self._memory = memory
 
     def add(self, name: str, free: Free) -> None:
-        """`name` is given up after all that were added before."""
+        """Free `name` after all earlier additions."""
         self._order.append((name, free))
 
     def lacks_room(self) -> int | None:
-        """What is in use now, before any request, if that leaves no room; else None."""
+        """Return the memory in use before any request if that leaves no room; else None."""
         used = self._memory.in_use()
         self._least = used + 2 * used // (_PARTS - 2)
         return used if used > self.max_bytes - self._part else None
 
     def limit(self, n_bytes: int | None) -> None:
-        """From now on the process may have `n_bytes`, None: what it was made with. The next `check`
-        is due, and gives up what exceeds that. Raises InvalidRequestError for less than it has
-        without a request, and for more than there is."""
+        """Let the process have `n_bytes`, None: its first limit. The next `check` is due, and frees
+        what exceeds it. Raises InvalidRequestError for less than the process has without a request,
+        and for more than there is."""
         wanted = self._first if n_bytes is None else n_bytes
         given = f"a limit of {wanted / _GIB:.3g} GiB"
         if wanted < self._least:
@@ -170,9 +169,9 @@ class MemoryGuard:
         return max(0, self._limit - self._memory.in_use())
 
     def room(self, n_bytes: int) -> int:
-        """How much of `n_bytes` may be taken for a moment: caches are given up for it, as needed.
+        """Return how much of `n_bytes` the caller may take for a moment; free caches as needed.
 
-        Half of what is kept free is left for what nothing asks for.
+        Half of the reserve stays for memory that nothing asks for.
         """
         most = self._limit - self._part // 2
         if n_bytes <= self._part // 4:
@@ -186,7 +185,7 @@ class MemoryGuard:
 
     @property
     def figures(self) -> MemoryFigures:
-        """Those of the last measurement. Thread-safe."""
+        """Return the figures of the last measurement. Thread-safe."""
         steps = [name for name in tuple(self._steps) if name not in _LASTING]
         steps += [
             f"{one.name} halved {one.times} times" for one in (self.chunks, self.batch) if one.times
@@ -275,7 +274,7 @@ class MemoryGuard:
 
 
 def _words(new: Sequence[str]) -> str:
-    """What pressure took: caches, then what is narrowed, then that requests wait."""
+    """Name what pressure took: caches, then narrowed sizes, then that requests wait."""
     narrowed = [name for name in new if name in ("chunks", "batch")]
     given_up = [name for name in new if name not in _LASTING]
     words = [f"given up: {', '.join(given_up)}"] if given_up else []

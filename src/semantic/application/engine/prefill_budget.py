@@ -26,15 +26,15 @@ _FIXED_SAMPLES = 8
 _SMALL = 16
 """A pass of at most `largest / _SMALL` tokens shows the fixed cost, if its prompt ended there."""
 _ASSUMED_BESIDE = 0.25
-"""What a token beside others is taken to cost, of one alone, before it is measured."""
+"""Assumed cost of a token next to others before a measurement, as a part of one alone."""
 _FIRST_BESIDE = 3
 """Others in the first pass over several; later ones have up to twice as many as any before."""
 _WORTH = 0.25
 """Part of a pass that one over several prompts must save: it has costs of its own, as a new
 shape."""
 _FORGOTTEN = 0.995
-"""What the cost of tokens beside others counts less with each pass that has none: one that was
-measured too high, while the device did something else, is measured again."""
+"""Decay of the cost of tokens next to others with each pass without any: a measurement that came
+out too high, while the device did something else, comes up again."""
 _SIZES = tuple(size for k in range(4, 24) for size in (1 << k, 3 << (k - 1)))
 """Sizes of chunks that do not end a prompt. Few, so that the shapes of a forward pass recur: a
 device may need longer to plan a new shape than to compute it."""
@@ -46,8 +46,8 @@ SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 class MeasuredPass(NamedTuple):
     """A pass over `n_tokens` of one prompt, and `n_beside` of others, padding included.
 
-    `allowed` is how many tokens its step might have, with those before it: what is left of a step
-    may be few, and does not show how many a pass could have.
+    `allowed` is how many tokens its step might have, with those before it: the rest of a step may
+    be small, and does not show how many a pass could have.
     """
 
     n_tokens: int
@@ -85,7 +85,7 @@ class PassCost:
         self.fixed = 0.0
         self.rate: float | None = None  # tokens per second; None before the first pass
         self.beside = _ASSUMED_BESIDE
-        self.most_beside = 0  # sequences that were computed beside one, in a pass
+        self.most_beside = 0  # sequences next to one, in a pass
 
     def observe(
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
@@ -122,7 +122,7 @@ class PassCost:
 
     def _learn_beside(self, n_tokens: float, n_beside: float, seconds: float, rate: float) -> None:
         if n_beside / rate < self.fixed:
-            return  # what they cost is lost in the fixed cost
+            return  # the fixed cost hides theirs
         share = ((seconds - self.fixed) * rate - n_tokens) / n_beside
         if share > 1:  # the device is slower than the rate says
             self._learn_rate((n_tokens + n_beside) / (seconds - min(self.fixed, seconds / 2)), rate)
@@ -136,8 +136,8 @@ class PassCost:
 class PrefillBudget:
     """Sizes prefill chunks to bound the time between two tokens of a running request.
 
-    `target_gap` is that bound, and also bounds a chunk while more requests are expected; `idle_gap`
-    is the longest chunk of a request that is alone. Both in seconds; passes have `smallest` to
+    `target_gap` is that bound, and also bounds a chunk while more requests may come; `idle_gap` is
+    the longest chunk of a request that is alone. Both in seconds; passes have `smallest` to
     `largest` tokens.
 
     The bound yields to progress: prompts get at least half of their share of the device, and a
@@ -159,7 +159,7 @@ class PrefillBudget:
         self._cost = PassCost(largest)
         self._decode_seconds = 0.0
         self.narrowing: Narrowing | None = None
-        """Of `largest`."""
+        """Tokens, at most `largest`."""
 
     @property
     def rate(self) -> float | None:
@@ -167,9 +167,9 @@ class PrefillBudget:
         return self._cost.rate
 
     def seconds(self, n_tokens: int) -> float | None:
-        """Expected of so many more prompt tokens, computed alone; None before the first chunk.
+        """Return the expected seconds of more prompt tokens alone; None before the first chunk.
 
-        Fewer than a pass has share its fixed cost with those that are computed in any case.
+        Fewer than a pass has share its fixed cost with tokens that run in any case.
         """
         rate = self._cost.rate
         return (
@@ -177,14 +177,13 @@ class PrefillBudget:
         )
 
     def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
-        """The pass over several prompts by which they get on soonest; None if one by one.
+        """Return the pass over several prompts that advances them soonest; None if one by one.
 
         `chunks[i]` is how many tokens a pass of prompt i alone would have, of at most `left`. The
         first is in every pass. `even`: all must have equally many tokens in it.
 
-        A token of another one costs the share that was measured. What each saves is a pass of its
-        own, and half of that is gained: together all wait for the last, one by one for half of the
-        others on average.
+        A token of another one costs the measured share. Each saves a pass of its own and gains half
+        of that: together all wait for the last, one by one for half of the others on average.
         """
         rate = self._cost.rate
         if rate is None or len(chunks) <= 1:
@@ -212,7 +211,7 @@ class PrefillBudget:
             if gain > 0 and (not even or chunks[i] >= width)
         ]
         paying.sort(key=lambda one: -one[0])
-        # Beside many only after it was measured beside some: what is assumed may be wrong.
+        # Next to many only after a measurement next to some: the assumption may be wrong.
         room = int((most / width - 1) / share) if share else len(paying)
         del paying[max(0, min(room, 2 * self._cost.most_beside + _FIRST_BESIDE)) :]
         first = chunks[0]
@@ -222,7 +221,7 @@ class PrefillBudget:
 
     @property
     def smallest(self) -> int:
-        """The fewest tokens that a pass is cut to."""
+        """Return the fewest tokens of a shortened pass."""
         return self._smallest
 
     @property
@@ -237,9 +236,9 @@ class PrefillBudget:
     ) -> int:
         """How many prompt tokens one more pass of a step may have; may be 0.
 
-        The step has computed what costs as much as `n_prefilled` tokens in `passes` passes.
+        The step has spent the cost of `n_prefilled` tokens in `passes` passes.
         `decoding` requests decode in the same step, `prompts` requests have a prompt to compute;
-        `concurrent`: more requests are expected.
+        `concurrent`: more requests may come.
         """
         total = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
         return min(total - n_prefilled, self.largest)
@@ -263,8 +262,8 @@ class PrefillBudget:
     def observe(self, passes: Sequence[MeasuredPass], seconds: float, *, decoding: bool) -> None:
         """Learn from a step of these passes that took `seconds`, decoding included.
 
-        `decoding`: requests decoded in the same step. What a step takes besides its passes and
-        their decode step is counted for the first pass.
+        `decoding`: requests decoded in the same step. The first pass bears the rest of a step
+        besides its passes and their decode step.
         """
         if passes:
             own = seconds - (self._decode_seconds if decoding else 0.0)

@@ -38,9 +38,9 @@ class PrefillOrder:
 
     The next chunk goes to the request whose agent will have computed the fewest tokens once this
     prompt is complete: a short prompt does not wait for a long one, and an agent's many short
-    prompts are counted together. The count restarts for an agent that has no prompt ready. Of a
-    tenant's prompts only those of the highest priority have turns, but for those of the one that
-    has waited longest; of several tenants none gains by it.
+    prompts count together. The count restarts for an agent that has no prompt ready. Within a
+    tenant only prompts of the highest priority have turns, and the one that has waited longest; no
+    tenant gains by it.
     """
 
     def __init__(self) -> None:
@@ -56,10 +56,10 @@ class PrefillOrder:
         requests: Sequence[Request],
         behind: Sequence[tuple[Request, Request | None]] = (),
     ) -> Request | None:
-        """The request to prefill next of those that are ready; None if none is.
+        """Return the next request to prefill of those that are ready; None without any.
 
-        Each request `behind` waits for another one. Counts and waits of agents and requests that
-        are not ready are forgotten.
+        Each request `behind` waits for another one. Forgets counts and waits of agents and requests
+        that are not ready.
         """
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
@@ -84,7 +84,7 @@ class PrefillOrder:
         return min(self._first_of_tenants(requests), key=self._least_computed, default=None)
 
     def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
-        """Some of the requests that the last `next` was given, in the order of their chunks."""
+        """Return some of the requests of the last `next`, in the order of their chunks."""
         return sorted(requests, key=self._least_computed)
 
     def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
@@ -100,7 +100,7 @@ class PrefillOrder:
             self._priority[leader.number] = max(own, request.hints.priority)
 
     def _first_of_tenants(self, requests: Sequence[Request]) -> list[Request]:
-        """Those that none of their tenant's precedes by priority."""
+        """Return requests that none of their tenant's precedes by priority."""
         highest: dict[str, int] = {}
         for one in requests:
             own = self._priority[one.number]
@@ -116,18 +116,18 @@ class PrefillOrder:
 
 
 _CONCURRENT_SECONDS = 30.0
-"""How long after two requests were last active together more are expected: agents that work at the
-same time usually send their next request within this time."""
+"""Seconds after two active requests in which more may come: agents that work at the same time
+usually send their next request within this time."""
 
 
 @dataclass(slots=True)
 class Step:
-    """The prefill and decode of one engine step, as they are measured.
+    """The measured prefill and decode of one engine step.
 
     `decoding` requests decode in this step. `first_token_due`: a request awaits its first token,
     so the step prefills nothing. `concurrent`: see `RecentConcurrency`. Its `passes` cost as
-    much as `cost` tokens of one prompt, of `allowed`. Of the pass to come: when it started, and
-    what is computed `beside`.
+    much as `cost` tokens of one prompt, of `allowed`. The pass to come has its start and the tokens
+    `beside` it.
     """
 
     started: float
@@ -150,11 +150,11 @@ class Chunk(NamedTuple):
 
 
 class Prompts(Protocol):
-    """What the scheduler asks of the sequences whose prompts are computed."""
+    """The sequences in prefill, for the scheduler."""
 
     @property
     def pads_chunks(self) -> bool:
-        """Whether chunks `side_by_side` may have different numbers of tokens."""
+        """True if chunks `side_by_side` may have different numbers of tokens."""
         ...
 
     def may_prefill(self, request: Request) -> bool:
@@ -167,11 +167,11 @@ class Prompts(Protocol):
         ...
 
     def may_join(self, request: Request) -> bool:
-        """Whether the rest of a prompt can be computed with that of others in one pass."""
+        """Return whether one pass can compute the rest of a prompt with that of others."""
         ...
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Tokens of the next chunk, of at most `limit`, if it can be computed beside others; else
+        """Return the tokens of the next chunk, at most `limit`, if others can share its pass; else
         0."""
         ...
 
@@ -260,9 +260,9 @@ class Scheduler:
         return self._allocator.admit(request, headroom)
 
     def stuck(self) -> Request | None:
-        """The first waiting request, if it cannot be admitted although nothing runs.
+        """Return the first waiting request, if it does not fit although nothing runs.
 
-        Blocks of the pool have been allocated outside the engine since it was submitted.
+        Callers have allocated blocks of the pool outside the engine since its submission.
         """
         if self.running or not self.waiting:
             return None
@@ -292,8 +292,8 @@ class Scheduler:
         """Chunked prefill: the chunks of the next forward pass; none ends the step's prefill.
 
         Several chunks only if each is the rest of a prompt that joins others in a pass, or if they
-        are computed side by side. After a prompt is complete, only prompts that fit entirely go
-        on: a first token never waits for a long chunk.
+        run side by side. After a prompt is complete, only prompts that fit entirely go on: a first
+        token never waits for a long chunk.
         """
         if step.first_token_due:
             return []
@@ -316,7 +316,7 @@ class Scheduler:
         step.allowed = int(step.cost) + left
         is_last = left >= request.to_prefill
         first_token_due = any(one.awaits_first_token for one in self.running)
-        # What is left of a step may be less than a pass costs.
+        # The rest of a step may be less than a pass costs.
         least = self._budget.smallest if step.passes and not is_last else 1
         if left < least or (first_token_due and not is_last):
             return []
@@ -390,8 +390,8 @@ class Scheduler:
     def prefilled(
         self, step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0
     ) -> None:
-        """Account for a pass that computed so many tokens of these requests, and took `n_bytes` for
-        it, 0 if that is not known."""
+        """Account for a pass that computed these tokens of the requests, and took `n_bytes`, 0 if
+        unknown."""
         longest = max((request.computed for request, _ in n_tokens), default=0)
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         total, n_beside = sum(n for _, n in n_tokens), 0
@@ -457,13 +457,13 @@ def preemption_victim(requests: Sequence[Request]) -> Request | None:
 
 
 class RecentConcurrency:
-    """Whether several requests were active at the same time in the last 30 s."""
+    """Knows whether several requests were active at the same time in the last 30 s."""
 
     def __init__(self) -> None:
         self._until = float("-inf")
 
     def observe(self, n_requests: int, now: float) -> bool:
-        """Record `n_requests` active at `now` (seconds); returns whether more are expected."""
+        """Record `n_requests` active at `now` (seconds); return whether more may come."""
         if n_requests > 1:
             self._until = now + _CONCURRENT_SECONDS
         return now < self._until

@@ -42,9 +42,9 @@ class Sequences:
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
-        """Open the sequence of an admitted request, restored from a cache if there is one.
+        """Open the sequence of an admitted request, from a cache if there is one.
 
-        A stored prefix is read beside the running batch: the request is then in phase LOAD.
+        Threads read a stored prefix while the batch runs: the request is then in phase LOAD.
         Raises BackendError.
         """
         sequence = self._restored(request)
@@ -60,16 +60,16 @@ class Sequences:
             request.phase = Phase.LOAD
 
     def wait_for_load(self, requests: Sequence[Request], seconds: float) -> None:
-        """Return when the load of one of `requests` is done, or after `seconds`."""
+        """Return when the load of one of `requests` ends, or after `seconds`."""
         if self._prefixes is not None:
             self._prefixes.wait_for_load(requests, seconds)
 
     def is_loaded(self, request: Request) -> bool:
-        """Whether nothing is left to read for a request in phase LOAD."""
+        """Return whether the load of a request in phase LOAD is complete."""
         return self._prefixes is None or self._prefixes.is_loaded(request)
 
     def finish_load(self, request: Request) -> None:
-        """Restore what was read for a request in phase LOAD. Raises BackendError."""
+        """Restore the loaded prefix of a request in phase LOAD. Raises BackendError."""
         if self._prefixes is not None:
             self._prefixes.finish_load(request)
         request.phase = Phase.PREFILL
@@ -83,9 +83,9 @@ class Sequences:
     def prefill(self, chunks: Sequence[Chunk]) -> list[Prefilled]:
         """Compute chunks of opened requests, several in one forward pass.
 
-        A scored prompt is computed in chunks of fixed size, whatever the limit. A request with
-        nothing left to compute begins to decode; one whose next blocks another request has
-        computed meanwhile loads them instead.
+        A scored prompt has chunks of a fixed size, whatever the limit. A request with nothing left
+        to compute begins to decode; one whose next blocks another request has computed meanwhile
+        loads them instead.
         """
         before = [chunk.request.computed for chunk in chunks]
         if len(chunks) > 1:
@@ -99,7 +99,7 @@ class Sequences:
             except BackendError as failure:
                 # Only its text: the error's frames refer to the memory of the failed sequence.
                 error = str(failure)
-            # Fewer than before are those of a sequence that is read anew.
+            # A sequence that loads again has fewer than before.
             results.append(Prefilled(request, max(0, request.computed - n_tokens), error))
         return results
 
@@ -110,8 +110,8 @@ class Sequences:
     def pause(self, request: Request) -> int:
         """Take a decoding request out of the batch, without the token in flight.
 
-        Returns how many tokens its sequence holds. Raises BackendError, also if they are known to
-        hold NaN or infinite values.
+        Returns how many tokens its sequence holds. Raises BackendError, also for NaN or infinite
+        values.
         """
         if request.sequence is None:
             raise AssertionError("only an opened request decodes")
@@ -121,17 +121,16 @@ class Sequences:
         return self._model.length(request.sequence)
 
     def resume(self, request: Request) -> None:
-        """Compute what a paused request has been given meanwhile, and decode on. Raises
-        BackendError."""
+        """Compute the new tokens of a paused request, and decode on. Raises BackendError."""
         if request.sequence is None:
-            raise AssertionError("only an opened request is paused")
+            raise AssertionError("a paused request must be open")
         if given := request.tokens[request.computed : -1]:
             self._model.prefill(request.sequence, given)
             request.computed += len(given)
         self._start(request, request.sequence)
 
     def may_prefill(self, request: Request) -> bool:
-        """Whether to compute the request's next tokens now: no other request is computing them."""
+        """Return whether to compute the request's next tokens now: no other request does."""
         if request.sequence is None:
             return False
         return self._prefixes is None or request.scoring or self._prefixes.shared.claim(request)
@@ -141,7 +140,7 @@ class Sequences:
         return None if self._prefixes is None else self._prefixes.shared.waits_for(request)
 
     def may_join(self, request: Request) -> bool:
-        """Whether the rest of the request's prompt can be computed with others in one pass."""
+        """Return whether one pass can compute the rest of the request's prompt with others."""
         return (
             request.sequence is not None
             and not request.scoring
@@ -150,27 +149,27 @@ class Sequences:
 
     @property
     def pads_chunks(self) -> bool:
-        """Whether chunks `side_by_side` may have different numbers of tokens."""
+        """True if chunks `side_by_side` may have different numbers of tokens."""
         return self._model.pads_chunks
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """How many tokens the request's next chunk of at most `limit` has, if it can be computed
-        beside others; else 0."""
+        """Return the tokens of the request's next chunk, at most `limit`, if others can share its
+        pass; else 0."""
         if request.sequence is None or request.scoring:
             return 0
         n_tokens = request.next_stop(limit, self._checkpoint_at(request)) - request.computed
         return n_tokens if self._model.side_by_side(request.sequence, n_tokens) else 0
 
     def preempt(self, request: Request) -> SampledToken | None:
-        """Close the request's sequence; saves its blocks where they can be restored later, unless
-        they are not to be kept.
+        """Close the request's sequence; save its blocks where a restore can use them, unless `keep`
+        is false.
 
-        Returns the next token where only a request that accepts it can continue from what is saved.
+        Returns the next token where only a request that accepts it can continue from the save.
         """
         sampled = None
-        saving = self._prefixes if request.keep else None  # else it is computed again
+        saving = self._prefixes if request.keep else None  # else it runs again
         if saving is not None and saving.resumes(request):
-            self._save(request)  # what is not finite is computed again, and ends the request then
+            self._save(request)  # values that are not finite end the request when it runs again
         elif saving is not None:
             sampled = self._save_with_next(saving, request)
         self.close(request)
@@ -197,10 +196,10 @@ class Sequences:
 
     def extract(self, request: Request) -> AgentBlocks | None:
         """Turn the request's sequence into an idle cache; None, with the sequence closed, if it
-        holds nothing or is not to be kept.
+        holds nothing or `keep` is false.
 
-        Saves its blocks to the store, and the agent's manifest if a token was generated. Of a
-        sequence that is known to hold NaN or infinite values nothing is kept.
+        Saves its blocks to the store, and the agent's manifest if it has a generated token. Keeps
+        nothing of a sequence with NaN or infinite values.
         """
         sequence = request.sequence
         if sequence is None:
@@ -219,7 +218,7 @@ class Sequences:
         try:
             unused = self._model.extract(sequence, request.blocks)
         except BackendError:
-            return None  # the answer is complete; only its cache is lost
+            return None  # the answer is complete; its cache alone goes
         self._allocator.free_unused(request, unused)
         return request.as_cache(length, self._model.model_id) if length else None
 
@@ -232,7 +231,7 @@ class Sequences:
                 restore.blocks, restore.length, request.capacity, exclusive=restore.exclusive
             )
         except CacheReconstructionError:
-            return None  # the tokens are computed instead
+            return None  # the engine computes the tokens instead
         finally:
             self._allocator.unpin(request)
         request.computed = restore.length
@@ -268,13 +267,13 @@ class Sequences:
         self._model.start(sequence, last, history, request.params, drawn)
         request.phase = Phase.DECODE
         if self._prefixes is not None:
-            # Its prompt is computed: others that begin alike need not wait for its answer.
+            # Its prompt is complete: others that begin alike need not wait for its answer.
             self._prefixes.shared.release(request)
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Compute in one pass what is not loaded; nothing if that fails.
+        """Compute the remaining tokens in one pass; nothing if that fails.
 
-        Each request is then computed alone, so that only the one at fault fails.
+        Each request then runs alone, so that only the one at fault fails.
         """
         try:
             together = [
@@ -283,7 +282,7 @@ class Sequences:
                 if request.sequence is not None and not self._loads_next_blocks(request)
             ]
             passed = [(sequence, tokens) for _, sequence, tokens in together if tokens]
-            if passed:  # else every prompt is cached up to its last token
+            if passed:  # else caches have every prompt up to its last token
                 self._model.prefill_together(passed)
         except BackendError:
             return
@@ -291,13 +290,13 @@ class Sequences:
             self._computed(request, len(tokens))
 
     def _loads_next_blocks(self, request: Request) -> bool:
-        """Whether the request's next blocks are read from the store: then it is in phase LOAD."""
+        """Return whether the request loads its next blocks: then it is in phase LOAD."""
         if request.phase is not Phase.PREFILL:
             return request.phase is Phase.LOAD
         return self._loads_checkpoint(request) or self._loads_blocks(request)
 
     def _loads_checkpoint(self, request: Request) -> bool:
-        """Whether all of the request is read from the store, up to a checkpoint of another one."""
+        """Return whether the request loads all up to a checkpoint of another one."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.has_next_checkpoint(request):
             return False
@@ -308,7 +307,7 @@ class Sequences:
         return request.phase is Phase.LOAD
 
     def _loads_blocks(self, request: Request) -> bool:
-        """Whether blocks that others have computed are read behind what the request holds."""
+        """Return whether the request loads blocks of others behind its own."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.load_next_blocks(request):
             return False
@@ -346,9 +345,9 @@ class Sequences:
             return  # not saved; the request continues
 
     def _save(self, request: Request, *, ends_turn: bool = False) -> int | None:
-        """Save what the sequence holds to the store; how many tokens, 0 if it cannot be saved.
+        """Save the sequence to the store; return how many tokens, 0 if it has no form to save.
 
-        None, with nothing saved, if it is known to hold values that are not finite.
+        None, with nothing saved, if it holds values that are not finite.
         """
         prefixes = self._prefixes
         if request.sequence is None or (prefixes is not None and prefixes.is_loading(request)):

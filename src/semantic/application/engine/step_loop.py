@@ -34,7 +34,7 @@ E = TypeVar("E")
 class EngineCall(Generic[E]):
     """Work to do with the engine between two of its steps.
 
-    Either `run` or `refuse` is called, once. Neither raises.
+    The loop calls either `run` or `refuse`, once. Neither raises.
     """
 
     run: Callable[[E], None]
@@ -59,8 +59,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _MOST_WAIT, _FEWEST_TURNS = 0.25, 4
-"""What is ready waits for so many seconds of others, and where these take long for so many of their
-turns: a stream beside a hundred requests of another model would stop for seconds otherwise."""
+"""Seconds, and long turns of others, that a ready lane waits for: without them a stream would stop
+for seconds while another model has a hundred requests."""
 _REST = 2.0
 """Seconds that a process that exits waits for a turn to end."""
 _MORE_THAN_A_PIPE = 1 << 21
@@ -68,17 +68,17 @@ _MORE_THAN_A_PIPE = 1 << 21
 
 
 class Lane(Protocol):
-    """What takes turns on the loop's thread. Its properties are read with the loop's condition
-    held, its methods called without."""
+    """Takes turns on the loop's thread. The loop holds its condition to read the properties, and
+    not to call the methods."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether `turn` has something to do."""
+        """True if `turn` has something to do."""
         ...
 
     @property
     def n_requests(self) -> int | None:
-        """Requests that it has; None while it is being built."""
+        """The number of its requests; None while a build runs."""
         ...
 
     def turn(self) -> bool:
@@ -99,13 +99,13 @@ class StepLoop:
     """
 
     def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
-        """`guard` is checked before each turn."""
+        """Check `guard` before each turn."""
         self.guard = guard
         # Guards what any thread may write: the lanes, and what each lane is asked to do. Never held
         # during a turn.
         self.changed = threading.Condition()
         self.numbers = itertools.count()
-        """Of all requests, in the order of their arrival."""
+        """Numbers of all requests, in the order of their arrival."""
         self._clock = clock
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._lanes: list[Lane] = []
@@ -129,11 +129,11 @@ class StepLoop:
         return result
 
     def rest(self, seconds: float = _REST) -> bool:
-        """Block the thread for good after its turn, for a process that exits; False if that is not
-        done after `seconds`.
+        """Block the thread for good after its turn, for a process that exits; False if it still
+        runs after `seconds`.
 
-        The thread must be known to need the interpreter no more: if it does while the process ends,
-        it is ended by force, and the framework aborts the process.
+        A thread that needs the interpreter while the process ends dies by force, and the framework
+        aborts the process.
         """
         with self.changed:
             self._parking = self._parking or os.pipe()
@@ -143,14 +143,14 @@ class StepLoop:
         return bool(parked.poll(seconds * 1000))
 
     def others_work(self, lane: Lane) -> bool:
-        """Whether another lane than `lane` has something to do. For the loop's thread."""
+        """Return whether another lane than `lane` has something to do. For the loop's thread."""
         with self.changed:
             return any(one is not lane and one.is_ready for one in self._lanes)
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether new requests must wait for running ones to free memory. With the condition
-        held."""
+        """Return whether new requests must wait for running ones to free memory. The caller holds
+        the condition."""
         if self.guard is None or not self.guard.is_exceeded:
             return False
         return any(lane.is_ready and lane.n_requests != 0 for lane in self._lanes)
@@ -203,13 +203,13 @@ class StepLoop:
         if not has_more:
             with self.changed:
                 self._lanes.remove(lane)
-            self._turns.forget(lane)  # it must not be kept, nor what it refers to
+            self._turns.forget(lane)  # or it stays alive, with all that it refers to
             del lane, ready
 
     def _weights(self) -> dict[Lane, float]:
-        """The lanes that are ready, by their part of the time: the number of their requests.
+        """Return the ready lanes by their part of the time: the number of their requests.
 
-        One that is being built has as much as all that work: its requests wait for all of it.
+        A lane in its build has as much as all that work: its requests wait for all of it.
         """
         ready = [(one, one.n_requests) for one in self._lanes if one.is_ready]
         working = sum(max(1, n) for _, n in ready if n is not None)

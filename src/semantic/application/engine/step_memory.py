@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _FADE = 0.8
-"""What was measured before counts so much beside the newest: the first passes have few tokens, and
-their fixed part is none of larger ones."""
+"""Weight of earlier measurements against the newest: the first passes have few tokens, and larger
+ones do not share their fixed part."""
 
 
 class _Measured(NamedTuple):
@@ -20,18 +20,17 @@ class _Measured(NamedTuple):
 
 
 class StepMemory:
-    """Expects of a pass what the last ones at a similar place of a prompt took for each token.
+    """Expects a pass to take what the last ones at a similar place of a prompt took per token.
 
-    Further on in a prompt a token may take more, at most in proportion: it is compared with those
-    before it.
+    Further on in a prompt a token may take more, at most in proportion to those before it.
     """
 
     def __init__(self) -> None:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """A pass over `n_tokens`, the last of which had `context` tokens, took `n_bytes`; 0 of one
-        that was not measured."""
+        """Record a pass over `n_tokens`, up to `context`, that took `n_bytes`; 0 without a
+        measurement."""
         if n_tokens < 1 or n_bytes < 1:
             return
         place = context.bit_length()

@@ -1,7 +1,7 @@
 """Submission: a request for an engine thread, the handle on it and the listener to its events.
 
-It becomes a request, or is refused before any state changes: everything is checked that can be
-without the pool. Knows the model's vocabulary and tokenizer; not whether the pool has room.
+It becomes a request, or the engine refuses it before any state changes, after all checks that need
+no pool. Knows the model's vocabulary and tokenizer; not whether the pool has room.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semantic.ports.generation import BatchBackend, EngineEvent, Tokenizer
 _MAX_ALTERNATIVES = 100
 """Alternatives per token: log-probabilities of the whole vocabulary would fill the memory."""
 _MAX_NOTE = 1 << 20
-"""Characters; the note is saved with each turn."""
+"""Characters; each turn saves the note."""
 
 
 class RequestValidator:
@@ -82,8 +82,8 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Validated parameters; a seed is drawn where sampling needs one, and a grammar is the
-        tenant's."""
+        """Return validated parameters, with a seed where sampling needs one and the tenant's
+        grammar."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:
@@ -151,7 +151,7 @@ def _is_sequence(value: object) -> bool:
 
 
 def _is_int(value: object) -> bool:
-    """Whether `value` is an integer; True and False are not."""
+    """Return whether `value` is an integer; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -163,9 +163,9 @@ CompletedGeneration."""
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The arguments of `GenerationEnginePort.submit`, not validated yet.
+    """The arguments of `GenerationEnginePort.submit`, before validation.
 
-    `continues`: the answer's text continues that of the prompt, and is no text of its own.
+    `continues`: the answer's text continues that of the prompt.
     """
 
     agent_id: str
@@ -192,7 +192,7 @@ class RequestHandle:
 
     `accepted` resolves to the request's uid once the engine has validated it; it raises as
     `GenerationEnginePort.submit`, and OverloadedError or BackendError if the engine ends before.
-    Cancelled before that, it is a cancelled future. After an error `listener` is never called;
+    A cancellation before that cancels the future. After an error nothing calls `listener`;
     otherwise it receives the request's end exactly once. The other fields are the thread's.
     """
 
