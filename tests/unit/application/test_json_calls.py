@@ -80,5 +80,5 @@ def test_a_call_that_no_body_could_bring_back_is_refused(depth: int) -> None:
         read_calls(f'{{"name": "stop", "arguments": {{"x": {inside}}}}}', NAMES)
 
     read(50)
-    with pytest.raises(ToolCallError, match="nested deeper than 50"):
+    with pytest.raises(ToolCallError, match="must have at most 50 levels"):
         read(depth)

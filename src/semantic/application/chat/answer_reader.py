@@ -1,8 +1,8 @@
 """AnswerReader: separates a generated answer into text, reasoning and tool calls as it streams.
 
-One reader serves streamed and whole responses. Knows marks in text; no model and no wire. Calls in
-a known spelling are read as they are written; the model's `ChatFormat` parses others once they are
-complete.
+One reader serves streamed and whole responses. Knows marks in text; no model and no API. It reads
+calls in a known spelling while the model writes them; the model's `ChatFormat` parses others once
+they are complete.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from semantic.domain.value_objects import CompletedGeneration, TokenEvent, Token
 from semantic.ports.chat import ChatFormat, Marks
 
 _MOST_ENDS: Final = 64
-"""End marks up to which a text is parsed: it is parsed as a whole each time."""
+"""Limit of end marks: the reader parses the whole text at each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """The end of the text between two marks: its calls that are not passed on yet or a `problem`,
-    and the text after it in `rest`.
+    """The end of the text between two marks: its calls still to emit or a `problem`, and the text
+    after it in `rest`.
 
-    `follows`: the text follows a call that has been passed on. `closed`: the end mark was there.
-    `unfinished`: the last call was cut.
+    `follows`: the text follows an emitted call. `closed`: it has its end mark. `unfinished`: the
+    last call lacks its end.
     """
 
     text: str = ""
@@ -83,7 +83,7 @@ class CallText:
             self._whole.push(calls.rest)
 
     def certain(self) -> list[CallPart]:
-        """What is certain and has not been returned yet."""
+        """Return the certain part since the last call."""
         certain, self._certain = self._certain, []
         return certain
 
@@ -96,11 +96,11 @@ class CallText:
         return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """The text's end at the answer's end; None if there is nothing of a call.
+        """Return the text's end at the answer's end; None if there is nothing of a call.
 
-        Text that was `cut` keeps what is certain of its calls; that which a stop string ended
-        (`stopped`) may be unfinished, and keeps what has been passed on. Text without an end mark
-        is complete if it can be parsed.
+        Text that was `cut` keeps the certain part of its calls; after a stop string (`stopped`) it
+        may be unfinished, and keeps the emitted part. Text without an end mark is complete if it
+        parses.
         """
         if self._whole is None:
             calls = self._streamed
@@ -119,14 +119,14 @@ class CallText:
 
 
 class _WholeCalls:
-    """The text of calls, which is parsed when it is complete.
+    """The text of calls, for parsing at its end.
 
-    The end mark may occur inside the arguments. So text that cannot be parsed continues to the
-    next end mark, unless another call follows: then it was complete and is invalid.
+    The end mark may occur inside the arguments. So text that does not parse continues to the next
+    end mark, unless another call follows: then it was complete and is invalid.
     """
 
     def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
-        """`follows`: the text follows a call that has been passed on."""
+        """`follows`: the text follows an emitted call."""
         self._syntax = syntax
         self._follows = follows
         self._searched: list[str] = []  # the text in which no further end mark begins
@@ -138,7 +138,7 @@ class _WholeCalls:
         self._rest += text
 
     def next(self) -> ReadCall | None:
-        """What ends the text, if the end is there."""
+        """Return the text's end, if it is there."""
         marks = self._syntax.marks
         while marks.end:
             if self._wrong is None:
@@ -185,8 +185,8 @@ class _WholeCalls:
 
 
 _Part = Literal["start", "header", "text", "thought", "call"]
-"""Where in an answer: its beginning, which may be a call without its mark, or the header of a
-message, which says what that is; or one of the parts that are passed on."""
+"""A place in an answer: its beginning, which may be a call without its mark; the header of a
+message, which names its kind; or one of the emitted parts."""
 
 _BETWEEN_TEXTS: Final = TokenText("\n\n")
 _LONGEST_HEADER: Final = 512
@@ -194,28 +194,28 @@ _PROSE: Final = re.compile(r"[a-z,.;:!?]+(?: [A-Za-z,.;:!?]+){2} ")
 """Three words in a row, which no header has."""
 
 _MOST_OPEN: Final = 8
-"""Calls that are never closed, after whose end marks an answer's end is read anew."""
+"""Limit of open calls after whose end marks the reader looks for the answer's end again."""
 
 
 class AnswerReader:
     """Splits the text of one answer, pushed in any pieces, into `AnswerPiece`s.
 
-    Marks are never part of a piece, even an end mark without a start. White space next to a mark
-    is dropped, since templates put it there, and restored between two texts that only a mark
-    separates. An answer without marks is unchanged.
+    Marks are never part of a piece, even an end mark without a start. The reader drops white space
+    next to a mark, since templates put it there, and restores it between two texts that only a
+    mark separates. An answer without marks stays as it is.
 
-    Calls are recognised if the chat has tools and may call them, also inside reasoning, which they
-    end: a model that forgets to close its reasoning still means its call. A call in a spelling that
-    is known is emitted as it is written, once its name is whole and its arguments begin; another
-    one when it is complete. What cannot be parsed and has not begun to be emitted is shown as text,
-    with its marks. Of a call that is cut off its name and what is certain of its arguments is
-    emitted; without a whole name it is neither emitted nor shown.
+    Calls count if the chat has tools and may call them, also inside reasoning, which they end: a
+    model that forgets to close its reasoning still means its call. The reader emits a call in a
+    known spelling while the model writes it, once its name is whole and its arguments begin;
+    another one at its end. Text that does not parse, with nothing of it emitted, becomes text with
+    its marks. A call without its end keeps its name and the certain part of its arguments; without
+    a whole name it disappears.
 
-    An answer in a form that the chat asks for has reasoning and calls at its beginning alone: marks
-    in what follows are text. An answer in messages with headers is read by those.
+    An answer in a form that the chat asks for has reasoning and calls at its beginning alone: later
+    marks are text. Headers divide an answer in messages.
 
-    Log-probabilities accompany the text of their tokens. Those of tokens that begin in reasoning,
-    a call, a mark or dropped white space are not emitted.
+    Log-probabilities accompany the text of their tokens, except for tokens that begin in reasoning,
+    a call, a mark or dropped white space.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class AnswerReader:
 
     @property
     def done(self) -> bool:
-        """Whether the answer is complete: its request can be cancelled."""
+        """True if the answer is complete: the caller may cancel its request."""
         return self._done
 
     @property
@@ -286,11 +286,11 @@ class AnswerReader:
     def finish(
         self, reason: AnswerReason, *, stopped: bool = False
     ) -> tuple[list[AnswerPiece], AnswerReason]:
-        """The last pieces, and why the answer ended.
+        """Return the last pieces, and the reason of the answer's end.
 
-        `reason` is the engine's. An answer that stopped by itself, or was cancelled because it
-        was `done`, ends with "tool_calls" if it made calls. Not so if a stop string (`stopped`)
-        cut the last one: that must not be executed. A mark cut off by "length" is dropped.
+        `reason` is the engine's. An answer that stopped by itself, or at `done`, ends with
+        "tool_calls" if it made calls. Not so if a stop string (`stopped`) cut the last one: a
+        client must not execute that. The reader drops a mark that "length" cut.
         """
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
@@ -299,7 +299,7 @@ class AnswerReader:
         return pieces, "tool_calls" if by_itself and made else reason
 
     def _advance(self) -> Iterator[AnswerPiece]:
-        """Pass on what was pushed, as far as it is final."""
+        """Emit the final part of the pushed text."""
         while not self._done:
             if self._part == "call":
                 self._call.push(self._found.take_all().text)
@@ -331,7 +331,7 @@ class AnswerReader:
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
-        """Whether the text only mentions a mark, and continues; it ends with `before`.
+        """Return whether the text only mentions a mark, and continues; it ends with `before`.
 
         Code mentions marks. A line mentions the start of reasoning as a word, and any text after
         reasoning mentions its end."""
@@ -360,10 +360,10 @@ class AnswerReader:
         elif self._is_formatted:
             self._expect(*(("call",) if self._part != "thought" else ("text", "call")))
 
-    # What begins an answer, or a message of it
+    # The beginning of an answer, or of a message
 
     def _begin_bare(self) -> bool:
-        """Whether it is certain what the answer begins with: a call of a tool, or text."""
+        """Return whether the beginning is certain: a call of a tool, or text."""
         held = self._found.held
         at = behind_space(held, 0)
         in_list = held.startswith(LIST_START, at)
@@ -451,7 +451,7 @@ class AnswerReader:
             yield from self._shown(self._text_trimmer.flush())
 
     def _end_call(self, read: ReadCall) -> Iterator[AnswerPiece]:
-        """Emit the parsed calls, or what was written instead of one."""
+        """Emit the parsed calls, or the text in the place of one."""
         self._part = "text"
         self._found.begin(fenced=self._is_fenced)
         self._text_trimmer.mark()
@@ -459,7 +459,7 @@ class AnswerReader:
         problem = read.problem
         is_whole = read.closed or read.unfinished or not self._marks.end
         if not is_whole and not self._are_offered(read):
-            problem = "it ends within a name that is no tool's"
+            problem = "it ends within a name of no tool"
         if problem is not None:
             yield ToolCallFailed(problem)
             start = "" if read.follows else opening
@@ -481,7 +481,7 @@ class AnswerReader:
         return all(call.name in self._syntax.tools for call in read.calls)
 
     def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
-        """Emit what is certain of calls; of the first one only, where there may be no others."""
+        """Emit the certain part of calls; only the first, where there may be no others."""
         for part in parts:
             if part.name is not None:
                 self._calls += 1
@@ -523,7 +523,7 @@ def _marks(chat_format: ChatFormat, chat: Chat, unmarked: str) -> dict[str, _Par
 
 
 def _syntax(chat_format: ChatFormat, chat: Chat) -> CallSyntax:
-    """How calls are written in an answer to `chat`."""
+    """Return the form of calls in an answer to `chat`."""
     by_name = {tool.name: tool for tool in reversed(chat.tools)}
     headers, marks = chat_format.headers, chat_format.call_marks
     if headers is not None:
@@ -587,7 +587,7 @@ class AnswerStream:
 
     @property
     def done(self) -> bool:
-        """Whether the answer is complete although the model may continue."""
+        """True if the answer is complete although the model may continue."""
         return self._reader is not None and self._reader.done
 
     @property

@@ -51,14 +51,14 @@ _FENCE: Final = "```"
 class MarkFinder:
     """Cuts a stream of text at marks; holds back what could still become one.
 
-    No mark is part of another one. A mark behind an opening backtick and before another one is
-    text. `line` is the end of the line before what is held, and `is_fenced` whether that is code.
+    No mark contains another. A mark behind an opening backtick and before another one is text.
+    `line` is the end of the line before the held text; `is_fenced`: it is code.
     """
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = tuple(marks)
         self._held = TokenText()
-        self.mark = TokenText()  # the last that was taken
+        self.mark = TokenText()  # the last one
         self._is_whole = False
         self.begin()
 
@@ -74,7 +74,7 @@ class MarkFinder:
 
     @property
     def held(self) -> str:
-        """The text that is held back."""
+        """The held text."""
         return self._held.text
 
     def push(self, text: TokenText) -> None:
@@ -90,16 +90,16 @@ class MarkFinder:
 
     @property
     def is_at_text(self) -> bool:
-        """Whether the next text, white space aside, can be no mark."""
+        """Return whether the next text, white space aside, rules out a mark."""
         text = self._held.text.lstrip()
         return bool(text) and not any(
             text.startswith(mark) or mark.startswith(text) for mark in self._marks
         )
 
     def take(self) -> tuple[TokenText, str | None]:
-        """The text before the next mark, and that mark: it is gone then.
+        """Take the text before the next mark, and that mark.
 
-        Without a complete mark: the text that cannot be part of one, and None.
+        Without a complete mark: the text outside any possible one, and None.
         """
         text = self._held.text
         at, mark = first_mark(self._marks, text)
@@ -122,11 +122,11 @@ class MarkFinder:
         self.line = self.line.removesuffix(self.mark.text)
 
     def take_all(self) -> TokenText:
-        """All text that is held back."""
+        """Take all held text."""
         return self._take(len(self._held.text))
 
     def _opens_quote(self, before: str) -> bool:
-        """Whether `before`, which follows `line`, ends with a backtick that opens."""
+        """Return whether `before`, which follows `line`, ends with a backtick that opens."""
         _, ends_line, line = before.rpartition("\n")
         last = line[-1:] or ("" if ends_line else self.line[-1:])
         n_quotes = line.count("`") + (0 if ends_line else self._n_quotes)
@@ -149,8 +149,8 @@ class MarkFinder:
 class Trimmer:
     """Drops white space next to marks.
 
-    It is restored when more text follows: "one <mark> two" becomes "one two". White space at
-    either end of the whole answer, where there is no mark, is kept.
+    It returns when more text follows: "one <mark> two" becomes "one two". White space at either end
+    of the whole answer, where there is no mark, stays.
     """
 
     def __init__(self, *, after_mark: bool) -> None:
@@ -161,7 +161,7 @@ class Trimmer:
 
     @property
     def has_emitted(self) -> bool:
-        """Whether there was any text."""
+        """True after any text."""
         return self._emitted
 
     def push(self, text: TokenText) -> TokenText:

@@ -21,7 +21,7 @@ _ANY: Final[Kinds] = frozenset()
 _KINDS: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _CONTAINERS: Final[Kinds] = frozenset({"object", "array"})
 _MOST_SCHEMAS: Final = 200
-"""Schemas that are looked at for one argument: references may be circular."""
+"""Limit of schemas for one argument: references may be circular."""
 _LONGEST_LITERAL: Final = 1 << 16
 _NAMES: Final[dict[type, str]] = {
     bool: "boolean",
@@ -49,7 +49,7 @@ class ArgumentTypes:
         self._known: dict[str, Kinds] = {}
 
     def is_text(self, name: str) -> bool:
-        """Whether an argument is its text, whatever that is."""
+        """Return whether an argument is its text, whatever that is."""
         kinds = self._kinds(name)
         return kinds == {"string"} or (
             not kinds and self._untyped_is_text and name not in self._properties
@@ -162,7 +162,7 @@ def _json_of(text: str, kinds: Kinds) -> str | None:
 
 
 def _loaded(text: str) -> Iterator[tuple[object, str]]:
-    """The value of a JSON text, which stays as it is written where any client can read that."""
+    """Return the value of a JSON text, in its own spelling where any client can read that."""
     try:
         value = json.loads(text, strict=False, parse_constant=refuse_constant)
         written = portable_json(value)
@@ -190,7 +190,7 @@ class _JsonWords(ast.NodeTransformer):
 
 def refuse_constant(constant: str) -> object:
     """Raise ValueError for what Python reads in JSON and no other parser does: NaN, Infinity."""
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _allows(kinds: Kinds, value: object) -> bool:
@@ -207,7 +207,7 @@ def _kind(value: object) -> str:
 
 
 def is_deeper_than(levels: int, value: object) -> bool:
-    """Whether lists and objects in `value` are nested more than `levels` deep."""
+    """Return whether lists and objects in `value` nest more than `levels` deep."""
     level = [value]
     for _ in range(levels + 1):
         level = [outer for outer in level if isinstance(outer, dict | list)]

@@ -1,8 +1,7 @@
 """Grammars for structured output: answers that must be JSON or contain tool calls.
 
-Written in llguidance's Lark dialect for constrained decoding. Knows how the options of a chat
-become a grammar, given how marks are spelled; no tokenizer, and not whether a schema can be
-enforced.
+In llguidance's Lark dialect for constrained decoding. Knows how the options of a chat become a
+grammar, given the spelling of marks; no tokenizer, and no limits of schemas.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from semantic.ports.chat import OBJECTS, CallForm, Headers, Marks
 _dumps = partial(json.dumps, ensure_ascii=False)
 
 _IN_REGEX = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
-"""What ends a regex in Lark, and how it is written within one."""
+"""The end of a regex in Lark, and its spelling within one."""
 
 ANY_OBJECT: JsonSchema = {"type": "object"}
 
@@ -31,7 +30,7 @@ _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
 
 _CHOSEN: Final = {"$number": "/[0-9]{1,3}/", "$id": "/[a-zA-Z0-9]{9}/"}
-"""What a model chooses before the arguments of a call."""
+"""The choices of a model before the arguments of a call."""
 
 MOST_FORCED_CALLS = 16
 """Calls of an answer that must call: a model without a next idea repeats itself to max_tokens."""
@@ -49,12 +48,12 @@ class SpelledMark:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it has special tokens; it may then also be written letter by letter."""
+        """True if it has special tokens; a model may also write it letter by letter."""
         return any(isinstance(piece, int) for piece in self.pieces)
 
     @property
     def starts_with_token(self) -> bool:
-        """Whether it begins with a special token, which no free text contains."""
+        """True if it begins with a special token, which no free text contains."""
         return bool(self.pieces) and isinstance(self.pieces[0], int)
 
     def tokens(self) -> str:
@@ -99,7 +98,7 @@ def call_grammar(
     *,
     after: str | None = None,
 ) -> Grammar | None:
-    """The grammar of an answer to `chat`; None if it is unconstrained.
+    """Return the grammar of an answer to `chat`; None without a constraint.
 
     `schema_of` gives the schema of a call's arguments. `after` is the end mark of reasoning that
     the prompt has opened. A forced call takes precedence over an answer format.
@@ -113,7 +112,7 @@ def call_grammar(
     is_plain = after is None and language.thought is None and language.headers is None
     if answer is not None and not tools and is_plain:
         return answer_grammar(answer)
-    # As OpenAI's API has it: of a tool that is named exactly one call.
+    # As OpenAI's API has it: a named tool gets exactly one call.
     many = chat.parallel_tool_calls and chat.tool_choice.name is None
     # A call ends reasoning that the prompt has opened: the grammar has to bind it there.
     opened = after is not None and bool(tools) and language.thought is not None
@@ -226,7 +225,7 @@ class _Rules:
             return
         free = "tagged* TEXT" if self._many else "TEXT | tagged"
         if self._language.bare:
-            # What could be a call without its mark is one.
+            # A possible call without its mark is one.
             self.add("mixed", "calls | (/[^\\[{ \\n\\r\\t]/ free)?")
             self.add("free", free)
         else:
@@ -243,7 +242,7 @@ class _Rules:
         self.add("call_start[lazy]", f"TEXT {_dumps(start.text)}")
 
     def calls(self, tools: Sequence[Tool], schema_of: Callable[[Tool], JsonSchema]) -> None:
-        """One call between its marks; a bounded number where parallel calls are allowed."""
+        """Return one call between its marks; a bounded number where calls may be parallel."""
         language, form = self._language, self._language.form
         many = self._many and self._headers is None
         more = f"({{}}){{{{0,{MOST_FORCED_CALLS - 1}}}}}" if many else ""
@@ -272,7 +271,7 @@ class _Rules:
             self.add(f"call_{i}", f"{before} {_json(schema_of(tool))} {after}")
 
     def _before(self, name: str) -> str:
-        """What precedes the arguments of a call of `name`, in Lark."""
+        """Return the text before the arguments of a call of `name`, in Lark."""
         given = {"$name": name, "$quoted": _dumps(name)}
         pieces = re.split(r"(\$number|\$id)", self._language.form.before)
         return " ".join(
@@ -302,9 +301,9 @@ _COMBINING = frozenset(
 
 
 def closed(schema: JsonSchema) -> JsonSchema:
-    """`schema` with its plain objects closed: those that only `properties` describe.
+    """Return `schema` with its plain objects closed: those that only `properties` describe.
 
-    A model without a next idea writes ever more properties. What fits the closed schema fits
+    A model without a next idea writes ever more properties. A value of the closed schema fits
     `schema`.
     """
     found = dict(schema)
@@ -319,7 +318,7 @@ def closed(schema: JsonSchema) -> JsonSchema:
 
 
 def _names_all(schema: JsonSchema, properties: Mapping[str, object]) -> bool:
-    """Whether `properties` names every required property."""
+    """Return whether `properties` names every required property."""
     required = schema.get("required", ())
     return isinstance(required, list | tuple) and all(name in properties for name in required)
 

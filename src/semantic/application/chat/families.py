@@ -1,7 +1,7 @@
 """Families of models: how each writes calls and reasoning, in one table.
 
-A family is found by the texts of its chat template, else by its vocabulary, and can be named. The
-names are those that vLLM's and mlx-lm's parsers have. Knows no template and no tokenizer.
+The texts of its chat template find a family, else its vocabulary; an operator may name it. The
+names are those of vLLM's and mlx-lm's parsers. Knows no template and no tokenizer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Family:
     """How models of a family write calls: between `marks`, in JSON or in a `spelling` of their own.
 
     `names` are those of its parser; `models` write so. `template`: texts that all stand in its chat
-    template. `tokens`: those that its vocabulary has, where a template may not name them. `bare`:
+    template. `tokens`: entries of its vocabulary, where a template may not name them. `bare`:
     an answer may begin with a call without its mark. `thought`: the marks of its reasoning, where
     they are not among `_THOUGHTS`. `numbered_ids`: ids of calls have the tool's name and a number.
-    `form`: how a call is written that a grammar binds: where arguments are JSON, as the model
-    writes it. `silent` are marks around a text that say nothing.
+    `form`: the spelling of a call under a grammar: where arguments are JSON, as the model writes
+    it. `silent` are marks around a text that say nothing.
     """
 
     names: tuple[str, ...]
@@ -300,7 +300,7 @@ HERMES: Final = Family(
     None,
     ("<tool_call>",),
 )
-"""The form that most open models have been trained on."""
+"""The form in the training of most open models."""
 
 FAMILIES: Final = (
     Family(
@@ -520,8 +520,8 @@ FAMILIES: Final = (
 def family_of(
     template: str, vocabulary: Container[str], parser: str | None = None
 ) -> Family | None:
-    """The family of a model with this template and vocabulary, of those that a `parser` is named
-    for, if any is; None if it is not known."""
+    """Return the family of a model with this template and vocabulary, among those of `parser`, if
+    given; None if unknown."""
     named = [family for family in FAMILIES if parser in family.names]
     for family in named or FAMILIES:
         if family.template and all(text in template for text in family.template):
@@ -540,9 +540,9 @@ def thought_of(template: str) -> Marks | None:
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """The parsers of calls and reasoning that an operator names; None: found by the model's files.
+    """The parsers of calls and reasoning that an operator names; None: the model's files decide.
 
-    Raises InvalidRequestError for a name that is not known.
+    Raises InvalidRequestError for an unknown name.
     """
 
     calls: str | None = None
@@ -554,7 +554,7 @@ class Parsers:
         _check("reasoning_parser", self.reasoning, {_UNREAD, *reasoning_parsers()})
 
     def thought(self, found: Marks | None) -> Marks | None:
-        """The marks of reasoning: those that are named, else those that were `found`."""
+        """Return the marks of reasoning: the named ones, else those in `found`."""
         return found if self.reasoning is None else reasoning_parsers().get(self.reasoning)
 
 

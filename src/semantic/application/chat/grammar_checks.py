@@ -1,7 +1,7 @@
-"""Grammars of clients checked before they are compiled: fairly among tenants, within limits.
+"""Checks of clients' grammars before compiling them: fairly among tenants, within limits.
 
-What compiling a grammar takes cannot be known from its text. A probe compiles it where it can be
-ended, and its verdict is remembered. Knows neither processes nor how a grammar is compiled.
+The text of a grammar does not tell the cost of compiling it. A probe compiles it within limits, and
+the server remembers its verdict. Knows neither processes nor compilers.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _REMEMBERED = 4096
 """Verdicts: each a digest and a line of text."""
 _MAX_WAITING = 64
 _MAX_REFUSED = 3
-"""Refusals within one request: a tool whose schema is refused may take any object instead."""
+"""Refusals within one request: a tool with a refused schema may take any object instead."""
 _RETRY_AFTER = 5
 """Seconds."""
 
 
 class Verdicts:
-    """What is wrong with the grammars that each tenant had checked last. Thread-safe."""
+    """The faults of the grammars that each tenant had checked last. Thread-safe."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        """`most` is how many are remembered, of all tenants."""
+        """Remember at most `most`, of all tenants."""
         self._problems: FairLru[bytes, str] = FairLru(most)
         self._lock = threading.Lock()
 
     def problem(self, grammar: Grammar) -> str | None:
-        """What is wrong with `grammar`: empty if nothing is, None if it is not known."""
+        """Return the fault of `grammar`: empty if it has none, None if unknown."""
         with self._lock:
             return self._problems.get(grammar.tenant, _key(grammar))
 
     def remember(self, grammar: Grammar, problem: str) -> None:
-        """Remember `problem`, and forget the verdict that was needed longest ago."""
+        """Remember `problem`, and forget the least recently used verdict."""
         with self._lock:
             self._problems.put(grammar.tenant, _key(grammar), problem)
 
@@ -65,7 +65,7 @@ class _Check:
     compiles: bool
     tenant: str
     waiters: int = 0
-    probe: GrammarProbe | None = None  # while it is being checked
+    probe: GrammarProbe | None = None  # during its check
     has_ended: bool = False
     outcome: Future[str | Failure] = field(default_factory=Future)
     """Never an exception, which asyncio would log if the request that waited has left."""
@@ -74,7 +74,7 @@ class _Check:
 class GrammarChecks:
     """Checks grammars, as many at a time as there are probes, and one of each tenant.
 
-    Tenants take turns. A check that no request waits for any more is dropped, or stopped.
+    Tenants take turns. A check without a waiting request ends, or never begins.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class GrammarChecks:
                 raise InvalidRequestError(problem)
 
     def close(self) -> None:
-        """End all probes; nothing may be checked afterwards."""
+        """End all probes; call nothing afterwards."""
         with self._lock:
             waiting = [check for queue in self._waiting.values() for check in queue]
             self._waiting.clear()
@@ -169,7 +169,7 @@ class GrammarChecks:
             del self._checks[key]
 
     def _start_some(self) -> None:
-        """Start what idle probes can take; the lock is held."""
+        """Start checks for idle probes; the caller holds the lock."""
         for tenant in list(self._waiting):
             if not self._idle:
                 return

@@ -30,16 +30,16 @@ class WrittenCall:
 
 
 def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
-    """The call, or list of calls, that `text` is in JSON.
+    """Return the call, or list of calls, that `text` is in JSON.
 
-    A call may name a tool that is not among `names`, and have arguments that are no object: the
-    client answers it, and the model corrects itself. Raises ToolCallError if there is no call.
+    A call may name a tool outside `names`, and have other arguments than an object: the client
+    answers it, and the model corrects itself. Raises ToolCallError if there is no call.
     """
     try:
         value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = str(error) or type(error).__name__
-        raise ToolCallError(f"the model wrote a tool call that cannot be read: {reason}") from error
+        raise ToolCallError(f"cannot read the model's tool call: {reason}") from error
     calls = value if isinstance(value, list) else [value]
     if not calls:
         raise ToolCallError("the model marked a tool call and wrote none")
@@ -65,8 +65,8 @@ def parse_arguments(arguments: str) -> object:
 
 
 def object_of(arguments: str) -> dict[str, object]:
-    """An object in place of arguments that are none: of those that were cut as far as they go, else
-    one with the text as its only field."""
+    """Return an object in place of other arguments: as far as cut ones go, else one with the text
+    as its only field."""
     read = ObjectText()
     certain = read.push(arguments)
     if certain and not read.is_broken and not read.is_closed:
@@ -80,7 +80,7 @@ def _checked_call(call: object, names: Collection[str]) -> WrittenCall:
     fields = call if isinstance(call, Mapping) else {}
     name = next((fields[one] for one in _NAMES if one in fields), None)
     if not isinstance(name, str):
-        raise ToolCallError("the model wrote a tool call that is no JSON object with a name")
+        raise ToolCallError("a tool call of the model must be a JSON object with a name")
     if name not in names and not is_tool_name(name):
         raise ToolCallError("the model wrote a tool call without the name of a tool")
     arguments: object = next((fields[one] for one in _ARGUMENTS if one in fields), {})
@@ -90,8 +90,8 @@ def _checked_call(call: object, names: Collection[str]) -> WrittenCall:
             return WrittenCall(name, replace_surrogates(found))
         arguments = found
     if is_deeper_than(MAX_DEPTH, arguments):
-        raise ToolCallError(f"the arguments of {name} are nested deeper than {MAX_DEPTH} levels")
+        raise ToolCallError(f"the arguments of {name} must have at most {MAX_DEPTH} levels")
     try:
         return WrittenCall(name, portable_json(arguments))
     except ValueError as error:
-        raise ToolCallError(f"the arguments of {name} have a number that is no JSON") from error
+        raise ToolCallError(f"the arguments of {name} have a number that JSON lacks") from error

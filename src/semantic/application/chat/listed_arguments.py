@@ -1,7 +1,7 @@
-"""ListedArguments: arguments that a model lists with separators, as JSON while they are written.
+"""ListedArguments: arguments that a model lists with separators, as JSON while it writes them.
 
-Decides how much of a string is certain; a value that is no string is read when it is complete.
-Knows separators, brackets and quotes.
+Decides how much of a string is certain; reads another value when it is complete. Knows separators,
+brackets and quotes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _Part = Literal["start", "string", "after", "other"]
 class ListedArguments(SpelledArguments):
     """The arguments of one call in a list, pushed in any pieces.
 
-    Only a string is known to be one before it is complete.
+    Only a string shows its type before it is complete.
     """
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()
         self._spelling = spelling
-        # Of the open argument:
+        # The open argument:
         self._key: str | None = None
         self._part: _Part = "start"
         self._written: list[str] = []
@@ -168,7 +168,7 @@ class ListedArguments(SpelledArguments):
         self._written, self._sent = [], []
 
     def _end_of_argument(self) -> str | None:
-        """The JSON that ends the open argument; None if it is not what was passed on."""
+        """Return the JSON that ends the open argument; None if it contradicts the emitted part."""
         if self._part == "after":
             return '"' if self._sent else self._member("")
         value = "".join(self._written)
@@ -183,7 +183,7 @@ class ListedArguments(SpelledArguments):
 
 
 def _value(spelling: CallList, text: str) -> str | None:
-    """The JSON of a value that is no string by itself; None if it is none."""
+    """Return the JSON of a value without quotes; None if it has no other type."""
     if spelling.escapes:
         return any_json(text)
     try:

@@ -1,6 +1,6 @@
-"""ObjectText: the text of a JSON object, checked as it is written.
+"""ObjectText: the text of a JSON object, checked while the model writes it.
 
-Decides how much of it is certain. Knows JSON; not what the object is for.
+Decides how much of it is certain. Knows JSON; not the purpose of the object.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 MAX_DEPTH: Final = 50
-"""Levels of lists and objects. A deeper object could not be sent back in a later request."""
+"""Levels of lists and objects. A later request could not send a deeper object back."""
 
 _SPACE: Final = re.compile(r"[ \t\n\r]+")
 _CHARACTERS: Final = re.compile(r'[^"\\\x00-\x1f]+')
@@ -33,14 +33,14 @@ _Next = Literal["object", "value", "first item", "key", "first key", "colon", "c
 class ObjectText:
     """The text of one JSON object, pushed in any pieces.
 
-    What `push` returns adds up to the text as it was written, up to the brace that closes the
-    object, with two exceptions: a control character in a string is escaped, and half a surrogate
-    pair is replaced. At any time it ends behind a value, behind an opening bracket or inside of a
-    string that is a value: so it can be closed, and any parser of partial JSON can read it.
+    The results of `push` add up to the written text, up to the brace that closes the object, with
+    two exceptions: an escape takes the place of a control character in a string, and U+FFFD that of
+    half a surrogate pair. At any time they end behind a value, behind an opening bracket or inside
+    a string that is a value: so a caller can close them, and a parser of partial JSON reads them.
 
-    `n_taken` is how many characters of the source have been returned. `is_broken`: what follows
-    them is no JSON, not finite, or nested deeper than `MAX_DEPTH`. After the end of the object, or
-    once it is broken, nothing more is returned.
+    `n_taken` counts the returned characters of the source. `is_broken`: the next ones are not JSON,
+    not finite, or deeper than `MAX_DEPTH`. After the end of the object, or once it is broken,
+    `push` returns nothing more.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class ObjectText:
         self._next: _Next = "object"
         self._string: Literal["key", "value"] | None = None
         self._has_members = False
-        # How the first character of what comes next is read; closing brackets are read before.
+        # Reads the next first character; closing brackets go before.
         self._readers: dict[_Next, Callable[[str], bool]] = {
             "object": self._read_object,
             "value": self._read_value,
@@ -81,9 +81,10 @@ class ObjectText:
         return certain
 
     def closing(self, name: str | None = None, value: str = "") -> str:
-        """What makes an object of the text returned so far, with a last member if it has a `name`.
+        """Return the rest that makes an object of the text so far, with a last member if it has a
+        `name`.
 
-        Only for an object that is not closed.
+        Only for an open object.
         """
         end = '"' if self._string == "value" else ""
         end += "".join(reversed(self._closers[1:]))
@@ -94,7 +95,7 @@ class ObjectText:
         return end + (", " if self._has_members else "") + _member(name, value) + "}"
 
     def reopening(self, name: str, value: str) -> str:
-        """What adds a last member before the brace that closes the object."""
+        """Return the text of a last member before the closing brace."""
         return (", " if self._has_members else "") + _member(name, value) + "}"
 
     # Within strings
@@ -205,7 +206,7 @@ class ObjectText:
         self.is_closed = not self._closers
         return True
 
-    # What is certain
+    # The certain part
 
     def _take(self, token: str, following: _Next) -> bool:
         """Read `token`, which makes all text up to its end certain."""
@@ -237,7 +238,7 @@ def _member(name: str, value: str) -> str:
 
 
 def _is_plain_value(text: str) -> bool:
-    """Whether `text` is a finite number, true, false or null."""
+    """Return whether `text` is a finite number, true, false or null."""
     if text in ("true", "false", "null"):
         return True
     is_number = len(text) <= _LONGEST_NUMBER and _NUMBER.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""Preparation: renders, encodes and validates a wire's request before it is submitted.
+"""Preparation: renders, encodes and validates an API's request before its submission.
 
 The slow work before submission runs here, on worker threads: rendering the chat template,
 tokenizing, compiling a grammar. Knows neither engine nor event loop.
@@ -26,11 +26,11 @@ from semantic.ports.serving import Ask, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready to be submitted.
+    """A request ready for submission.
 
-    `chat`, `replayed` and `parts` are None for a plain prompt; `replayed`, with which its turn is
-    recorded, also for a request that is not kept. `opens_thought`: the prompt ends
-    inside reasoning; `closes_thought`: it ends with the mark of its end.
+    `chat`, `replayed` and `parts` are None for a plain prompt; `replayed`, which records its turn,
+    also without `keep`. `opens_thought`: the prompt ends inside reasoning; `closes_thought`: it
+    ends with the mark of its end.
     """
 
     tokens: tuple[int, ...]
@@ -122,7 +122,7 @@ class Preparation:
 
     def prepare(self, ask: Ask) -> Prepared:
         """Raises InvalidRequestError and ContextOverflowError, and UncheckedGrammarError if a
-        grammar must be checked first, by `check`."""
+        grammar needs `check` first."""
         prompt = _ordered(ask.prompt)
         if isinstance(prompt, Chat):
             self._attachments.check(prompt.fresh, ask.tenant)
@@ -191,7 +191,7 @@ class Preparation:
         )
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
-        """Where stop strings are not searched."""
+        """The marks of text without stop strings."""
         marks, headers = self._format.thought_marks, self._format.headers
         if headers is not None:
             return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None

@@ -1,11 +1,11 @@
-"""Verbatim replay: a known conversation continues in the tokens in which it was computed.
+"""Verbatim replay: a known conversation continues in its computed tokens.
 
-A template may render an answer differently from how the model generated it: it drops reasoning,
-re-renders calls, moves messages. So only new messages are rendered; earlier ones are replayed from
-the recorded turns. Clients also send the same tools with their keys in different orders, and a
-template renders them in that order before all messages: each tool keeps its first spelling. Knows
-points and tokens; no engine. Some formats go on so between calls alone: behind an answer without
-calls their history is rendered.
+A template may render an answer otherwise than the model generated it: it drops reasoning,
+re-renders calls, moves messages. So the template renders only new messages; recorded turns replay
+earlier ones. Clients also send the same tools with their keys in different orders, and a template
+renders them in that order before all messages: each tool keeps its first spelling. Knows points and
+tokens; no engine. Some formats allow this between calls alone: behind an answer without calls the
+template renders their history.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ToolSpellings:
         """`tools` in their order, each in its first spelling in `scope`.
 
         `texts` are the canonical texts of the tools, independent of the order of keys. Without
-        `keep` new spellings are not recorded.
+        `keep` it records no new spelling.
         """
         found: list[Tool] = []
         with self._lock:
@@ -74,10 +74,10 @@ _OWNER_BYTES = 16
 class Replayed:
     """A rendered conversation, and the turn that it continues.
 
-    Its first `start` tokens, whose digest is `parent`, are those of a recorded turn; `point` is its
-    own point, and `owner` what its tenant's turns are counted under. The first `n_replayed`
-    messages are in those tokens; `answers` is what is known of later answers, by index.
-    `tool_texts` are the canonical texts of the tools, and `defaults` what clients add to calls.
+    Its first `start` tokens, with the digest `parent`, are those of a recorded turn; `point` is its
+    own point, and its tenant's turns count under `owner`. The first `n_replayed` messages are in
+    those tokens; `answers` is the knowledge of later answers, by index. `tool_texts` are the
+    canonical texts of the tools, and `defaults` the additions of clients to calls.
     """
 
     rendered: RenderedChat
@@ -100,7 +100,7 @@ class _Known:
 
 
 def turns_owner(tenant: str) -> bytes:
-    """What the turns of a tenant with this name are counted under."""
+    """Return the owner of the turns of a tenant with this name."""
     return digest("turns-owner-v1", tenant.encode("utf-8", "surrogatepass"))[:_OWNER_BYTES]
 
 
@@ -116,8 +116,8 @@ class Replay:
         *,
         is_owner: bool = True,
     ) -> None:
-        """`namespace` identifies the model's content: turns of another template or tokenizer are
-        not found. `ends` are the tokens that end an answer. An owner closes `turns`."""
+        """`namespace` identifies the model's content and excludes turns of another template or
+        tokenizer. `ends` are the tokens that end an answer. An owner closes `turns`."""
         self._format = chat_format
         self._ends = ends
         self._turns = turns
@@ -126,7 +126,7 @@ class Replay:
         self._spellings = ToolSpellings()
 
     def render(self, chat: Chat, tenant: str, *, keep: bool = True) -> Replayed:
-        """The conversation as tokens; without `keep` nothing of it is recorded.
+        """Return the conversation as tokens; without `keep` record nothing of it.
 
         Raises InvalidRequestError if the template refuses it.
         """
@@ -170,8 +170,8 @@ class Replay:
         message: Message,
         generated: Sequence[int],
     ) -> Future[None] | None:
-        """Record a turn: `replayed`, computed as `prompt`, was answered with `message` in the
-        tokens `generated`. Returns what `TurnsPort.put` does."""
+        """Record a turn: `message`, in the tokens `generated`, answers `replayed`, computed as
+        `prompt`. Returns the result of `TurnsPort.put`."""
         return self._turns.put(
             Turn(
                 point_after(replayed.point, message, replayed.defaults),
@@ -184,8 +184,8 @@ class Replay:
         )
 
     def record_cut(self, replayed: Replayed, message: Message) -> Future[None] | None:
-        """Record a turn that cannot be continued: the model generated more than `message`. Returns
-        what `TurnsPort.put` does."""
+        """Record a turn that nothing continues: the model generated more than `message`. Returns
+        the result of `TurnsPort.put`."""
         point = point_after(replayed.point, message, replayed.defaults)
         thought = thought_digest(message.reasoning)
         return self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
@@ -245,7 +245,7 @@ class _Turns:
 
 
 def _continues(turn: Turn, before: Turn) -> bool:
-    """Whether `turn` continues `before` at its end, with or without its end token."""
+    """Return whether `turn` continues `before` at its end, with or without its end token."""
     return before.end - 1 <= turn.start <= before.end
 
 
@@ -262,7 +262,7 @@ def _prefix_digests(tokens: Sequence[int], lengths: Sequence[int]) -> list[bytes
 
 
 def _answered(turn: Turn | None, message: Message) -> Answered:
-    """What is known of the answer `message`, given its recorded turn."""
+    """Return the knowledge of the answer `message`, given its recorded turn."""
     if turn is None:
         return Answered.OTHER
     if not agrees(turn, message):

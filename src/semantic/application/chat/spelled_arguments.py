@@ -1,5 +1,5 @@
-"""SpelledArguments: the arguments of one call in a model's own spelling, as JSON while they are
-written.
+"""SpelledArguments: the arguments of one call in a model's own spelling, as JSON while the model
+writes them.
 
 The part that all spellings have in common. Knows no spelling.
 """
@@ -12,14 +12,13 @@ from abc import ABC, abstractmethod
 class SpelledArguments(ABC):
     """Arguments, pushed in any pieces.
 
-    What `push` returns adds up to JSON: what `json.dumps` makes of the object that the model's
-    parser finds in the whole call, but for a key that is repeated, which is repeated in the JSON
-    too. A value that is a string is returned as it is written, another one when it is complete. One
-    that the parser refuses, such as a word for a number, is its text.
+    The results of `push` add up to JSON: the `json.dumps` of the object that the model's parser
+    finds in the whole call, but with a repeated key twice. `push` returns a string while the model
+    writes it, another value at its end. A value that the parser refuses, such as a word for a
+    number, is its text.
 
-    `n_ended`: how many arguments have ended; `n_taken`: how many characters of the source the
-    closed arguments have. `is_broken`: an argument cannot be read at all. After either nothing more
-    is returned.
+    `n_ended` counts ended arguments, `n_taken` the characters of the source in closed ones.
+    `is_broken`: an argument has no reading. After either `push` returns nothing more.
     """
 
     def __init__(self) -> None:
@@ -36,12 +35,12 @@ class SpelledArguments(ABC):
     @property
     @abstractmethod
     def is_between(self) -> bool:
-        """Whether no argument is open."""
+        """True if no argument is open."""
 
     @abstractmethod
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """Whether an answer that ends here, `cut` or before a stop string (`stopped`), ends the
-        arguments."""
+        """Return whether an answer that ends here, `cut` or before a stop string (`stopped`), ends
+        the arguments."""
 
     @abstractmethod
     def ending(self, *, at_mark: bool) -> str:

@@ -1,8 +1,8 @@
-"""StreamedCalls: calls in a known spelling, read as they are written.
+"""StreamedCalls: reads calls in a known spelling while the model writes them.
 
-A call is certain once its name is whole and its arguments begin; then what is written of them is
-passed on at once. Knows the order of calls and marks, and how models write a name before arguments
-in JSON; other spellings are given.
+A call is certain once its name is whole and its arguments begin; then their text passes on at once.
+Knows the order of calls and marks, and how models write a name before arguments in JSON; the caller
+gives other spellings.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallHead, CallList, CallSpelling, Marks
 
 Read = Literal["all", "some", "none"]
-"""Whether a text begins with all of what is expected, could still do so, or cannot."""
+"""The text begins with all of the expected text, could still do so, or cannot."""
 
 LONGEST_SPACE: Final = 256
-"""White space at one place before the arguments, which are read again with each token until they
-begin: with more, or a longer name, a call is parsed as a whole."""
+"""White space at one place before the arguments, which each token reads again until they begin:
+with more, or a longer name, the reader parses the call as a whole."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
@@ -109,7 +109,7 @@ def _find(head: CallHead, text: str, at: int) -> FoundHead:
 
 
 def _behind_name(head: CallHead, text: str, at: int) -> tuple[Read, int]:
-    """What follows the name in `head`, and where the arguments begin."""
+    """Return the text after the name in `head`, and where the arguments begin."""
     for steps in head.after:
         read, at = find_step(steps, text, at)
         if read != "all":
@@ -123,7 +123,7 @@ def _behind_name(head: CallHead, text: str, at: int) -> tuple[Read, int]:
 
 
 def _name_in(text: str, *, quoted: bool) -> str | None:
-    """The name that is written as `text`; None if it is no JSON string."""
+    """Return the name in `text`; None if it is not a JSON string."""
     if not quoted:
         return text
     try:
@@ -143,9 +143,9 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How the calls of one chat are written: between `marks`, in JSON or in the model's `spelling`.
+    """The form of one chat's calls: between `marks`, in JSON or in the model's `spelling`.
 
-    `tools` are those that are offered, by name.
+    `tools` are the chat's, by name.
     """
 
     marks: Marks
@@ -154,12 +154,12 @@ class CallSyntax:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What ends the calls; nothing but the answer's end if it is empty."""
+        """The end of the calls; if empty, only the answer's end."""
         own = () if self.spelling is None else self.spelling.ends
         return (self.marks.end, *own) if self.marks.end else own
 
     def heads(self, *, in_list: bool) -> tuple[CallHead, ...]:
-        """What may begin a call; `in_list`: in a list of calls."""
+        """Return the possible beginnings of a call; `in_list`: in a list of calls."""
         spelling = self.spelling
         if spelling is None or spelling.in_list != in_list:
             return (OBJECT_HEAD, TYPED_HEAD)
@@ -167,7 +167,7 @@ class CallSyntax:
         return (OBJECT_HEAD, TYPED_HEAD, *(head for head in own if head is not None))
 
     def arguments(self, name: str) -> SpelledArguments | None:
-        """What reads the arguments of a call of `name`, unless they are JSON."""
+        """Return the reader for the arguments of a call of `name`, unless they are JSON."""
         form = None if self.spelling is None else self.spelling.arguments
         if isinstance(form, CallList):
             return ListedArguments(form)
@@ -178,24 +178,23 @@ class CallSyntax:
         return TaggedArguments(form, types)
 
     def is_called(self, name: str) -> bool:
-        """Whether `name` may be a tool's."""
+        """Return whether `name` may be a tool's."""
         return name in self.tools or is_tool_name(name)
 
 
 LIST_START: Final = "["
 _Arguments = ObjectText | SpelledArguments
 _BETWEEN: Final = ("}", "]")
-"""What ends a call in JSON; any number may follow its arguments."""
+"""Ends of a call in JSON; any number may follow its arguments."""
 
 
 class StreamedCalls:
-    """The calls in the text after a start mark, which is pushed in any pieces.
+    """The calls in the text after a start mark, pushed in any pieces.
 
-    `is_known` is None until it is known whether the first call is one whose arguments can be read
-    as they are written. Once it is False nothing more is read. `is_ended`: the last call has ended,
-    at its end mark if that is there. `is_strange`: something follows the first call that is none of
-    the known forms. `rest` is the text that is not read: all of it, that behind the end mark, or
-    what is strange.
+    `is_known`: the reader can stream the first call's arguments; None while uncertain. Once it is
+    False the reader stops. `is_ended`: the last call has ended, at its end mark if that is there.
+    `is_strange`: the first call precedes text of no known form. `rest` is the unread text: all of
+    it, the part behind the end mark, or the strange part.
     """
 
     def __init__(self, syntax: CallSyntax) -> None:
@@ -210,11 +209,11 @@ class StreamedCalls:
         self._is_list = False
         self._head: CallHead | None = None
         self._written: list[CallPart] = []
-        # Of the open arguments:
+        # The open arguments:
         self._arguments: _Arguments | None = None
         self._n_pushed = 0
         self._held = ""  # certain but for end marks
-        self._source: list[str] = []  # what was read and is not released
+        self._source: list[str] = []  # read, and not released
         self._n_source = 0
         self._first_mark: int | None = None  # where the first end mark within them is in `_source`
         self._ending = ""  # what would end them there
@@ -223,17 +222,17 @@ class StreamedCalls:
 
     @property
     def rest(self) -> str:
-        """The text that is not read; more objects of a list are one itself."""
+        """The unread text; more objects of a list are a list themselves."""
         start = LIST_START if self.has_object and self._is_list else ""
         return start + self._text[self._at :]
 
     @property
     def has_object(self) -> bool:
-        """Whether the strange text is an object, which may be a call."""
+        """Return whether the strange text is an object, which may be a call."""
         return self.is_strange and self._text.startswith("{", behind_space(self._text, self._at))
 
     def push(self, text: str) -> list[CallPart]:
-        """What is certain with more text."""
+        """Return the part that more text makes certain."""
         self._text += text
         while not self.is_ended and not self.is_strange and self.is_known is not False:
             step = self._find_call if self._arguments is None else self._read_arguments
@@ -243,10 +242,10 @@ class StreamedCalls:
         return self._taken()
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
-        """What is left when the answer ends; a call that was `cut`, or that a stop string ended
-        (`stopped`), keeps what is certain of it.
+        """Return the rest when the answer ends; a call that was `cut`, or that a stop string ended
+        (`stopped`), keeps its certain part.
 
-        Of a call that was cut before its arguments the name is left, if that is whole.
+        A call without arguments keeps its name, if that is whole.
         """
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
@@ -261,7 +260,7 @@ class StreamedCalls:
         taken, self._written = self._written, []
         return taken
 
-    # What begins a call
+    # The beginning of a call
 
     def _find_call(self) -> bool:
         """Read what precedes a call's arguments; False if it takes more text."""
@@ -352,8 +351,8 @@ class StreamedCalls:
     def _read_arguments(self) -> bool:
         """Read more of the arguments; False if it takes more text.
 
-        From an end mark within them on nothing is certain before they are closed: a string may
-        contain the mark, or the model may have forgotten to close them.
+        From an end mark within them on nothing is certain before their end: a string may contain
+        the mark, or the model may have forgotten to close them.
         """
         read = self._arguments
         if read is None:
@@ -377,8 +376,8 @@ class StreamedCalls:
         return self._is_at_mark or read.is_broken
 
     def _is_within(self) -> bool:
-        """Whether the end mark at this position is within the arguments; False if another call
-        follows, which ends them, or it takes more text."""
+        """Return whether the end mark at this position is within the arguments; False if another
+        call follows, which ends them, or it takes more text."""
         mark = next(one for one in self._end_marks if self._text.startswith(one, self._at))
         behind = self._at + len(mark)
         follows, _ = find_step((self._syntax.marks.start,), self._text, behind)
@@ -398,7 +397,7 @@ class StreamedCalls:
             self._release()
 
     def _end_broken(self) -> bool:
-        """End arguments that cannot be read at the first end mark, once it is there."""
+        """End unreadable arguments at the first end mark, once it is there."""
         at, mark = first_mark(self._end_marks, self._text, self._at)
         if self._first_mark is not None:
             self._end_arguments(self._first_mark)
@@ -437,8 +436,8 @@ class StreamedCalls:
         self._end(self._text[self._at :])
 
     def _end_arguments(self, n_source: int) -> None:
-        """End arguments that are not closed after so much of what was read: those in JSON are
-        passed on as they were written, and those in tags as far as they are certain."""
+        """End open arguments after the given part of the read text: emit those in JSON as written,
+        and those in tags as far as they are certain."""
         if n_source == self._first_mark and self._ending:
             self._written.append(CallPart(None, self._ending))
         source = "".join(self._source)
@@ -466,7 +465,7 @@ class StreamedCalls:
         self._n_source += len(text)
 
     def _release(self) -> None:
-        """Pass on what is certain; of the source the rest is kept."""
+        """Emit the certain part; keep the rest of the source."""
         if self._held:
             self._written.append(CallPart(None, self._held))
             self._held = ""

@@ -1,8 +1,8 @@
-"""TaggedArguments: the arguments of a call that is written in tags, as JSON while they are written.
+"""TaggedArguments: the arguments of a call in tags, as JSON while the model writes them.
 
-A value is what the model wrote: between the tags nothing is layout but what the tags say, and what
-looks like the end of a value is one only if another argument or the end of the call follows, so a
-text may contain any tag. Knows tags as strings, and the types of arguments.
+A value is the model's text: between the tags only the tags say what is layout, and an apparent end
+of a value is one only if another argument or the end of the call follows, so a text may contain any
+tag. Knows tags as strings, and the types of arguments.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _State = Literal["between", "key", "value", "end"]
 class TaggedArguments(SpelledArguments):
     """The arguments of one call in tags, pushed in any pieces.
 
-    A value that is its text is returned without what may be its end or white space that is no part
-    of it.
+    `push` returns a value that is its text without a possible end and without white space around
+    it.
     """
 
     def __init__(self, tags: CallTags, types: ArgumentTypes) -> None:
@@ -140,7 +140,7 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _ends_value(self, at: int) -> bool | None:
-        """Whether the text from here on follows a value; None if it takes more text."""
+        """Return whether the text from here on follows a value; None if it takes more text."""
         tags = self._tags
         marks = [mark for mark in (tags.start, tags.call_end) if mark]
         near = self._text[at : at + max(map(len, marks))]
@@ -191,10 +191,10 @@ _TEXTS: Final = ("true", "string")
 
 
 class _Value:
-    """The text of a value, pushed in any pieces, without what the tags do not count to it.
+    """The text of a value, pushed in any pieces, without the parts that the tags exclude.
 
     `is_text`: it is its text, whatever that is. `is_json`: it is JSON whatever its type is.
-    `is_sent`: the beginning of it was passed on.
+    `is_sent`: its beginning has left.
     """
 
     def __init__(self, tags: CallTags, key: str, *, is_text: bool, is_json: bool = False) -> None:
@@ -203,11 +203,11 @@ class _Value:
         self.is_json = is_json and not is_text
         self.is_sent = False
         self._tags = tags
-        self._text = ""  # what was not passed on
+        self._text = ""  # not emitted yet
         self._drops_line = tags.trims == "line"
 
     def push(self, text: str) -> str:
-        """What is certain with more text."""
+        """Return the part that more text makes certain."""
         if self._drops_line and text:
             text, self._drops_line = text.removeprefix("\n"), False
         self._text += text
@@ -219,17 +219,17 @@ class _Value:
 
     @property
     def rest(self) -> str:
-        """What is left of it at its end."""
+        """Return its rest at its end."""
         return self._trimmed(self._text)
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether it is within marks of its own that are open."""
+        """Return whether marks of its own are open."""
         begin, end = self._tags.wrap
         return bool(begin) and self._text.lstrip().startswith(begin) and end not in self._text
 
     def without_call_end(self) -> str | None:
-        """What is left of it if it ends where the end of the call follows; None if none does."""
+        """Return its rest if it ends where the end of the call follows; None without one."""
         end, text = self._tags.call_end, self._text.rstrip()
         return self._trimmed(text.removesuffix(end)) if end and text.endswith(end) else None
 

@@ -1,6 +1,6 @@
 """TurnCache: an LRU cache of conversation turns in memory, in front of slower stores of turns.
 
-Knows turns and their ports; not what they are used for.
+Knows turns and their ports; not their use.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _TURN_BYTES = 768
 """Bytes of a turn beside its tokens: objects and table entries."""
 
 _QUEUE_BYTES = 16 << 20
-"""Turns that wait to be written, at most; beyond it a turn is in memory only."""
+"""Limit of turns that wait for the disk; beyond it a turn is in memory only."""
 _CLOSE_SECONDS = 2.0
 """How long `close` waits for them: another process may hold the file's lock for long."""
 _ANY = ""
 """The tenant of all turns: a point does not say whose it is."""
 _UPLOADS = 8
-"""Turns that are uploaded at a time."""
+"""Uploads of turns at a time."""
 
 _Packed = tuple[Turn, bytes]
 """A turn without its tokens, and these packed: a tuple of integers takes ten times as much."""
 
 
 class Writes:
-    """Writes that wait for `n_threads` of their own, in turn, and hold `max_bytes` at most; beyond
-    that they are dropped. Thread-safe."""
+    """Writes that wait for `n_threads` of their own, in turn, and hold `max_bytes` at most; it
+    drops those beyond. Thread-safe."""
 
     def __init__(self, n_threads: int, max_bytes: int, name: str) -> None:
         """The threads begin with the first writes; `name` is theirs."""
@@ -51,7 +51,7 @@ class Writes:
             return frozenset(self._waiting)
 
     def add(self, n_bytes: int, write: Callable[[], None]) -> Future[None] | None:
-        """Call `write`, which holds `n_bytes`, on a thread; None if it is dropped."""
+        """Call `write`, which holds `n_bytes`, on a thread; None without room for it."""
         with self._lock:
             if self._is_closed or self._n_bytes + n_bytes > self._max_bytes:
                 return None
@@ -89,8 +89,8 @@ class TurnCache:
         close_seconds: float = _CLOSE_SECONDS,
         shared: SharedTurnsPort | None = None,
     ) -> None:
-        """At most `queue_bytes` of turns wait to be written, and as many to be uploaded; `close`
-        drops those that are left after `close_seconds`. `shared` has those of a fleet."""
+        """At most `queue_bytes` of turns wait for the disk, and as many for uploads; `close` drops
+        the rest after `close_seconds`. `shared` has those of a fleet."""
         self._below = below
         self._shared = shared
         self._writer = Writes(1, queue_bytes, "turns")
@@ -134,7 +134,7 @@ class TurnCache:
                 store.close()
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """See `TurnsPort.look_up`. What is found is written below too: asked for once."""
+        """See `TurnsPort.look_up`; write what it finds to the slower stores too."""
         if self._shared is None or not points or self.get(points[-1]) is not None:
             return
         unknown = [point for point in points if self.get(point) is None]
