@@ -1,8 +1,8 @@
 """Embeddings: batches texts, computes each once, and takes turns with the answers of the engine.
 
-Vectors are cached by the content of a text, apart for each tenant. One chunk of one batch is
-computed between two steps of the engine, and requests take turns by chunk. Knows tokens and
-vectors; no arrays of a framework, and no wire.
+A cache keeps vectors by the content of a text, apart for each tenant. One chunk of one batch runs
+between two steps of the engine, and requests take turns by chunk. Knows tokens and vectors; no
+arrays of a framework, and no API.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 200
 """Bytes of a cached vector beside its numbers."""
 _MOST_WAITING = 512
-"""Requests at once, half of them of one tenant; more are refused."""
+"""Requests at once, half of them of one tenant; the server refuses more."""
 _RETRY_AFTER = 1
 
 Tokens = tuple[int, ...]
@@ -49,7 +49,7 @@ class Calls(Protocol):
     """Runs functions on the thread that computes."""
 
     def __call__(self, function: Callable[[], T]) -> Future[T]:
-        """The result of `function`, which is called between two steps."""
+        """Return the result of `function`, called between two steps."""
         ...
 
 

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The exception that was raised instead of a result."""
+    """The exception in the place of a result."""
 
     error: Exception
 
@@ -40,10 +40,10 @@ class Failure:
 
 
 def attempt(work: Callable[[], T]) -> T | Failure:
-    """The result of `work`, or the failure that it raised.
+    """Return the result of `work`, or its failure.
 
-    An error that is not an Exception becomes a BackendError: a panic of a library that is written
-    in Rust, a module that calls `sys.exit`. It would end the thread, or the loop that waits for it.
+    An error that is not an Exception becomes a BackendError: a panic of a library in Rust, a module
+    that calls `sys.exit`. It would end the thread, or the loop that waits for it.
     Not for the main thread, which Ctrl-C reaches.
     """
     try:
@@ -65,7 +65,7 @@ def guarded(work: Callable[[], T]) -> T:
 
 
 def settle(future: Future[T], work: Callable[[], T]) -> None:
-    """Give `future` the result of `work` or its failure (see `attempt`), unless it is cancelled."""
+    """Give `future` the result of `work` or its failure (see `attempt`), unless cancelled."""
     if future.set_running_or_notify_cancel():
         outcome = attempt(work)
         if isinstance(outcome, Failure):
@@ -107,7 +107,7 @@ class FairThreads:
         self._share = FairShare()
 
     def submit(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> Future[T]:
-        """What `function` will return, or raise, on a thread."""
+        """Call `function` on a thread; return the future of its result or error."""
         future: Future[T] = Future()
         task = _Task(tenant, partial(settle, future, function), future.cancel, is_short)
         with self._lock:
@@ -119,7 +119,7 @@ class FairThreads:
         return future
 
     async def run(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> T:
-        """What `function` returns. A task that is cancelled leaves the queue."""
+        """Return the result of `function`. A cancelled task leaves the queue."""
         return await asyncio.wrap_future(self.submit(tenant, function, is_short=is_short))
 
     def close(self) -> None:

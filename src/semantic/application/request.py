@@ -1,6 +1,6 @@
 """Request: one submitted generation request, its phase, its tokens and its text so far.
 
-State is counts and token lists from which the rest follows. Its text is decoded as it grows: a
+State is counts and token lists, and the rest follows. The request decodes its text as it grows: a
 token costs as much in a long text as in a short one. Knows no pool, store, backend or clock; the
 engine and the cache move it from phase to phase.
 """
@@ -56,11 +56,11 @@ class StreamingDetokenizer:
     """Implements `Detokenizer` for any tokenizer: decodes each token with a few before it."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
-        """The tokens follow those of `after`, whose text is not emitted."""
+        """The tokens follow those of `after`, without emitting their text."""
         self._decode = decode
         self._tokens: list[int] = []  # the context, and what follows it
         self._ends: list[int] = []  # of the pieces in the context
-        self._context = ""  # the text of tokens[:ends[-1]], which was emitted
+        self._context = ""  # the emitted text of tokens[:ends[-1]]
         last = list(after[-_CONTEXT_PIECES:])
         text = decode(last) if last else ""
         if text and not text.endswith(_INCOMPLETE):
@@ -89,7 +89,7 @@ class StreamingDetokenizer:
         return text
 
     def _shorten(self) -> None:
-        """Forget all but the last pieces; rarely, because their text must be decoded anew."""
+        """Forget all but the last pieces; rarely, as their text needs another decode."""
         cut = self._ends[-_CONTEXT_PIECES - 1]
         del self._tokens[:cut]
         self._ends = [end - cut for end in self._ends[-_CONTEXT_PIECES:]]
@@ -115,17 +115,17 @@ class ThinkingMeter:
             "call": _marks({budget.call_end: "text"}),
         }
         self._used = 0
-        self._text = ""  # the end of what was written: the beginning of a mark
+        self._text = ""  # the end of the text so far: the beginning of a mark
         self._last: deque[int] = deque(maxlen=len(budget.end_tokens))
         self._forced = 0  # tokens of the mark that are still to come
-        self._lead = ""  # what was written before any reasoning
+        self._lead = ""  # the text before any reasoning
         self._is_over = False  # no reasoning can follow
 
     def push(self, token: int, text: str) -> tuple[int, ...]:
         """Count the next token, with the text that is final with it.
 
-        Returns the tokens that must follow: none, or what is left of the end mark. Those are
-        pushed, too.
+        Returns the tokens that must follow: none, or the rest of the end mark. The caller pushes
+        those, too.
         """
         if self._is_over:
             return ()
@@ -152,7 +152,7 @@ class ThinkingMeter:
         return self._part == "thought"
 
     def _has_passed(self, text: str, *, was_inside: bool) -> bool:
-        """Whether the answer's reasoning has ended, or the answer has begun without any."""
+        """True if the answer's reasoning has ended, or it has begun without any."""
         if self._inside:
             return False
         self._lead = (self._lead + text).lstrip()
@@ -195,9 +195,9 @@ class Phase(Enum):
     WAITING = "waiting"
     """Holds no blocks: new, or preempted."""
     LOAD = "load"
-    """Holds blocks; its stored prefix is being read into them."""
+    """Holds blocks; threads read its stored prefix into them."""
     PREFILL = "prefill"
-    """Holds blocks for all its tokens; some are still to be computed."""
+    """Holds blocks for all its tokens; some still need prefill."""
     DECODE = "decode"
     """Takes part in every decode step."""
     FINISHED = "finished"
@@ -207,8 +207,8 @@ class Phase(Enum):
 class Restore:
     """An idle cache to restore: the first `length` tokens of `blocks`.
 
-    `exclusive`: the request is the only holder of the blocks and owns them. Otherwise they are
-    pinned until the backend has copied them.
+    `exclusive`: the request is the only holder of the blocks and owns them. Otherwise a pin holds
+    them until the backend has copied them.
     """
 
     blocks: AgentBlocks
@@ -218,7 +218,7 @@ class Restore:
 
 @dataclass(slots=True)
 class Reuse:
-    """What the agent had cached when the request was submitted, and how its reuse ended."""
+    """The agent's cache at the request's submission, and the end of its reuse."""
 
     history: tuple[int, ...] | None = None
     """Tokens of the agent's previous turn; None for an unknown agent."""
@@ -227,9 +227,9 @@ class Reuse:
     end: MatchEnd = MatchEnd.MISSING
     """Why the reused prefix is not longer."""
     source: str = "none"
-    """Where the prefix was read from: "pool", a tier's name, or "none"."""
+    """The source of the prefix: "pool", a tier's name, or "none"."""
     any_chip: bool = False
-    """Whether the store may have blocks that another kind of chip computed."""
+    """True if the store may have blocks that another kind of chip computed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -248,9 +248,9 @@ class Request:
     tenant: str = ""
     note: str = ""
     keep: bool = True
-    """Whether what it computes stays for later requests: in its agent's cache and in the store."""
+    """True if its tokens stay for later requests, in its agent's cache and in the store."""
     hints: Hints = NO_HINTS
-    """What its agent says of itself."""
+    """The hints of its agent."""
     arrived: float = 0.0
     """By the engine's clock, in seconds."""
 
@@ -305,12 +305,12 @@ class Request:
 
     @property
     def awaits_first_token(self) -> bool:
-        """Whether it decodes and has not yet received a token since it began to."""
+        """True if it decodes and has received no token since it began to."""
         return self.phase is Phase.DECODE and self.computed < self.n_tokens
 
     @property
     def scoring(self) -> bool:
-        """Whether log-probabilities of the prompt are still to be computed."""
+        """True if log-probabilities of the prompt are missing."""
         return self.params.prompt_logprobs is not None and len(self.scores) < len(self.prompt)
 
     @property
@@ -333,10 +333,10 @@ class Request:
         return self.tokens[self.computed : self.next_stop(limit, checkpoint_at)]
 
     def next_stop(self, limit: int, checkpoint_at: int | None = None) -> int:
-        """Where the next chunk ends: after at most `limit` tokens, not beyond a `checkpoint_at`
-        ahead.
+        """Return the end of the next chunk: after at most `limit` tokens, not beyond a
+        `checkpoint_at` ahead.
 
-        Several tokens are left for the last chunk, or none: some models compute a chunk of one
+        It leaves several tokens for the last chunk, or none: some models compute a chunk of one
         token differently.
         """
         end = self.n_tokens - 1
@@ -353,7 +353,7 @@ class Request:
         return self.prompt[self.computed : stop + 1]
 
     def preempt(self) -> None:
-        """Return to WAITING: tokens are kept, what was computed is not."""
+        """Return to WAITING: keep tokens, not keys and values."""
         if self.scoring:
             self._drop_scores()
         self.phase = Phase.WAITING
@@ -406,7 +406,7 @@ class Request:
                 return
 
     def may_end_with(self, sampled: SampledToken) -> bool:
-        """Whether `accept` might return a finish reason, or force tokens."""
+        """True if `accept` might return a finish reason, or force tokens."""
         return (
             sampled.error is not None
             or sampled.token in self.eos_token_ids

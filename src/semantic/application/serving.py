@@ -1,7 +1,7 @@
-"""Serving: answers requests of the wires with one engine. Implements `ServingPort`.
+"""Serving: answers requests of the APIs with one engine. Implements `ServingPort`.
 
-Prompts are prepared on worker threads, requests run on the engine's thread, and events return to
-the caller's event loop. Knows no transport.
+Worker threads prepare prompts, requests run on the engine's thread, and events return to the
+caller's event loop. Knows no transport.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ _CALL_ID_BYTES = 18
 _COMPLETE = ("stop", "length", "tool_calls")
 """Reasons after which the client has the whole answer."""
 _MOST_CHECKS = 4
-"""Times that a request's grammars are checked: more only if verdicts are forgotten at once."""
+"""Checks of a request's grammars: it takes more only if verdicts leave memory at once."""
 _SHORT = 1 << 16
-"""Characters of a text, or tokens, that are prepared in a tenth of a second or so."""
+"""Characters of a text, or tokens, whose preparation takes some tenth of a second."""
 _PART = 256
-"""Characters that each message or tool adds: each is rendered and looked up by itself."""
+"""Characters that each message or tool adds, as each has a rendering and a look-up."""
 _AT_ONCE = 128
-"""Tokens whose texts are looked up in less than a millisecond, as those of log-probabilities."""
+"""Tokens whose texts take less than a millisecond to look up, as those of log-probabilities."""
 _PUBLIC_NAME = 16
 """Characters of the digest in the name of a public prefix."""
 
@@ -113,7 +113,7 @@ class Serving:
         self.discovery: Discovery | None = None
         """Asks the store's slow tier, if it has one."""
         self.at_end: Callable[[], None] | None = None
-        """Ends what reads the store; called before the store is closed."""
+        """End all readers of the store; call it before closing the store."""
         self._arrivals: Arrivals | None = None
         self._tool_times = ToolTimes()
 
@@ -155,8 +155,8 @@ class Serving:
     async def publish(self, chat: Chat) -> tuple[int, ...]:
         """Compute, pin and share the prefix `chat` with every tenant; returns its tokens.
 
-        Computes nothing if it is stored. Must be repeated for a new engine. Raises as `answer`,
-        BackendError if the computation fails, and StoreError if the prefix cannot be stored.
+        Computes nothing if the store has it. Repeat it for a new engine. Raises as `answer`,
+        BackendError if the computation fails, and StoreError if the store does not take it.
         """
         tokens = await self.tokenize(chat)
         name = f"public-{digest('public-v1', pack_tokens(tokens)).hex()[:_PUBLIC_NAME]}"
@@ -197,11 +197,10 @@ class Serving:
                 self._thread.cancel(handle)
 
     async def history(self, agent: str, tenant: str = "") -> tuple[Message, ...]:
-        """The messages of a saved agent whose requests had its transcript as their `Ask.note`.
+        """Return the messages of a saved agent whose requests had its transcript as `Ask.note`.
 
-        The last answer is read from its tokens; a tool call in it is text. Raises
-        AgentNotFoundError if the agent is not saved, and InvalidRequestError if it is saved
-        without messages.
+        Its tokens give the last answer; a tool call in it is text. Raises AgentNotFoundError for
+        another agent, and InvalidRequestError for one without messages.
         """
         saved = await self.agents.saved(agent, tenant)
         return await self._workers.run(tenant, lambda: self._history(saved), is_short=False)
@@ -252,15 +251,15 @@ class Serving:
         return (*messages, message_in(reader, self._tokenizer.decode(tokens)))
 
     def _arrivals_here(self) -> Arrivals:
-        """Those of the running loop, shared by all its requests."""
+        """Return the workers of the running loop, which all its requests share."""
         loop = asyncio.get_running_loop()
         if self._arrivals is None or self._arrivals.loop is not loop:
             self._arrivals = Arrivals(loop)
         return self._arrivals
 
     async def _prepared(self, ask: Ask) -> Prepared:
-        """What `Preparation.prepare` makes of `ask`, once all its grammars are checked: its
-        schemas first, then the grammar made of them. A worker never waits for a check."""
+        """Return the `Preparation.prepare` of `ask` after the checks of its grammars: its schemas
+        first, then their grammar. A worker never waits for a check."""
         is_short = _is_short(ask.prompt)
         prepare = partial(self._preparation.prepare, ask)
         for _ in range(_MOST_CHECKS):
@@ -284,10 +283,10 @@ class Serving:
         handle: RequestHandle,
         new_id: Callable[[], str],
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """The answer's events after its start.
+        """Yield the answer's events after its start.
 
-        With log-probabilities of the prompt, pieces are held back to the end: the scores precede
-        them and are complete only then. The end itself comes when another replica finds the turn:
+        With log-probabilities of the prompt, pieces wait for the end: the scores precede them and
+        are complete only then. The end itself comes when another replica finds the turn:
         the client may send its next request there at once.
         """
         stream = AnswerStream(self._reader(prepared, new_id))
@@ -375,7 +374,7 @@ class Arrivals:
         self._is_called = False
 
     def add(self, arrived: asyncio.Event) -> None:
-        """Set `arrived` on the loop. Thread-safe; raises RuntimeError if the loop is closed."""
+        """Set `arrived` on the loop. Thread-safe; raises RuntimeError after the loop's end."""
         self._arrived.append(arrived)
         if self._is_called:
             return
@@ -395,7 +394,7 @@ class Arrivals:
 class EventQueue:
     """Events of one request, put by the engine's thread and iterated by one task of a loop.
 
-    Its length is bounded by the request: one event per token and per prefill chunk.
+    The request bounds its length: one event per token and per prefill chunk.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
@@ -404,7 +403,7 @@ class EventQueue:
         self._arrived = asyncio.Event()
 
     def put(self, events: Sequence[EngineEvent]) -> None:
-        """Append one step's events. Thread-safe; raises RuntimeError if the loop is closed."""
+        """Append one step's events. Thread-safe; raises RuntimeError after the loop's end."""
         self._events.extend(events)
         self._arrivals.add(self._arrived)
 
@@ -421,14 +420,14 @@ class EventQueue:
 
 
 async def _ended(uploading: Future[None] | None) -> None:
-    """Return when the upload has ended, or is late; it goes on then, and also if this is cancelled:
-    the client has its answer."""
+    """Return when the upload has ended, or is late; it goes on then, also after a cancellation: the
+    client has its answer."""
     if uploading is not None:
         await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
 
 
 def _call_ids(ask: Ask) -> Callable[[], str]:
-    """What makes the ids of the answer's calls."""
+    """Return the maker of ids for the answer's calls."""
     if not (ask.numbered_calls and isinstance(ask.prompt, Chat)):
         return _new_call_id
     numbers = itertools.count(sum(len(one.tool_calls) for one in ask.prompt.messages))
@@ -440,6 +439,6 @@ def _new_call_id() -> str:
 
 
 def _is_short(prompt: Prompt) -> bool:
-    """Whether it is prepared in a tenth of a second or so."""
+    """Return whether its preparation takes some tenth of a second."""
     n_parts = len(prompt.messages) + len(prompt.tools) if isinstance(prompt, Chat) else 0
     return length_of(prompt) + _PART * n_parts <= _SHORT

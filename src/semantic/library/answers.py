@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it; "" for none."""
+        """The model's reasoning before it; "" for none."""
         return self.message.reasoning
 
     @property
@@ -51,12 +51,12 @@ class Answer:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were reused instead of computed."""
+        """Reused tokens of the prompt."""
         return self.usage.cached
 
     @property
     def why(self) -> str:
-        """Why no more of the prompt was reused, in a sentence."""
+        """The reason for no more reuse, in a sentence."""
         match = self.usage.match
         return "" if match is None else cache_miss_reason(match)
 
@@ -65,10 +65,10 @@ class Answer:
 
 
 class AsyncAnswerStream:
-    """An answer as it is generated: iterate it for its text, or `events` for everything.
+    """An answer as it comes: iterate over it for its text, or over `events` for everything.
 
-    The end of a `with` block, or `close`, cancels what is left. After the last piece `answer` has
-    the whole.
+    The end of a `with` block, or `close`, cancels the rest. After the last piece `answer` has the
+    whole.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class AsyncAnswerStream:
                 yield event.text
 
     async def cancel(self) -> None:
-        """End the answer at the next step; its stream ends with what was generated."""
+        """End the answer at the next step; its stream ends with the text so far."""
         await self._cancel()
 
     async def close(self) -> None:
-        """Cancel what is left and read no more. Does nothing once the engine is closed."""
+        """Cancel the rest and read no more. Does nothing after the engine's end."""
         await self._events.aclose()
 
     async def __aenter__(self) -> Self:
@@ -126,7 +126,7 @@ class AsyncAnswerStream:
 
 
 async def whole(stream: AsyncAnswerStream) -> Answer:
-    """The answer of a stream that is read to its end. Raises BackendError if it fails."""
+    """Read a stream to its end and return its answer. Raises BackendError if it fails."""
     async with stream:
         async for _ in stream.events():
             pass

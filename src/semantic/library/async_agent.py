@@ -1,7 +1,7 @@
-"""AsyncAgent: one agent of an engine: its conversation, its cache, and what may be done with both.
+"""AsyncAgent: one agent of an engine: its conversation, its cache, and the operations on both.
 
-Its messages are saved with its cache, so that another process continues the conversation. An
-archive is written beside its place and renamed when it is whole. Knows the served model; no thread
+The store keeps its messages with its cache, so that another process continues the conversation. An
+archive gets its name when it is whole. Knows the served model; no thread
 and no transport.
 """
 
@@ -100,8 +100,8 @@ class AsyncAgent:
     def __init__(
         self, name: str, serving: Callable[[], Serving], agents: dict[str, AsyncAgent]
     ) -> None:
-        """`serving` raises BackendError once the engine is closed. `agents` are the engine's, by
-        name: forks are added. Raises InvalidRequestError for what can be no agent's name."""
+        """`serving` raises BackendError after the engine's end. `agents` are the engine's, by name,
+        and gain forks. Raises InvalidRequestError for an invalid name."""
         require_id(name)
         self.name = name
         self._loaded = serving
@@ -131,13 +131,13 @@ class AsyncAgent:
         """Answer the next message, or a whole conversation.
 
         A text continues the agent's conversation, also one of an earlier process if the engine has
-        a store. Messages replace it. What is cached of either is not computed again. With `stream`
-        the answer's text can be iterated while it is generated. `options` are those of
+        a store. Messages replace it. The engine computes nothing again that is cached of either.
+        With `stream` the caller iterates over the text as it comes. `options` are those of
         `ChatOptions`: `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
 
-        Raises InvalidRequestError for wrong messages or options, and while the agent is answering;
-        ContextOverflowError for more than the context; BackendError if the model fails. The
-        conversation is then unchanged.
+        Raises InvalidRequestError for wrong messages or options, and while the agent answers;
+        ContextOverflowError for more than the context; BackendError if the model fails. An error
+        leaves the conversation as it was.
         """
         check_options(options)
         turn = _Turn(self.name)
@@ -147,10 +147,10 @@ class AsyncAgent:
         return answers if stream else await whole(answers)
 
     async def history(self) -> tuple[Message, ...]:
-        """The messages of the conversation so far.
+        """Return the messages of the conversation so far.
 
-        Raises InvalidRequestError if the agent is saved without its messages, as a server saves
-        it, and if it began with another system message than the one that it was given here.
+        Raises InvalidRequestError if the store has the agent without its messages, as a server
+        saves it, and if it began with another system message than its own here.
         """
         if self._messages is None:
             found: tuple[Message, ...] = ()
@@ -165,7 +165,7 @@ class AsyncAgent:
         return self._messages
 
     async def set_system(self, text: str | None) -> None:
-        """Continue with another system message; None for none. The next prompt is computed anew
+        """Continue with another system message; None for none. The engine computes the next prompt
         from there."""
         before = () if self._messages is None else self._messages
         if self._messages is None:
@@ -177,8 +177,8 @@ class AsyncAgent:
     # Its cache
 
     async def cached_tokens(self) -> int:
-        """Tokens from its beginning that are cached: a prompt that begins like it computes none of
-        them again. 0 for an agent without a turn."""
+        """Cached tokens from its beginning: a prompt that begins like it computes none of them
+        again. 0 for an agent without a turn."""
         try:
             detail = await self.info()
         except AgentNotFoundError:
@@ -198,7 +198,7 @@ class AsyncAgent:
         return await self._serving.agents.show(self.name, LOCAL_TENANT)
 
     async def why(self) -> str:
-        """How much of its last prompt was reused, and why not more: a sentence a line.
+        """Say how much of its last prompt the engine reused, and why not more: a sentence a line.
 
         Raises AgentNotFoundError for an agent without a turn.
         """
@@ -210,7 +210,7 @@ class AsyncAgent:
         return "\n".join(explain(self.name, match, texts.get))
 
     async def fork(self, name: str) -> AsyncAgent:
-        """A new agent with this one's conversation and cache, of which nothing is copied.
+        """Return a new agent with this one's conversation and cache, without copying either.
 
         Raises InvalidRequestError if there is an agent of that name, or this one has no turn yet.
         """
@@ -229,9 +229,9 @@ class AsyncAgent:
     async def export(self, path: str | Path) -> int:
         """Write the agent with its cache to one file, for another machine; returns its bytes.
 
-        The file has the whole conversation, for its owner to read alone, and replaces what was
-        there when it is whole. Raises AgentNotFoundError for an agent without a turn, and
-        OperatorError if the file cannot be written.
+        The file has the whole conversation, with access for its owner alone, and replaces an
+        earlier one when it is whole. Raises AgentNotFoundError for an agent without a turn, and
+        OperatorError if it cannot write the file.
         """
         archive = await self._serving.agents.export(self.name, LOCAL_TENANT)
         try:
@@ -272,7 +272,7 @@ class AsyncAgent:
     async def _answered(
         self, messages: Messages, options: ChatOptions, turn: _Turn
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """The events of an answer; the conversation changes when they end, or are closed."""
+        """Yield the events of an answer; the conversation changes when they end or close."""
         keep = options.get("keep", True)
         async with self._answering(keep=keep):
             asked = await self._asked(messages)
@@ -294,7 +294,7 @@ class AsyncAgent:
 
     @asynccontextmanager
     async def _answering(self, *, keep: bool) -> AsyncGenerator[None, None]:
-        """One turn at a time, but for those that are not kept."""
+        """Allow one turn at a time, besides those without `keep`."""
         if not keep:
             yield
             return
@@ -306,8 +306,8 @@ class AsyncAgent:
             self._is_answering = False
 
     async def _require_idle(self) -> None:
-        """Raise InvalidRequestError while the agent is answering; a stream that was dropped without
-        being closed is closed by the loop in some of its turns."""
+        """Raise InvalidRequestError while the agent answers; the loop closes a dropped stream in
+        some of its turns."""
         for _ in range(_TURNS_TO_CLOSE):
             if not self._is_answering:
                 return
@@ -354,7 +354,7 @@ class _Turn:
 
     @property
     def is_answered(self) -> bool:
-        """Whether anything was generated, and the answer did not fail."""
+        """True if the answer has text or calls, and did not fail."""
         return self._has_begun
 
     def answer(self) -> Answer | None:

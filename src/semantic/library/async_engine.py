@@ -1,7 +1,7 @@
 """AsyncEngine: a model for programs on an event loop, with its agents as objects.
 
-What a server does for its clients this does for one program: the same preparation, replay and
-engine thread. Knows no transport.
+It serves one program as a server serves its clients: the same preparation, replay and engine
+thread. Knows no transport.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ALL_AGENTS: Final = 1 << 40
 
 
 class AsyncEngine:
-    """A model whose agents are never computed twice, for a program on an event loop.
+    """A model that computes no agent's tokens twice, for a program on an event loop.
 
         async with AsyncEngine() as engine:
             answer = await engine.chat("ada", "My name is Ada.")
@@ -65,10 +65,11 @@ class AsyncEngine:
 
         With a folder as `store` agents outlive the process; True is the folder of the command line,
         which one process at a time may use. `max_context` limits a prompt and its answer together,
-        in tokens. Without `on_store_unavailable` a store that cannot be used is a StoreError.
+        in tokens. `on_store_unavailable` gets the reason why a store is not usable; without it that
+        is a StoreError.
 
-        Nothing is loaded before `async with` or `start`. Raises InvalidRequestError for a store or
-        adapters beside `Settings` that have them, and for an adapter's name that can be none.
+        `async with` or `start` loads the model. Raises InvalidRequestError for a store or adapters
+        together with `Settings` that have them, and for an invalid name of an adapter.
         """
         self._settings = serve_settings(model, store, max_context, adapters or {})
         self._on_store_unavailable = on_store_unavailable
@@ -113,7 +114,7 @@ class AsyncEngine:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it can answer: it was started and is not closed."""
+        """True between its start and its end."""
         return self._loaded is not None
 
     @property
@@ -159,9 +160,9 @@ class AsyncEngine:
         model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer | AsyncAnswerStream:
-        """The agent's answer to its next message (a text) or to a whole conversation (messages).
+        """Answer an agent's next message (a text) or a whole conversation (messages).
 
-        With `stream` its text can be iterated while it is generated. `model` is as in `agent`;
+        With `stream` the caller iterates over the text as it comes. `model` is as in `agent`;
         `options` and errors are those of `AsyncAgent.chat`.
         """
         asked = self.agent(agent, model=model)
@@ -172,12 +173,12 @@ class AsyncEngine:
     async def run_batch(
         self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
     ) -> list[Answer]:
-        """The answers to many requests in one batch, in their order.
+        """Answer many requests in one batch, and return the answers in their order.
 
         A request is an agent's name with its messages, or a `Request` with options of its own,
-        which go before `options`. Common prefixes are computed once. Raises InvalidRequestError,
-        before anything is computed, if an agent is named twice; an error of one request when all
-        others have ended.
+        which precede `options`. The engine computes common prefixes once. Raises
+        InvalidRequestError, before any work, for an agent that two requests name; an error of one
+        request when all others have ended.
         """
         batch = [one if isinstance(one, Request) else Request(*one) for one in requests]
         asked = [self.agent(one.agent, model=one.model) for one in batch]
@@ -209,12 +210,12 @@ class AsyncEngine:
     def agent(
         self, name: str, *, system: str | None = None, model: str | None = None
     ) -> AsyncAgent:
-        """The agent of that name: known, saved in the store, or new. Computes nothing.
+        """Return the agent of that name: known, saved in the store, or new. Computes nothing.
 
         With adapters `model` is one of the names in `models`, or an adapter's; without one it is
-        the base. Each model has agents of its own. Raises InvalidRequestError for what can be no
-        name, and if the agent's conversation began with another message than `system`, and
-        ModelNotFoundError for a model that is not loaded.
+        the base. Each model has agents of its own. Raises InvalidRequestError for an invalid name,
+        and if the agent's conversation began with another message than `system`, and
+        ModelNotFoundError for another model.
         """
         number = 0 if model is None else self._models.number(model)
         agents = self._agents[number]
@@ -239,10 +240,10 @@ class AsyncEngine:
     ) -> AsyncAgent:
         """The agent of a file of `AsyncAgent.export`, under `name` or its own.
 
-        Every byte is checked before anything is stored. Import only files that you trust:
-        checksums detect damage, not forged contents. Raises InvalidRequestError for a name that is
-        taken, another model's agent and a damaged file, and CapacityError when the store does not
-        take it.
+        The engine checks every byte before it stores anything. Import only files that you trust:
+        checksums detect damage, not forged contents. Raises InvalidRequestError for the name of
+        another agent, another model's agent and a damaged file, and CapacityError when the store
+        does not take it.
         """
         async with aclosing(read_archive(Path(path))) as pieces:
             imported = await self._serving(model).agents.import_(pieces, LOCAL_TENANT, name)
@@ -266,7 +267,7 @@ def serve_settings(
     max_context: int | None,
     adapters: Mapping[str, str | Path],
 ) -> list[ServeSettings]:
-    """What `AsyncEngine` is given, as `load_resident` takes it.
+    """Return the arguments of `AsyncEngine` as `load_resident` takes them.
 
     One program waits for its own requests: the queue has no limit.
     """

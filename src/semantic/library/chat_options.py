@@ -1,4 +1,4 @@
-"""What a caller of the library may give: conversations and options, and the ask made of them.
+"""Arguments of the library's callers: conversations and options, and their ask.
 
 Knows values of the domain; no engine.
 """
@@ -22,15 +22,15 @@ with `role` and `content`."""
 
 
 class ChatOptions(TypedDict, total=False):
-    """Options of an answer; what is left out is the model's default.
+    """Options of an answer; each has the model's default.
 
     Sampling: `temperature` (0 is greedy), `top_p`, `top_k`, `min_p`, `seed`, `stop` (texts that
     end the answer); or all of it as `sampling`. `max_tokens` limits the answer, by default at the
-    end of the context. `tools` may be called as `tool_choice` says, several in one answer unless
-    `parallel_tool_calls` is False. `schema` is a JSON schema that
-    the answer follows. `thinking_tokens` limits reasoning; 0 is none. Without `keep` the agent
-    stays as it was before. `template_options` go to the chat template. `done`, `back_in` (seconds)
-    and `priority` are hints about the agent, see `Hints`; they change no answer.
+    end of the context. The model may call `tools` as `tool_choice` says, several in one answer
+    unless `parallel_tool_calls` is False. `schema` is a JSON schema that the answer follows.
+    `thinking_tokens` limits reasoning; 0 is none. Without `keep` the agent stays as it was before.
+    `template_options` go to the chat template. `done`, `back_in` (seconds) and `priority` are hints
+    about the agent, see `Hints`; they change no answer.
     """
 
     max_tokens: int
@@ -68,9 +68,9 @@ class Request:
 
 
 def conversation(messages: Messages) -> tuple[Message, ...]:
-    """The messages of a whole conversation.
+    """Return the messages of a whole conversation.
 
-    Raises InvalidRequestError if there are none, or one is malformed.
+    Raises InvalidRequestError for none, or a malformed one.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"expected a text or a list of messages, got {messages!r:.80}")

@@ -32,14 +32,14 @@ _CLOSED = "the engine is closed"
 
 
 class Engine:
-    """A model whose agents are never computed twice.
+    """A model that computes no agent's tokens twice.
 
         with Engine("semantic-tiny", store="agents") as engine:
             print(engine.chat("ada", "My name is Ada.").text)
             for text in engine.chat("ada", "What is my name?", stream=True):
                 print(text, end="")
 
-    The model is loaded at once. Any thread may call it. `AsyncEngine` is its twin for programs on
+    It loads the model at once. Any thread may call it. `AsyncEngine` is its twin for programs on
     an event loop.
     """
 
@@ -60,10 +60,11 @@ class Engine:
 
         With a folder as `store` agents outlive the process; True is the folder of the command line,
         which one process at a time may use. `max_context` limits a prompt and its answer together,
-        in tokens. Without `on_store_unavailable` a store that cannot be used is a StoreError.
+        in tokens. `on_store_unavailable` gets the reason why a store is not usable; without it that
+        is a StoreError.
 
         Raises ModelNotFoundError, UnsupportedModelError, InvalidRequestError for a store or
-        adapters beside `Settings` that have them and for an adapter's name that can be none, and
+        adapters together with `Settings` that have them and for an invalid name of an adapter, and
         OperatorError when MLX is not usable.
         """
         self._engine = AsyncEngine(
@@ -141,9 +142,9 @@ class Engine:
         model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer | AnswerStream:
-        """The agent's answer to its next message (a text) or to a whole conversation (messages).
+        """Answer an agent's next message (a text) or a whole conversation (messages).
 
-        With `stream` its text can be iterated while it is generated. `model` is as in `agent`;
+        With `stream` the caller iterates over the text as it comes. `model` is as in `agent`;
         `options` and errors are those of `Agent.chat`.
         """
         asked = self.agent(agent, model=model)
@@ -154,12 +155,12 @@ class Engine:
     def run_batch(
         self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
     ) -> list[Answer]:
-        """The answers to many requests in one batch, in their order.
+        """Answer many requests in one batch, and return the answers in their order.
 
         A request is an agent's name with its messages, or a `Request` with options of its own,
-        which go before `options`. Common prefixes are computed once. Raises InvalidRequestError,
-        before anything is computed, if an agent is named twice; an error of one request when all
-        others have ended.
+        which precede `options`. The engine computes common prefixes once. Raises
+        InvalidRequestError, before any work, for an agent that two requests name; an error of one
+        request when all others have ended.
         """
         return self._loop.run(self._engine.run_batch(requests, **options))
 
@@ -171,12 +172,12 @@ class Engine:
         return self._loop.run(self._engine.count_tokens(messages))
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
-        """The agent of that name: known, saved in the store, or new. Computes nothing.
+        """Return the agent of that name: known, saved in the store, or new. Computes nothing.
 
         With adapters `model` is one of the names in `models`, or an adapter's; without one it is
-        the base. Each model has agents of its own. Raises InvalidRequestError for what can be no
-        name, and if the agent's conversation began with another message than `system`, and
-        ModelNotFoundError for a model that is not loaded.
+        the base. Each model has agents of its own. Raises InvalidRequestError for an invalid name,
+        and if the agent's conversation began with another message than `system`, and
+        ModelNotFoundError for another model.
         """
         return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
@@ -194,10 +195,10 @@ class Engine:
     ) -> Agent:
         """The agent of a file of `Agent.export`, under `name` or its own.
 
-        Every byte is checked before anything is stored. Import only files that you trust:
-        checksums detect damage, not forged contents. Raises InvalidRequestError for a name that is
-        taken, another model's agent and a damaged file, and CapacityError when the store does not
-        take it.
+        The engine checks every byte before it stores anything. Import only files that you trust:
+        checksums detect damage, not forged contents. Raises InvalidRequestError for the name of
+        another agent, another model's agent and a damaged file, and CapacityError when the store
+        does not take it.
         """
         work = self._engine.import_agent(path, name, model=model)
         return Agent(self._loop.run(work), self._loop)
@@ -237,13 +238,13 @@ class Agent:
         """Answer the next message, or a whole conversation.
 
         A text continues the agent's conversation, also one of an earlier process if the engine has
-        a store. Messages replace it. What is cached of either is not computed again. With `stream`
-        the answer's text can be iterated while it is generated. `options` are those of
+        a store. Messages replace it. The engine computes nothing again that is cached of either.
+        With `stream` the caller iterates over the text as it comes. `options` are those of
         `ChatOptions`: `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
 
-        Raises InvalidRequestError for wrong messages or options, and while the agent is answering;
-        ContextOverflowError for more than the context; BackendError if the model fails. The
-        conversation is then unchanged.
+        Raises InvalidRequestError for wrong messages or options, and while the agent answers;
+        ContextOverflowError for more than the context; BackendError if the model fails. An error
+        leaves the conversation as it was.
         """
         if stream:
             found = self._loop.run(self._agent.chat(messages, stream=True, **options))
@@ -251,22 +252,22 @@ class Agent:
         return self._loop.run(self._agent.chat(messages, **options))
 
     def history(self) -> tuple[Message, ...]:
-        """The messages of the conversation so far.
+        """Return the messages of the conversation so far.
 
-        Raises InvalidRequestError if the agent is saved without its messages, as a server saves
-        it, and if it began with another system message than the one that it was given here.
+        Raises InvalidRequestError if the store has the agent without its messages, as a server
+        saves it, and if it began with another system message than its own here.
         """
         return self._loop.run(self._agent.history())
 
     def set_system(self, text: str | None) -> None:
-        """Continue with another system message; None for none. The next prompt is computed anew
+        """Continue with another system message; None for none. The engine computes the next prompt
         from there."""
         self._loop.run(self._agent.set_system(text))
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens from its beginning that are cached: a prompt that begins like it computes none of
-        them again. 0 for an agent without a turn."""
+        """Cached tokens from its beginning: a prompt that begins like it computes none of them
+        again. 0 for an agent without a turn."""
         return self._loop.run(self._agent.cached_tokens())
 
     def info(self) -> AgentDetail:
@@ -277,14 +278,14 @@ class Agent:
         return self._loop.run(self._agent.info())
 
     def why(self) -> str:
-        """How much of its last prompt was reused, and why not more: a sentence a line.
+        """Say how much of its last prompt the engine reused, and why not more: a sentence a line.
 
         Raises AgentNotFoundError for an agent without a turn.
         """
         return self._loop.run(self._agent.why())
 
     def fork(self, name: str) -> Agent:
-        """A new agent with this one's conversation and cache, of which nothing is copied.
+        """Return a new agent with this one's conversation and cache, without copying either.
 
         Raises InvalidRequestError if there is an agent of that name, or this one has no turn yet.
         """
@@ -300,9 +301,9 @@ class Agent:
     def export(self, path: str | Path) -> int:
         """Write the agent with its cache to one file, for another machine; returns its bytes.
 
-        The file has the whole conversation, for its owner to read alone, and replaces what was
-        there when it is whole. Raises AgentNotFoundError for an agent without a turn, and
-        OperatorError if the file cannot be written.
+        The file has the whole conversation, with access for its owner alone, and replaces an
+        earlier one when it is whole. Raises AgentNotFoundError for an agent without a turn, and
+        OperatorError if it cannot write the file.
         """
         return self._loop.run(self._agent.export(path))
 
@@ -315,10 +316,10 @@ class Agent:
 
 
 class AnswerStream:
-    """An answer as it is generated: iterate it for its text, or `events` for everything.
+    """An answer as it comes: iterate over it for its text, or over `events` for everything.
 
-    The end of a `with` block, or `close`, cancels what is left. After the last piece `answer` has
-    the whole. `cancel` returns at once: a signal handler may call it.
+    The end of a `with` block, or `close`, cancels the rest. After the last piece `answer` has the
+    whole. `cancel` returns at once: a signal handler may call it.
     """
 
     def __init__(self, stream: AsyncAnswerStream, loop: _LoopThread) -> None:
@@ -342,11 +343,11 @@ class AnswerStream:
         return _Items(self._stream.__aiter__(), self._loop)
 
     def cancel(self) -> None:
-        """End the answer at the next step; its stream ends with what was generated."""
+        """End the answer at the next step; its stream ends with the text so far."""
         self._loop.begin(self._stream.cancel())
 
     def close(self) -> None:
-        """Cancel what is left and read no more. Does nothing once the engine is closed."""
+        """Cancel the rest and read no more. Does nothing after the engine's end."""
         if not self._loop.is_closed:
             self._loop.run(self._stream.close())
 
@@ -369,13 +370,13 @@ class _LoopThread:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it accepts no more work."""
+        """True if it accepts no more work."""
         return self._is_closed
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """The result of `work`, which is cancelled if waiting for it is interrupted.
+        """Return the result of `work`; an interrupt while waiting cancels it.
 
-        Raises BackendError if the loop is closed, also before `work` has ended.
+        Raises BackendError if the loop closes, also before the end of `work`.
         """
         future = self._begun(work)
         try:
@@ -388,11 +389,11 @@ class _LoopThread:
             future.cancel()
 
     def begin(self, work: Coroutine[object, object, None]) -> None:
-        """Start `work`, and wait for nothing. Raises BackendError if the loop is closed."""
+        """Start `work`, and wait for nothing. Raises BackendError after the loop's end."""
         self._begun(work)
 
     def close(self) -> None:
-        """Cancel what is left, and end the loop and its thread. Call once."""
+        """Cancel the rest, and end the loop and its thread. Call once."""
         with self._lock:
             self._is_closed = True
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
@@ -401,7 +402,7 @@ class _LoopThread:
         self._loop.close()
 
     def _begun(self, work: Coroutine[object, object, T]) -> Future[T]:
-        with self._lock:  # what begins before `close` is cancelled by it
+        with self._lock:  # `close` cancels all that begins before it
             if not self._is_closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
@@ -419,7 +420,7 @@ async def _cancel_others() -> None:
 class _Items(Iterator[T]):
     """The items of an asynchronous generator of a loop, each as it arrives.
 
-    What is dropped before its end is closed by its loop. No generator: its `finally` could run on
+    The loop closes an iterator that its caller drops. Not a generator: its `finally` could run on
     the loop's own thread, where waiting for the loop never ends.
     """
 

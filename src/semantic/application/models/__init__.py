@@ -1,1 +1,1 @@
-"""Several models in one server: which are loaded, and the one that a request is for."""
+"""Several models in one server: the loaded ones, and the one for a request."""

@@ -43,8 +43,8 @@ _RETRY_AFTER = 5
 
 
 class RunnableServing(ServingPort, Protocol):
-    """A served model that accepts requests until it is closed. `embedding` is the embedding model
-    beside it, if there is one, `memory` the limit of the process' memory."""
+    """A served model that accepts requests until its end. `embedding` is the embedding model, if
+    there is one, `memory` the limit of the process' memory."""
 
     embedding: EmbeddingPort | None
     memory: MemoryLimit | None
@@ -60,7 +60,7 @@ class RunnableServing(ServingPort, Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether its engine failed and could not be rebuilt: it answers nothing more."""
+        """True if its engine failed without a successor: it answers nothing more."""
         ...
 
     @property
@@ -77,23 +77,24 @@ class ModelLoader(Protocol):
     """Loads the models of a server around what they share."""
 
     async def size(self, name: str) -> tuple[int, Weights | None]:
-        """What the model with this id takes, see `Residency.add`: as measured when it was loaded
-        last, estimated anew if its files have changed since. Raises SemanticError if they cannot be
-        loaded."""
+        """Return the bytes of the model with this id, see `Residency.add`: the measure of its last
+        load, or an estimate if its files have changed since. Raises SemanticError if they do not
+        load."""
         ...
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:
-        """The model with this id, ready for requests, and its weights as measured; cancelled
-        between two slices. Raises SemanticError, and before weights are read WeightsTooLargeError
-        if they take more than `room` bytes: `size` knows how many from then on."""
+        """Yield until the model with this id is ready for requests; return it with its measured
+        weights. The caller cancels between two slices. Raises SemanticError, and before it reads
+        weights WeightsTooLargeError if they take more than `room` bytes: `size` knows how many from
+        then on."""
         ...
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
-        """A model of the hub, downloaded; its weights are not read. See `ModelsPort.fetch`."""
+        """Download a model of the hub, and read no weights. See `ModelsPort.fetch`."""
         ...
 
     async def free(self) -> None:
-        """Give back the memory of models that were closed."""
+        """Return the memory of closed models to the system."""
         ...
 
     def stores(self) -> tuple[StoreStats, ...]:
@@ -101,12 +102,12 @@ class ModelLoader(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close what the models share, once all are closed. Raises SemanticError."""
+        """Close what the models share, after all of them. Raises SemanticError."""
         ...
 
 
 class ModelManager:
-    """The models that a server has, and those of them that are loaded."""
+    """The models of a server, and the loaded ones."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class ModelManager:
         clock: Clock = time.monotonic,
     ) -> None:
         """`residency` has all `models` by their ids; at most `max_waiting` requests wait for each.
-        `ttl` is that of models that are fetched. Call `start` on the event loop."""
+        `ttl` is that of fetched models. Call `start` on the event loop."""
         self._served = {one.id: one for one in models}
         self._residency = residency
         self._loader = loader
@@ -133,7 +134,7 @@ class ModelManager:
         self._tasks: list[asyncio.Task[None]] = []
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.loads = 0
-        """How many times a model was loaded."""
+        """The number of loads."""
 
     def start(self) -> None:
         """Begin to load and unload."""
@@ -163,7 +164,7 @@ class ModelManager:
         raise ModelNotFoundError(unknown_model(name, known))
 
     def served(self, name: str) -> ServedModel:
-        """What is known of the model with this id."""
+        """Return the knowledge of the model with this id."""
         return self._served[name]
 
     # Requests
@@ -181,7 +182,7 @@ class ModelManager:
             release()
 
     def hold(self, name: str) -> Callable[[], None]:
-        """Use a model that is open or in use until the function that is returned is called."""
+        """Use an open model until the caller calls the returned function."""
         self._residency.begin(name, self._clock())
 
         unit = self._units[name]
@@ -195,7 +196,7 @@ class ModelManager:
         return release
 
     def loaded(self) -> dict[str, RunnableServing]:
-        """The models that are loaded now, by their ids."""
+        """The loaded models, by their ids."""
         return dict(self._units)
 
     # The operator
@@ -273,7 +274,7 @@ class ModelManager:
     # Figures and the end
 
     def figures(self) -> Figures:
-        """Those of all loaded models together, and of the store. Thread-safe."""
+        """Return the figures of all loaded models together, and of the store. Thread-safe."""
         found = {name: unit.figures().engine for name, unit in tuple(self._units.items())}
         return Figures(_total(tuple(found.values())), self._loader.stores(), found)
 
@@ -294,9 +295,9 @@ class ModelManager:
     # Inside
 
     async def _opened(self, name: str) -> Ticket:
-        """A ticket for a model that is open now; it must be used or left.
+        """Return a ticket for a model that is open now; the caller uses or leaves it.
 
-        What its files rule out is refused before another model gives way to it.
+        Raises for a faulty file before another model gives way to it.
         """
         if self._residency.state(name) == "unloaded":
             error = await _error_of(self._resize(name))
@@ -371,8 +372,8 @@ class ModelManager:
                 _fail(arrival, error)
 
     async def _resize(self, name: str) -> None:
-        """Account for what the model takes as its files are now. Raises SemanticError if they
-        cannot be loaded, or not in this budget."""
+        """Account for the model's bytes by its files of now. Raises SemanticError if they do not
+        load, or not in this budget."""
         self._residency.resize(name, *await self._loader.size(name))
 
     async def _load(self, name: str) -> None:
@@ -396,7 +397,7 @@ class ModelManager:
 
 
 async def _error_of(work: Coroutine[object, object, None]) -> BaseException | None:
-    """What `work` raises, whatever it is: one model's failure is not that of the others."""
+    """Return whatever `work` raises: one model's failure is not that of the others."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,))
@@ -408,8 +409,8 @@ async def _error_of(work: Coroutine[object, object, None]) -> BaseException | No
 
 
 def _load_error(name: str, error: BaseException) -> BaseException:
-    """What those who wait for a model get instead of `error`, which goes to the log; a defect as it
-    is. No request is blamed, and none reads a path."""
+    """Return the error for requests that wait for a model; `error` itself goes to the log, and a
+    defect stays as it is. It blames no request, and names no path."""
     words = f"the model {name} cannot be loaded: "
     logger.warning("%s%s: %s", words, type(error).__name__, error)
     if isinstance(error, CapacityError) or not isinstance(error, SemanticError | OSError):
@@ -425,7 +426,7 @@ def _fail(arrival: asyncio.Future[None], error: BaseException) -> None:
 
 
 def _total(found: Sequence[EngineFigures]) -> EngineFigures:
-    """The figures of several engines as of one; ready if none is loaded: a request loads it."""
+    """Return the figures of several engines as of one; ready without any: a request loads one."""
 
     def add(of: Callable[[EngineFigures], int]) -> int:
         return sum(of(one) for one in found)

@@ -1,4 +1,4 @@
-"""Names of models: the one that is meant by a name that is not known. Knows no models."""
+"""Names of models: the one that an unknown name probably means. Knows no models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def most_similar(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_model(name: str, known: Iterable[str], of: str = "this server") -> str:
-    """What to tell a client that requested a model that is not served, `of` what has others."""
+    """Return the message for a client that requested another model than `of` has."""
     names = tuple(known)
     alike = most_similar(name, names)
     meant = "" if alike is None else f"; did you mean {alike}?"

@@ -1,6 +1,6 @@
-"""A model that is loaded when it is asked for, behind the ports of one that is always there.
+"""A model that loads on demand, behind the ports of one that is always there.
 
-Each call has the model loaded from its start to its end. Knows the manager; not when it loads.
+Each call holds the model loaded from its start to its end. Knows the manager; not when it loads.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ class OnDemandAgents:
         await self._call(lambda agents: agents.forget(agent_id, tenant))
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """See `AgentsPort.export`. The archive is read from the store, for which the model need not
-        be loaded, but must not be closed."""
+        """See `AgentsPort.export`. The archive comes from the store: the model may be unloaded, but
+        not closed."""
         async with self._manager.use(self._name) as unit:
             archive = await unit.agents.export(agent_id, tenant)
             release = self._manager.hold(self._name)
@@ -194,12 +194,12 @@ class ManagedModels(OnDemandServing):
 
     @property
     def loads(self) -> int:
-        """How many times a model was loaded."""
+        """The number of loads."""
         return self._manager.loads
 
     @property
     def has_failed(self) -> bool:
-        """See `RunnableServing.has_failed`: a model that failed is loaded again."""
+        """See `RunnableServing.has_failed`: a failed model loads again."""
         return False
 
     def figures(self) -> Figures:

@@ -1,7 +1,7 @@
-"""Residency: which models are in memory, within one budget of bytes. The policy alone.
+"""Residency: the models in memory, within one budget of bytes. The policy alone.
 
-Knows the requests that wait for models and that use them, and decides what is loaded and unloaded
-next. Has no clock, loads nothing and knows no threads.
+Knows the requests that wait for models and that use them, and decides the next load or unload. Has
+no clock, loads nothing and knows no threads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Patience:
     """How long a model keeps its memory while another one waits for it, in times that its last
     load took.
 
-    It serves its own requests for `residence` after it was loaded; then new ones wait, and it goes
-    when those that run have ended. Without a request it goes after `linger`: a client that sends
+    It serves its own requests for `residence` after its load; then new ones wait, and it goes when
+    the running ones have ended. Without a request it goes after `linger`: a client that sends
     the next one at once keeps it. At most `longest` seconds each.
     """
 
@@ -41,7 +41,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to do next: load the model `name`, or unload it."""
+    """The next change: load the model `name`, or unload it."""
 
     name: str
     loads: bool
@@ -49,8 +49,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What models with the same `key` have in common: it is in memory once, as long as one of them
-    is loaded."""
+    """The common part of models with the same `key`: in memory once, as long as one of them is
+    loaded."""
 
     key: str
     n_bytes: int
@@ -58,9 +58,8 @@ class Weights:
 
 @dataclass(slots=True)
 class _Model:
-    """`n_bytes` are needed for itself while it is loaded, and those of its `weights`. `ttl`:
-    seconds without a request after which it is unloaded; None for never. Times are in seconds of
-    the caller's clock."""
+    """A loaded model takes `n_bytes` for itself, and those of its `weights`. `ttl`: seconds without
+    a request until its unload; None for never. Times are in seconds of the caller's clock."""
 
     name: str
     n_bytes: int
@@ -81,13 +80,13 @@ class _Model:
         return not self.uses and (self.leaving or not self.tickets)
 
     def expires(self) -> float | None:
-        """When it is unloaded for its age; None while that is open."""
+        """The time of its unload for age; None while that is open."""
         if self.pinned or self.ttl is None or self.state != "loaded" or self.uses or self.tickets:
             return None
         return self.last_used + self.ttl
 
     def gives_way(self, patience: Patience) -> float:
-        """When it may be unloaded for another one, if it is idle then; else takes no more."""
+        """The time when another one may take its place, if it is idle; else it takes no more."""
         residence = min(patience.longest, patience.residence * self.load_seconds)
         until = self.loaded_at + residence
         if not self.is_idle:
@@ -117,8 +116,8 @@ class Residency:
         ttl: float | None = None,
         pinned: bool = False,
     ) -> None:
-        """A model that can be loaded, and takes `n_bytes` besides its `weights`. Raises
-        InvalidRequestError if it cannot fit beside the pinned ones, or these beside it."""
+        """Add a model that takes `n_bytes` besides its `weights`. Raises InvalidRequestError if it
+        and the pinned ones do not fit together."""
         before = self._models
         # Another dictionary: other threads may be iterating over this one.
         self._models = {**before, name: _Model(name, n_bytes, weights, ttl, pinned)}
@@ -128,20 +127,20 @@ class Residency:
                 self._require_fits(one)
             undo.pop_all()
 
-    # What is
+    # State
 
     def state(self, name: str) -> ModelState:
         """Its state."""
         return self._models[name].state
 
     def is_open(self, name: str) -> bool:
-        """Whether requests may begin to use the model."""
+        """Return whether requests may begin to use the model."""
         model = self._models[name]
         return model.state == "loaded" and not model.leaving
 
     def n_bytes(self, name: str) -> int:
-        """Bytes that it takes while it is loaded. Weights that several share are those of the
-        first that has them; of none that is not loaded while another one has them."""
+        """Return its bytes while loaded. Weights that several share count for the first that has
+        them, and for no unloaded one while another has them."""
         model = self._models[name]
         others = (one for one in self._present() if one.weights == model.weights)
         if model.weights is None or next(others, model) is not model:
@@ -149,7 +148,7 @@ class Residency:
         return model.n_bytes + model.weights.n_bytes
 
     def is_pinned(self, name: str) -> bool:
-        """Whether it stays loaded."""
+        """Return whether it stays loaded."""
         return self._models[name].pinned
 
     def requests(self, name: str) -> tuple[int, int]:
@@ -158,27 +157,28 @@ class Residency:
         return model.uses, len(model.tickets)
 
     def expires(self, name: str) -> float | None:
-        """When it is unloaded if no request comes; None while that is open."""
+        """Return the time of its unload without a request; None while that is open."""
         return self._models[name].expires()
 
     def last_used(self, name: str) -> float | None:
-        """When its last request ended, or it was loaded; None while it is used or not loaded."""
+        """Return the time of its last request's end, or of its load; None while in use or
+        unloaded."""
         model = self._models[name]
         return None if model.uses or model.state != "loaded" else model.last_used
 
     @property
     def used(self) -> int:
-        """Bytes of the models that are not unloaded."""
+        """The bytes of all models in memory."""
         return _bytes_of(self._present())
 
     def fits(self, name: str) -> bool:
-        """Whether it is loaded or can be without unloading another one."""
+        """Return whether it is loaded, or loads without unloading another one."""
         model = self._models[name]
         return model.state != "unloaded" or self._fit((*self._present(), model))
 
     def idle(self, n_bytes: int) -> list[str]:
-        """The loaded models without a request that free `n_bytes`, or fewer, if they are unloaded:
-        the least recently used first, and none that stays. None while another one is on its way."""
+        """Return the loaded models without a request whose unload frees `n_bytes`, or fewer: the
+        least recently used first, and none that stays. None while another one is on its way."""
         models = tuple(self._models.values())
         if any(one.to_unload or one.state == "unloading" for one in models):
             return []
@@ -191,7 +191,7 @@ class Residency:
                 stay.remove(one)
         return chosen
 
-    # What happens
+    # Events
 
     def wait(self, name: str, now: float) -> Ticket:
         """A request waits for a model."""
@@ -206,7 +206,7 @@ class Residency:
             tickets.remove(ticket)
 
     def begin(self, name: str, now: float) -> None:
-        """A request begins to use a model that is loaded."""
+        """Let a request begin to use a loaded model."""
         model = self._models[name]
         model.uses += 1
         model.last_used = now
@@ -222,15 +222,15 @@ class Residency:
         self._models[name].ttl = ttl
 
     def unload(self, name: str) -> None:
-        """Unload it when the requests that use it have ended, even if it is pinned."""
+        """Unload it after the requests that use it, even if pinned."""
         model = self._models[name]
         if model.state == "loaded":
             model.leaving = model.to_unload = True
 
     def resize(self, name: str, n_bytes: int, weights: Weights | None = None) -> None:
-        """What a model takes has changed, see `add`; nothing if it is not unloaded.
+        """Change the bytes of an unloaded model, see `add`.
 
-        Raises InvalidRequestError if it cannot fit beside the pinned ones.
+        Raises InvalidRequestError if it and the pinned ones do not fit together.
         """
         model = self._models[name]
         if model.state == "unloaded":
@@ -239,8 +239,8 @@ class Residency:
             self._require_fits(model)
 
     def limit(self, capacity: int) -> None:
-        """All models together may take `capacity` bytes from now on; at most what they could at
-        first. What is loaded stays until its memory is needed."""
+        """Let all models together take `capacity` bytes, at most their first budget. Loaded ones
+        stay until another needs their memory."""
         self.capacity = min(self._most, capacity)
 
     def room_for(self, name: str) -> int:
@@ -253,8 +253,8 @@ class Residency:
         self._models[change.name].state = "loading" if change.loads else "unloading"
 
     def loaded(self, name: str, now: float, seconds: float, weights: Weights | None = None) -> None:
-        """It is loaded, which took `seconds`, with `weights` as they were measured, if they were:
-        of no more bytes than `room_for`."""
+        """Record its load, which took `seconds`, and the measure of its `weights`, if there is one:
+        at most `room_for`."""
         model = self._models[name]
         self._weigh(model, weights or model.weights)
         model.state, model.load_seconds = "loaded", seconds
@@ -262,19 +262,19 @@ class Residency:
         model.leaving = model.to_unload = False
 
     def unloaded(self, name: str) -> None:
-        """It is not loaded any more, or could not be."""
+        """Record its unload, or a failed load."""
         model = self._models[name]
         model.state, model.leaving, model.to_unload = "unloaded", False, False
 
     def failed(self, name: str) -> None:
-        """It could not be loaded: those that wait for it are to be refused."""
+        """Record a failed load, and refuse the requests that wait for it."""
         self.unloaded(name)
         self._models[name].tickets.clear()
 
-    # What to do
+    # Decisions
 
     def next_change(self, now: float) -> Change | None:
-        """What to do now, while no other change is made; None if nothing."""
+        """Return the next change, while no other one runs; None if nothing."""
         for model in self._loaded():
             expires = model.expires()
             is_old = expires is not None and expires <= now
@@ -356,7 +356,7 @@ class Residency:
 
 
 def _bytes_of(models: Iterable[_Model]) -> int:
-    """Bytes of models that are loaded together: weights that they share count once."""
+    """Return the bytes of models together: shared weights count once."""
     found = tuple(models)
     shared = {one.weights for one in found if one.weights is not None}
     return sum(one.n_bytes for one in found) + sum(one.n_bytes for one in shared)
