@@ -5,8 +5,8 @@
     ...     print(engine.chat("ada", "My name is Ada.").text)
     Nice to meet you, Ada.
 
-Public names are those in `__all__`. Each is imported when it is first asked for: a command that
-only prints its help needs none.
+Public names are those in `__all__`. Their first use imports them: a command that only prints its
+help needs none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Composition root: builds an engine from settings and chooses the adapter for each port.
 
-Adapters and the engine are imported inside functions: importing `semantic` loads no framework, and
-a command that only prints its help not even the engine. What HTTP needs besides it is in `serve`,
-parts by themselves are in `composition`.
+Imports adapters and the engine inside functions: importing `semantic` loads no framework, and a
+command that only prints its help not even the engine. `serve` has the additions for HTTP,
+`composition` single parts.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the models of one server have in common: the thread, the open store and its turns, and
-    the weights of those that `provider` loads from the same files. `settings` are those of the
-    store, as it could be opened."""
+    """The common parts of one server's models: the thread, the open store and its turns, and the
+    weights that `provider` loads from the same files. `settings` are those of the open store."""
 
     loop: StepLoop
     provider: ModelProviderPort
@@ -68,7 +67,7 @@ class Shared:
 
 
 OnStoreUnavailable = Callable[[StoreError], None]
-"""Called when the disk tier cannot be opened; the store then has its memory tier only."""
+"""Gets the reason why the disk tier does not open; the store then has its memory tier only."""
 
 
 def build_engine(
@@ -143,7 +142,8 @@ def open_shared(
     warn: Callable[[str], None],
     on_store_unavailable: OnStoreUnavailable | None = None,
 ) -> Shared:
-    """What several models share; call it on the thread of `loop`. Raises as `build_engine`."""
+    """Return the common parts of several models; call it on the thread of `loop`. Raises as
+    `build_engine`."""
     store, settings = _open_or_report(settings, on_store_unavailable)
     provider = mlx_provider(settings)
     return Shared(loop, provider, store, open_turns(settings, warn), settings)
@@ -154,7 +154,7 @@ def _open_or_report(
     on_store_unavailable: OnStoreUnavailable | None,
     observer: BlockObserver | None = None,
 ) -> tuple[CacheStorePort, Settings]:
-    """The store, and the settings that it has: without a disk if that was reported."""
+    """Return the store, and its settings: without a disk after a report of its failure."""
     try:
         return open_store(settings, observer), settings
     except StoreError as error:
@@ -169,7 +169,7 @@ def rebuild_app(app: App) -> App:
     """Replace a failed engine: a new pool of the same size, the same weights and the same open
     store, which still has every idle agent.
 
-    The old engine must not be used afterwards. Raises InvalidRequestError for a model that `load`
+    Nothing may use the old engine afterwards. Raises InvalidRequestError for a model that `load`
     did not return.
     """
     from semantic.adapters.mlx.backend import MLXBackend
@@ -179,9 +179,9 @@ def rebuild_app(app: App) -> App:
 
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
-    app.model.abandon()  # frees the old pool before the new one is allocated
+    app.model.abandon()  # frees the old pool before the new one
     model = wrap_model(app.model.model, app.model.model_id, app.tokenizer)
-    model.grammars = app.model.grammars  # with what is compiled and checked
+    model.grammars = app.model.grammars  # with compiled and checked ones
     pool: BlockPool = BlockPool(app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes)
     return _new_app(model, app.tokenizer, pool, app.store, app.settings)
 

@@ -1,4 +1,4 @@
-"""What of the framework is asked for by name: the device, BLAS, and what loads models.
+"""The framework's parts by name: the device, BLAS, and the loader of models.
 
 Imports MLX inside functions: importing this loads no framework.
 """
@@ -91,7 +91,7 @@ def register_readers() -> None:
 
 
 def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
-    """What loads models; `settings` are those of a model whose weights are to be loaded."""
+    """Return the loader of models; `settings` are those of a model with weights to load."""
     try:
         if settings is not None:
             from semantic.adapters.mlx.model import first_kernels

@@ -1,4 +1,4 @@
-"""What the process may have of the memory, what its parts get of that, and what guards it.
+"""The process' share of the memory, the shares of its parts, and their guard.
 
 Shares are functions of bytes. Knows devices and loops; neither names of models nor files of stores.
 """
@@ -32,7 +32,7 @@ _GIB = 1 << 30
 # what other programs take later.
 _PROCESS_SHARE = 9, 10
 
-# Of that, what nothing is planned for: what a step takes, and what the guard keeps free.
+# The unplanned part of it: for a step, and for the guard's reserve.
 _UNPLANNED_FRACTION = 8
 
 # The interpreter, libraries, turns, responses and other small parts.
@@ -50,15 +50,15 @@ _MIN_MEMORY_TIER_BYTES = 64 * _MIB
 
 
 def default_pool_of(settings: Settings) -> int:
-    """The pool's limit beside the weights that are loaded now; on MLX's thread."""
+    """Return the pool's limit with the weights loaded now; on MLX's thread."""
     return default_pool_bytes(memory_of(settings), read_device().used_bytes)
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:
-    """The pool's limit in a process that may have `memory` bytes, of which `weights` are used.
+    """Return the pool's limit in a process that may have `memory` bytes, with `weights` in use.
 
-    A quarter of the memory, at most what the weights, the memory tier and what is not planned
-    leave, at least 64 MiB.
+    A quarter of the memory, at most what the weights, the memory tier and the unplanned part leave,
+    at least 64 MiB.
     """
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
@@ -78,7 +78,7 @@ def pool_share(settings: Settings, n_models: int) -> Settings:
 
 
 def planned_bytes(memory: int) -> int:
-    """What weights, pools and memory tier may take together in a process of `memory` bytes."""
+    """Return the bytes for weights, pools and memory tier in a process of `memory` bytes."""
     return memory - memory // _UNPLANNED_FRACTION - _BASE_BYTES
 
 
@@ -88,7 +88,7 @@ def default_memory_tier_bytes(memory: int) -> int:
 
 
 def memory_of(settings: Settings) -> int:
-    """Bytes of memory that the process may have: what is set, at most the device's."""
+    """Return the bytes of memory for the process: its setting, at most the device's."""
     device = read_device()
     if settings.process_bytes is None:
         return default_process_bytes(device) // (settings.ranks.here if settings.ranks else 1)
@@ -119,11 +119,11 @@ def promised(
     embedding: str | None = None,
     sharing: int = 1,
 ) -> Settings:
-    """`settings` with the memory that the process may have, if none is set, as one of so many
-    `sharing` the machine; on MLX's thread.
+    """Return `settings` with the memory of the process, if they have none, as one of `sharing` on
+    the machine; on MLX's thread.
 
-    `others` are models of which one at a time must fit, as that of `settings`, beside `embedding`.
-    Raises as `load`, and CapacityError, before any weights are read, if that does not fit.
+    One at a time of `others` must fit, as the model of `settings`, together with `embedding`.
+    Raises as `load`, and CapacityError, before it reads any weights, if that does not fit.
     """
     device, (beside, *answering) = (
         read_device(),
@@ -148,7 +148,7 @@ def promised(
 
 
 def _weights_of(model: str | None) -> int:
-    """Bytes of a model's weights when they are loaded."""
+    """Return the bytes of a model's weights in memory."""
     if model is None:
         return 0
     from semantic.adapters.mlx.model.description import weights_bytes
@@ -157,7 +157,7 @@ def _weights_of(model: str | None) -> int:
 
 
 def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
-    """Have caches be given up so that the process stays below its `process_bytes`, if it is set."""
+    """Have the guard free caches so that the process stays below its `process_bytes`, if set."""
     from semantic.application.engine.memory_guard import Memory, MemoryGuard
 
     if settings.process_bytes is None:

@@ -1,6 +1,6 @@
-"""Models by name: aliases, folders, the hub's cache and the hub; adapters beside them.
+"""Models by name: aliases, folders, the hub's cache and the hub; and adapters.
 
-Knows files and names; no engine. Adapters are imported inside functions.
+Knows files and names; no engine. Imports adapters inside functions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
 
 
 def named_adapter(name: str, path: str | Path) -> NamedAdapter:
-    """The adapter in the folder `path`. Raises InvalidRequestError for what can be no name."""
+    """Return the adapter in the folder `path`. Raises InvalidRequestError for an invalid name."""
     if not str(path) or not _ADAPTER_NAME.fullmatch(name):
         raise InvalidRequestError(
             f"adapter {name[:100]}={str(path)[:200]}: expected NAME=PATH, a name of letters, "
@@ -55,8 +55,8 @@ def named_adapter(name: str, path: str | Path) -> NamedAdapter:
 
 
 def model_name(model: str) -> str:
-    """What a model is called that is loaded from `model`: a folder by its last part, one of the
-    hub's cache by its hub id, anything else by itself. Needs no such folder to exist."""
+    """Return the name of a model from `model`: a folder's last part, the hub id of one in the hub's
+    cache, anything else itself. Needs no such folder to exist."""
     path = model_path(model)
     if not model.startswith(("/", "~", ".")) and not path.is_dir():
         return model
@@ -69,15 +69,16 @@ def model_name(model: str) -> str:
 def model_path(model: str) -> Path:
     """The absolute path that `model` is if it is a folder; its links keep their own names."""
     path = Path(model)
-    with suppress(RuntimeError):  # of a home folder that is not known
+    with suppress(RuntimeError):  # without a known home folder
         path = path.expanduser()
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def model_of(name: str) -> str:
-    """The model that `name` means: an alias's, else `name` itself. A folder goes before an alias.
+    """Return the model that `name` means: an alias's, else `name` itself. A folder precedes an
+    alias.
 
-    Raises InvalidRequestError if `name` may be an alias and their file cannot be read.
+    Raises InvalidRequestError if `name` may be an alias and their file is not readable.
     """
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases
 
@@ -87,10 +88,10 @@ def model_of(name: str) -> str:
 
 
 def remember_served(model: str, names: Sequence[str]) -> None:
-    """Make `names` aliases of `model`, but for those of the user and those that cannot be one.
+    """Make `names` aliases of `model`, except the user's and invalid ones.
 
-    Raises InvalidRequestError for a file of aliases that cannot be read, OperatorError when it
-    cannot be written.
+    Raises InvalidRequestError for an unreadable file of aliases, OperatorError when a write
+    fails.
     """
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases, set_alias
 
@@ -102,14 +103,14 @@ def remember_served(model: str, names: Sequence[str]) -> None:
 
 
 def permanent_name(model: str) -> str:
-    """`model` as it is written down: a folder by its absolute path, from wherever it is used."""
+    """Return `model` for a file: a folder by its absolute path."""
     path = model_path(model)
     return str(path) if model != DEFAULT_MODEL and path.is_dir() else model
 
 
 @contextmanager
 def suggesting(model: str) -> Iterator[None]:
-    """Add the most similar name that is known to a ModelNotFoundError about `model`."""
+    """Add the most similar known name to a ModelNotFoundError about `model`."""
     try:
         yield
     except ModelNotFoundError as error:
@@ -126,7 +127,7 @@ def similar_model(name: str) -> str | None:
     from semantic.adapters.hub.hub_cache import cached_ids
 
     known = [DEFAULT_MODEL, *cached_ids()]
-    with suppress(InvalidRequestError):  # of a file of aliases that cannot be read
+    with suppress(InvalidRequestError):  # of an unreadable file of aliases
         known += read_aliases().all()
     return most_similar(name, known)
 
@@ -147,7 +148,7 @@ def load_tokenizer(model_id: str) -> MLXTokenizer:
 def describe_model(
     folder: Path, weights_bytes: int | None = None, adapter: Path | None = None
 ) -> ModelDescription:
-    """What the model in `folder` takes, without its weights; see `description.describe`.
+    """Return the needs of the model in `folder`, without its weights; see `description.describe`.
 
     Raises as that, and OperatorError when MLX is not usable.
     """
@@ -194,7 +195,7 @@ def find_remote(hub_id: str) -> RemoteModel:
 def fetch_model(
     model: RemoteModel, on_arrived: OnArrived, is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Complete `model` in the hub's cache. `on_arrived` is called from several threads. Raises as
+    """Complete `model` in the hub's cache. Several threads call `on_arrived`. Raises as
     `download.pull`, also once `is_stopped`."""
     from semantic.adapters.hub import download
     from semantic.adapters.mlx.model.provider import HUB_FILES

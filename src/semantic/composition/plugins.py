@@ -1,8 +1,8 @@
-"""What the packages above the engine add to its program: commands, shared stores, ranks of a model.
+"""Additions of the packages above the engine: commands, shared stores, ranks of a model.
 
-They are named here and imported when they are asked for; one that is not installed adds nothing.
-Entry points would name them in the metadata of a distribution, and reading that takes a sixth of
-the time of `semantic --help`.
+This table names them, and the program imports them on demand; a missing package adds nothing. Entry
+points would name them in the metadata of a distribution, and reading that takes a sixth of the time
+of `semantic --help`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ OPENERS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def tables() -> list[object]:
-    """The table of commands of each package that is installed."""
+    """Return the table of commands of each installed package."""
     return [import_module(name).TABLE for name in COMMANDS if _is_installed(name)]
 
 
 def opener(kind: str) -> object:
-    """What opens what is meant by `kind`. Raises OperatorError if its package is not installed."""
+    """Return the opener of `kind`. Raises OperatorError without its package."""
     module, name = OPENERS[kind]
     if not _is_installed(module):
         raise OperatorError(f"cannot use {kind}: its package is missing; install semantic-engine")

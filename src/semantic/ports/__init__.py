@@ -1,1 +1,1 @@
-"""What the application offers (inbound) and what it needs (outbound), as protocols."""
+"""Protocols of the application: its offers (inbound) and its needs (outbound)."""

@@ -19,7 +19,7 @@ Check = Callable[[], None]
 
 
 class OutgoingArchive(Protocol):
-    """An archive to be sent."""
+    """An archive to send."""
 
     @property
     def n_bytes(self) -> int:
@@ -27,15 +27,15 @@ class OutgoingArchive(Protocol):
         ...
 
     def pieces(self) -> Iterator[bytes]:
-        """Its bytes in order, at most a MiB at once, and one block's body in memory.
+        """Yield its bytes in order, at most a MiB at once, with one block's body in memory.
 
-        Raises StoreError when a block is not what it was, as one that was evicted meanwhile.
+        Raises StoreError when a block has changed, as after an eviction.
         """
         ...
 
 
 class IncomingArchive(Protocol):
-    """An archive that is being received. Nothing of it is in the store before `put`."""
+    """An incoming archive. The store has nothing of it before `put`."""
 
     def write(self, data: bytes) -> None:
         """The next bytes. Raises InvalidRequestError at the first that cannot be part of it, and
@@ -44,15 +44,15 @@ class IncomingArchive(Protocol):
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
         """Verify everything, store it for the tenant with this tag, and save the agent under
-        `name` or its own. What fails leaves nothing.
+        `name` or its own. A failure leaves nothing.
 
-        Raises InvalidRequestError for an archive that is incomplete or damaged, and CapacityError
-        when the store does not take it.
+        Raises InvalidRequestError for an incomplete or damaged archive, and CapacityError when the
+        store does not take it.
         """
         ...
 
     def close(self) -> None:
-        """Delete what was received."""
+        """Delete the received bytes."""
         ...
 
 
@@ -60,12 +60,12 @@ class ExchangePort(Protocol):
     """Writes and reads archives of one model's agents. Thread-safe."""
 
     def export(self, manifest: Manifest, check: Check) -> OutgoingArchive:
-        """The agent with those of its blocks that are stored, all of which it reads once."""
+        """Return the agent with its stored blocks, after reading each once."""
         ...
 
     def receive(self, accept: Callable[[str], None]) -> IncomingArchive:
-        """Begin to receive. `accept` is called with the agent's own name before any of its bodies
-        is taken, before they are stored, and before the agent is saved; it may raise."""
+        """Begin to receive. Call `accept` with the agent's own name before taking any body, before
+        storing them, and before saving the agent; it may raise."""
         ...
 
 
@@ -73,7 +73,7 @@ RequestState = Literal["queued", "prefill", "decode"]
 AgentState = Literal["idle", "queued", "prefill", "decode"]
 
 Place = Literal["pool", "memory", "disk", "remote", "missing"]
-"""The fastest place that holds a block; "missing" if it was evicted."""
+"""The fastest place that holds a block; "missing" after its eviction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class AgentSummary:
     last save in seconds, None before the first. `match` is the match report of its last prompt,
     None before the first.
 
-    `session` and `client` are named by the client. `parent` is the agent that it was forked from or
-    started by, `children` are the agents whose parent it is.
+    The client names `session` and `client`. `parent` is the agent that forked or started it,
+    `children` are the agents whose parent it is.
     """
 
     id: str
@@ -123,7 +123,7 @@ class AgentSummary:
 class AgentBlock:
     """One of an agent's blocks: tokens `start` to `stop`. `hash` is in hexadecimal.
 
-    `checkpoint`: what a window or a state needs to resume after its last token is stored.
+    `checkpoint`: the store has the rest for a window or a state to resume after its last token.
     """
 
     start: int
@@ -146,7 +146,7 @@ class AgentDetail:
 
 @dataclass(frozen=True, slots=True)
 class AgentFilter:
-    """Which agents a list has: those that agree with all that is not None."""
+    """The agents of a list: those that agree with all members that are not None."""
 
     prefix: str | None = None
     pinned: bool | None = None
@@ -154,7 +154,7 @@ class AgentFilter:
     parent: str | None = None
 
     def accepts(self, name: str, state: AgentState, parent: str | None, *, pinned: bool) -> bool:
-        """Whether the agent `name` is one of them."""
+        """Return whether the agent `name` is one of them."""
         return (
             name.startswith(self.prefix or "")
             and self.pinned in {None, pinned}
@@ -165,9 +165,9 @@ class AgentFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request in the engine. Of its prompt `read_tokens` are computed or reused, of which
-    `cached_tokens` are reused; it is there for `seconds`, and was preempted `preemptions` times.
-    `model` is the id of its model."""
+    """A request in the engine. It has computed or reused `read_tokens` of its prompt, and reused
+    `cached_tokens`; it is there for `seconds`, with `preemptions`. `model` is the id of its
+    model."""
 
     uid: str
     agent_id: str
@@ -193,8 +193,8 @@ class AgentPage:
 
 @dataclass(frozen=True, slots=True)
 class AgentArchive:
-    """An agent as a stream of `n_bytes`. `pieces` raises StoreError when a block is evicted before
-    it is read. `close` must be called once, whether or not all of it was read."""
+    """An agent as a stream of `n_bytes`. `pieces` raises StoreError when a block leaves the store
+    before its read. The caller closes it once, also before its end."""
 
     n_bytes: int
     pieces: AsyncGenerator[bytes, None]
@@ -224,9 +224,9 @@ class AgentsPort(Protocol):
         ...
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """End a request of `tenant` (None: of any) at the next step; what it computed is kept.
+        """End a request of `tenant` (None: of any) at the next step, and keep its tokens.
 
-        False if there is none that runs or waits.
+        False without a running or waiting one.
         """
         ...
 
@@ -237,11 +237,11 @@ class AgentsPort(Protocol):
         after: str | None = None,
         only: AgentFilter = EVERY_AGENT,
     ) -> AgentPage:
-        """At most `limit` saved agents, last saved first: those that come after `after`.
+        """Return at most `limit` saved agents after `after`, last saved first.
 
-        Its cost does not depend on how many agents there are, but on how many `only` passes over.
-        The first page begins with the agents whose first turn has not ended. Raises
-        AgentNotFoundError if `after` is not saved.
+        Its cost depends on how many agents `only` passes over, not on how many there are. The first
+        page begins with the agents in their first turn. Raises AgentNotFoundError if the store
+        lacks `after`.
         """
         ...
 
@@ -259,7 +259,7 @@ class AgentsPort(Protocol):
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         """Exempt its blocks from eviction, or undo that.
 
-        Raises InvalidRequestError if the agent has not been saved yet, and PinLimitError if the
+        Raises InvalidRequestError for an agent before its first save, and PinLimitError if the
         tenant would have pinned more than its part of the store.
         """
         ...
@@ -269,21 +269,20 @@ class AgentsPort(Protocol):
         ...
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """The agent after its last turn that is saved, with those of its blocks that are stored.
+        """Return the agent after its last saved turn, with its stored blocks.
 
-        Raises OverloadedError while too many are exported.
+        Raises OverloadedError while too many exports run.
         """
         ...
 
     async def import_(
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
     ) -> AgentSummary:
-        """Create the agent of an archive, under `name` or its own; unless all of it can be stored
-        nothing is. Only requests that name it find its blocks.
+        """Create the agent of an archive, under `name` or its own: all of it or nothing. Only
+        requests that name it find its blocks.
 
-        A tenant that is given by id must be one that can send requests. Raises InvalidRequestError
-        for a name that is taken, another model's agent and a damaged archive, CapacityError when
-        the store does not take it, OverloadedError while another one is imported, and what
-        `archive` raises.
+        A tenant id must be one that can send requests. Raises InvalidRequestError for the name of
+        another agent, another model's agent and a damaged archive, CapacityError when the store
+        does not take it, OverloadedError during another import, and the errors of `archive`.
         """
         ...

@@ -1,6 +1,6 @@
 """ChatFormat: a model's chat template, reasoning marks and tool-call syntax.
 
-Every implementation, fakes included, is tested against these contracts.
+Tests hold every implementation, fakes included, to these contracts.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class RenderedChat:
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """What precedes the arguments of a call: texts, one name, and alternatives of texts.
+    """The head of a call before its arguments: texts, one name, and alternatives of texts.
 
     White space may surround each step. `name` finds the name, in its group "name"; `quoted`: it is
-    a JSON string. `starts_name` matches what could become a name. The arguments begin with one of
+    a JSON string. `starts_name` matches the beginning of a name. The arguments begin with one of
     `begin`, or at once.
     """
 
@@ -51,17 +51,17 @@ class CallHead:
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """How arguments are written in tags.
+    """The form of arguments in tags.
 
-    An argument lasts from `start` to the `end` that another argument or the call's end follows. Its
-    value begins after the first `key_end`; `key` matches what is between `start` and `key_end`,
-    with the key in its group "key", and in a group "kind" what the tag says of the value: it is
-    JSON unless that is "string" or "true". `call_end` ends the arguments; if it is empty, the end
-    mark does. What is between arguments has no meaning.
+    An argument lasts from `start` to the `end` before another argument or the call's end. Its value
+    begins after the first `key_end`; `key` matches the text between `start` and `key_end`, with the
+    key in its group "key", and in a group "kind" the tag's kind of value: JSON, unless that is
+    "string" or "true". `call_end` ends the arguments; if it is empty, the end mark does. Text
+    between arguments has no meaning.
 
-    `trims`: what is no part of a value: nothing, or one line break on either side. A value may be
-    within the marks of `wrap`. `untyped_is_text`: without a type it is its text, else JSON if it is
-    that.
+    `trims`: the layout around a value: nothing, or one line break on either side. A value may be
+    within the marks of `wrap`. `untyped_is_text`: without a type it is its text, else JSON if it
+    is that.
     """
 
     start: str
@@ -76,7 +76,7 @@ class CallTags:
 
 @dataclass(frozen=True, slots=True)
 class CallList:
-    """How arguments are written one after the other, with commas between them.
+    """The form of arguments one after the other, with commas between them.
 
     An argument is a key that `key` matches, in its group "key", `separator` and a value; `close`
     follows the last one. A string is between two of the same of `quotes`; with `escapes` it has
@@ -94,13 +94,13 @@ class CallList:
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How a model writes a call, if not as a JSON object with its name.
+    """The form of a model's call, if not a JSON object with its name.
 
     A call begins with `head`, or is such an object all the same. Without `arguments` in a form of
-    their own they are JSON; so they are behind `json_head`. What
-    ends a call is in `between`, any number of each, and what ends all of them beside the end mark
-    in `ends`. `in_list`: only within a list of calls. At the beginning of a line of text `unmarked`
-    begins a call too, without the start mark.
+    their own they are JSON; so they are behind `json_head`. `between` has the ends of a call, any
+    number of each, and `ends` those of all calls besides the end mark. `in_list`: only within a
+    list of calls. At the beginning of a line of text `unmarked` begins a call too, without the
+    start mark.
     """
 
     head: CallHead | None = None
@@ -114,14 +114,13 @@ class CallSpelling:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """An answer in messages, each with a header that says what it is.
+    """An answer in messages, each with a header that names its kind.
 
     A header is between one of `starts` and `end`, and the answer begins within one; one of `ends`
     ends a message. `thought` matches in the header of reasoning, and `call` in that of a call, with
-    the tool in its group "name"; its text goes on with the arguments. `begins` are the texts of
-    which one begins a header, and `known` matches one that is not finished. Behind a message
-    `following` begins the next one; `answer` is the header of an answer's text, and `remark` that
-    of a text before a call.
+    the tool in its group "name"; its text goes on with the arguments. A header begins with one of
+    `begins`, and `known` matches an unfinished one. Behind a message `following` begins the next
+    one; `answer` is the header of an answer's text, and `remark` that of a text before a call.
     """
 
     starts: tuple[str, ...]
@@ -138,11 +137,11 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A call with arguments in JSON, as a model is made to write it.
+    """A call with arguments in JSON, as a grammar makes a model write it.
 
-    `before` and `after` its arguments are texts; $name is the tool's, $quoted that in JSON, and a
-    $number and an $id are what the model chooses. Several calls have marks each, are one after the
-    other within the marks, or a list.
+    `before` and `after` its arguments are texts; $name is the tool's, $quoted that in JSON, and the
+    model chooses a $number and an $id. Several calls have marks each, follow each other within the
+    marks, or are a list.
     """
 
     before: str = '{"name": $quoted, "arguments": '
@@ -179,8 +178,8 @@ class ChatFormat(Protocol):
 
     @property
     def loops_only(self) -> bool:
-        """Whether only an answer with calls is continued in its own tokens, by their results: a
-        later question changes what is before it."""
+        """True if only an answer with calls continues in its own tokens, by their results: a later
+        question changes the text before it."""
         ...
 
     @property
@@ -190,7 +189,7 @@ class ChatFormat(Protocol):
 
     @property
     def bare_calls(self) -> bool:
-        """Whether an answer may begin with a call without its start mark."""
+        """True if an answer may begin with a call without its start mark."""
         ...
 
     @property
@@ -216,9 +215,9 @@ class ChatFormat(Protocol):
         ...
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """The grammar of an answer to a tenant's `chat`; None if it is unconstrained.
+        """Return the grammar of an answer to a tenant's `chat`; None without a constraint.
 
-        Needed for an answer format, a tool choice that requires a call, and strict tools. Raises
-        InvalidRequestError for a schema that cannot be enforced.
+        An answer format, a tool choice that requires a call, and strict tools need one. Raises
+        InvalidRequestError for a schema without a grammar.
         """
         ...

@@ -1,7 +1,7 @@
-"""Embeddings: what wires ask for, and what a backend computes.
+"""Embeddings: the ports of APIs that ask for vectors, and of a backend that computes them.
 
-A wire translates texts and vectors; `Embeddings` batches and caches; a backend computes one chunk
-at a time, so that answers that are being generated are not delayed.
+An API translates texts and vectors; `Embeddings` batches and caches; a backend computes one chunk
+at a time, so that running answers go on.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Vector: TypeAlias = "array[float]"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """The embedding model of a server. `names` are those that are listed, its own id first;
-    `aliases` are accepted too.
+    """The embedding model of a server. Lists show `names`, its own id first; requests may also use
+    `aliases`.
 
     `dimensions` is the length of its vectors, `max_tokens` that of the longest text. `created` is
     Unix time in seconds.
@@ -34,7 +34,7 @@ class EmbeddingModel:
     details: ModelDetails | None = None
 
     def accepts(self, name: str) -> bool:
-        """Whether requests may call the model `name`."""
+        """Return whether requests may call the model `name`."""
         return name in self.names or name in self.aliases
 
     @property
@@ -71,12 +71,12 @@ class EmbeddingPort(Protocol):
         truncate: bool = False,
         keep: bool = True,
     ) -> Embedded:
-        """The vectors of `texts`, of the first `dimensions` each, made of length 1 again.
+        """Return the vectors of `texts`, the first `dimensions` of each, of length 1 again.
 
-        With `truncate` a text that is too long loses its end. Without `keep` nothing is added to
-        the cache. Raises InvalidRequestError for an empty text and for more dimensions than there
-        are, ContextOverflowError for a text that is too long, and OverloadedError if too many
-        requests wait.
+        With `truncate` a text that is too long loses its end. Without `keep` the cache stays as it
+        is. Raises InvalidRequestError for an empty text and for more dimensions than there are,
+        ContextOverflowError for a text that is too long, and OverloadedError if too many requests
+        wait.
         """
         ...
 

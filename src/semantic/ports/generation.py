@@ -1,7 +1,7 @@
 """The engine's ports: its own, and those of a backend, a tokenizer, a model provider and a clock.
 
-Each docstring is a contract; every implementation, fakes included, is tested against it. The data
-in a block is `BlockData`, which only the backend reads.
+Each docstring is a contract, and tests hold every implementation to it, fakes included. The data in
+a block is `BlockData`, which only the backend reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EngineEvent = TokenEvent | PrefillEvent | CompletedGeneration
 class GenerationEnginePort(Protocol):
     """Generates for many agents in one batch.
 
-    `submit` and `cancel` may be called from any thread; `step` and `step_once` from one.
+    Any thread may call `submit` and `cancel`, one thread `step` and `step_once`.
     """
 
     def submit(
@@ -50,11 +50,11 @@ class GenerationEnginePort(Protocol):
     ) -> str:
         """Queue a request and return its uid.
 
-        `prompt` is the whole prompt, as text or token ids; its longest prefix in `cache` or in the
-        agent's own cache is not computed again. With `append` the prompt follows the cached tokens
-        instead. Agents of different tenants never share anything, even under the same name. `note`
-        is opaque text saved with the agent. Without `keep` the request reuses what is cached and
-        adds nothing to it: its blocks are freed at its end, and its agent stays as it was.
+        `prompt` is the whole prompt, as text or token ids; the engine does not compute its longest
+        prefix in `cache` or in the agent's own cache again. With `append` the prompt follows the
+        cached tokens instead. Agents of different tenants never share anything, even under the same
+        name. `note` is opaque text saved with the agent. Without `keep` the request reuses caches
+        and adds nothing to them: its end frees its blocks, and its agent stays as it was.
 
         Raises InvalidRequestError (empty prompt, max_tokens below 1, a token id the model does
         not have, `append` without a cache), CacheReconstructionError (another model's cache) and
@@ -67,7 +67,7 @@ class GenerationEnginePort(Protocol):
         ...
 
     def step(self) -> Iterator[CompletedGeneration]:
-        """Run until no request is left, yielding each generation as it completes.
+        """Run until no request remains, yielding each generation as it completes.
 
         The caller may submit more between two completions, or stop iterating and call again.
         """
@@ -77,7 +77,7 @@ class GenerationEnginePort(Protocol):
         """Run exactly one step; returns its events.
 
         Admits waiting requests, computes prefill chunks up to the budget, then decodes one token
-        for every decoding request, including those whose prompt was completed in this step.
+        for every decoding request, including those that completed their prompt in this step.
         """
         ...
 
@@ -85,8 +85,8 @@ class GenerationEnginePort(Protocol):
 T = TypeVar("T")
 
 Slices = Generator[Future[object] | None, None, T]
-"""Work that yields after each slice what the next one waits for: a future that is done then, or
-None. Its result is the generator's; `close` gives it up between two slices."""
+"""Work in slices that yields a future that the next slice waits for, or None. Its result is the
+generator's; `close` ends it between two slices."""
 
 
 def at_once(work: Slices[T]) -> T:
@@ -149,9 +149,9 @@ class Tokenizer(Protocol):
 
 
 class BodyTarget(Protocol):
-    """Where a sequence that is being loaded takes one block's body.
+    """The place for one block's body in a sequence that loads.
 
-    One thread, any, calls `put`, or `open` and then `close`. The sequence may be closed meanwhile.
+    One thread, any, calls `put`, or `open` and then `close`. The sequence may close meanwhile.
     """
 
     def put(self, body: bytes | memoryview) -> None:
@@ -166,9 +166,9 @@ class BodyTarget(Protocol):
         ...
 
     def close(self, n_tokens: int = 0) -> None:
-        """Take what was written, the body of `n_tokens`, or nothing; the memory is given up.
+        """Take the written body of `n_tokens`, or nothing, and free the memory.
 
-        May be called without `open`, and again. Raises BackendError.
+        The caller may leave out `open`, and call it again. Raises BackendError.
         """
         ...
 
@@ -176,8 +176,8 @@ class BodyTarget(Protocol):
 class BatchBackend(Protocol):
     """A loaded model that runs many sequences, each with a cache of its own.
 
-    A sequence is opened empty or restored, prefilled in chunks, started, and then takes part in
-    every `decode` until it is closed. One thread makes all calls. Every call either succeeds or
+    A sequence opens empty or restored, gets its prompt in chunks, starts, and then takes part in
+    every `decode` until it closes. One thread makes all calls. Every call either succeeds or
     raises BackendError and leaves the other sequences as they were.
     """
 
@@ -198,28 +198,28 @@ class BatchBackend(Protocol):
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes that the last `prefill`, `prefill_together` or `score` had at most beside those
-        before it, what stays in caches included; 0 if it is not known."""
+        """Peak of the last `prefill`, `prefill_together` or `score` over the bytes before it,
+        caches included; 0 if unknown."""
         ...
 
     @property
     def returns_memory(self) -> bool:
-        """Whether memory of blocks that are freed is returned, or kept for other blocks."""
+        """True if freed blocks return their memory, False if the backend keeps it for others."""
         ...
 
     def return_memory(self, room: int) -> bool:
-        """Return the memory of freed blocks that was kept, if `room` bytes are enough to do so;
-        whether any was. Open sequences go on."""
+        """Return kept memory of freed blocks to the system, if `room` bytes are enough to do so;
+        return whether there was any. Open sequences go on."""
         ...
 
     def cache_spec(self) -> ModelCacheSpec:
-        """What the model caches per sequence."""
+        """The model's cache per sequence."""
         ...
 
     def set_aside(self, n_bytes: int) -> None:
-        """Announce that blocks of at most `n_bytes` will be used: memory may be reserved now.
+        """Announce blocks of at most `n_bytes`: the backend may reserve memory now.
 
-        Optional for the backend. Memory reserved before stays reserved.
+        Earlier reservations stay.
         """
         ...
 
@@ -232,9 +232,9 @@ class BatchBackend(Protocol):
     ) -> SequenceId:
         """Open a sequence that holds the first `length` tokens of `blocks`.
 
-        `exclusive`: `blocks` will not be read again, so their memory may be adopted, and `capacity`
-        includes it; the caller drops what the blocks still refer to afterwards. Otherwise they are
-        copied and unchanged. Raises CacheReconstructionError if `blocks` cannot provide the tokens.
+        `exclusive`: nothing reads `blocks` again, so the sequence may adopt their memory, and
+        `capacity` includes it; the caller drops the remaining references afterwards. Otherwise the
+        backend copies them. Raises CacheReconstructionError if `blocks` cannot provide the tokens.
         """
         ...
 
@@ -251,19 +251,19 @@ class BatchBackend(Protocol):
         ...
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Whether `prefill_together` computes `n_tokens` of the sequence in a shared pass at about
-        the cost of tokens of any other prompt."""
+        """Return whether `prefill_together` computes `n_tokens` of the sequence in a shared pass at
+        about the cost of tokens of any other prompt."""
         ...
 
     @property
     def pads_chunks(self) -> bool:
-        """Whether chunks `side_by_side` may have different numbers of tokens; if so, each costs as
+        """True if chunks `side_by_side` may have different numbers of tokens; each then costs as
         much as the longest."""
         ...
 
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Whether `prefill_together` computes `n_tokens` of the sequence beside those of others in
-        one pass, which may take less time than one after the other."""
+        """Return whether `prefill_together` computes `n_tokens` of the sequence with those of
+        others in one pass, which may take less time than one after the other."""
         ...
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
@@ -284,7 +284,7 @@ class BatchBackend(Protocol):
         ...
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError with the reason unless `grammar` can be enforced.
+        """Raise InvalidRequestError with the reason unless a mask can hold `grammar`.
 
         Thread-safe.
         """
@@ -301,8 +301,8 @@ class BatchBackend(Protocol):
         """Add a prefilled sequence to the decode batch, with `last_token` as its next input.
 
         `history` are the tokens before it and `drawn` the number of tokens sampled for this request
-        before, so that penalties and seeds continue as without a preemption.
-        `params.seed` is set unless the request is greedy; `params.grammar` was checked.
+        before, so that penalties and seeds continue as without a preemption. A request that is not
+        greedy has `params.seed`; `params.grammar` has passed its check.
         """
         ...
 
@@ -320,28 +320,28 @@ class BatchBackend(Protocol):
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
         """Close `sequence` and put its cache into `blocks` (its blocks, per layer, in order).
 
-        It is closed even if this fails. Sets `start`, `token_count` and `layer_data`. Returns the
-        blocks that were not needed and hold no memory. Copies nothing if every block was needed.
+        It closes even if this fails. Sets `start`, `token_count` and `layer_data`. Returns surplus
+        blocks, which hold no memory. Copies nothing without surplus.
         """
         ...
 
     def close(self, sequence: SequenceId) -> None:
-        """Free `sequence` and its memory, at any time after it was opened."""
+        """Free `sequence` and its memory, at any time."""
         ...
 
     # Block bodies: the bytes of blocks in a store. Not for a sequence that is decoding.
 
     def layout(self) -> BlockLayout:
-        """How a sequence's cache is divided into block bodies."""
+        """The division of a sequence's cache into block bodies."""
         ...
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
         """Remove `sequence` from the decode batch; it stays open with its cache.
 
-        It can then be exported, prefilled and started again. Returns its token in flight, which the
-        next decode would have returned, if it is known: it is not in the cache. A caller that
-        accepts it starts the sequence with it; otherwise it is sampled again. One that is not
-        finite is always returned: the sequence may hold such values.
+        The caller may then export, prefill and start it again. Returns its token in flight, which
+        the next decode would have returned, if known: the cache lacks it. A caller that accepts it
+        starts the sequence with it; otherwise the backend samples it again. Always returns one that
+        is not finite: the sequence may hold such values.
         """
         ...
 
@@ -354,23 +354,23 @@ class BatchBackend(Protocol):
         ...
 
     def is_finite(self, part: Part, body: bytes) -> bool:
-        """Whether a body of `part`, as it was exported, has neither NaN nor infinite values."""
+        """Return whether an exported body of `part` has neither NaN nor infinite values."""
         ...
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
-        """What is needed, beside the bodies of its blocks, to resume `sequence` where it is.
+        """Return the rest for resuming `sequence` where it is, besides the bodies of its blocks.
 
-        Of the WINDOW part only blocks entirely inside the window before the next token are needed;
-        where the window begins inside a block, the checkpoint holds that edge.
+        Resuming needs WINDOW blocks only where they lie entirely inside the window before the next
+        token; where the window begins inside a block, the checkpoint holds that edge.
         """
         ...
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
-        """Where the bodies of tokens `start` to `stop` go, one target per block.
+        """Return the targets of the bodies of tokens `start` to `stop`, one per block.
 
         `start` is a multiple of 256, and for FULL the current length of the sequence, which must
-        have the capacity. All targets are closed, or dropped unused, before `loaded` is called;
-        nothing reads what they hold before.
+        have the capacity. The caller closes all targets, or drops them unused, before `loaded`;
+        nothing reads them before.
         """
         ...
 
@@ -385,22 +385,22 @@ class BatchBackend(Protocol):
 
 
 class GrammarProbe(Protocol):
-    """Compiles one grammar at a time where it can be ended, to learn what is wrong with it."""
+    """Compiles one grammar at a time within limits, to learn its fault."""
 
     def problem(self, grammar: Grammar) -> str:
-        """What is wrong with `grammar`, or that compiling it takes too much; empty if nothing is.
+        """Return the fault of `grammar`, such as its cost; empty without one.
 
-        Blocks. Raises CapacityError if it is not known, which includes an end by `stop`, and
-        InvalidRequestError if the model's answers can follow no grammar.
+        Blocks. Raises CapacityError without a result, as after `stop`, and InvalidRequestError if
+        the model's answers can follow no grammar.
         """
         ...
 
     def stop(self) -> None:
-        """End `problem` soon. Any thread may call it, also if nothing is compiled."""
+        """End `problem` soon. Any thread may call it at any time."""
         ...
 
     def close(self) -> None:
-        """Release everything; nothing may be compiled meanwhile, nor afterwards."""
+        """Release everything; call nothing meanwhile, nor afterwards."""
         ...
 
 
@@ -413,8 +413,8 @@ class ModelProviderPort(Protocol):
         """Load the model and tokenizer of `model_id`, a folder or a hub id, under the adapter in a
         folder; loaded ones of the same files share their weights.
 
-        Raises ModelNotFoundError if there is none or it cannot be loaded, and UnsupportedModelError
-        if its cache is of an unsupported kind.
+        Raises ModelNotFoundError if there is none or it does not load, and UnsupportedModelError if
+        its cache is of an unsupported kind.
         """
         ...
 
@@ -423,13 +423,13 @@ class ModelProviderPort(Protocol):
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
         """`load_model`, so that the thread can compute with other models between two slices.
 
-        Raises WeightsTooLargeError, before any is read, if those of `model_id` take more than
-        `max_bytes`; not if they are shared with a model that has them.
+        Raises WeightsTooLargeError, before it reads any, if those of `model_id` take more than
+        `max_bytes`; not if a loaded model shares them.
         """
         ...
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
-        """What `model` caches per sequence."""
+        """Return the cache of `model` per sequence."""
         ...
 
 

@@ -1,5 +1,5 @@
-"""ModelsPort: the models of a server, of which some are loaded. Loading is asked for, or comes with
-a request.
+"""ModelsPort: the models of a server, some loaded. A client asks for a load, or it comes with a
+request.
 
 Runs on an event loop and never blocks it.
 """
@@ -18,12 +18,12 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """A model now. `n_bytes` are those of its weights and its pool, while it is loaded; weights
-    that several share are those of the first that is.
+    """A model now. `n_bytes` are those of its weights and its pool while loaded; shared weights
+    count for the first that has them.
 
-    `running` requests use it, `waiting` ones wait until it is loaded. Without another request it is
-    unloaded in `expires_in` seconds; None: that is open, or it stays. It is idle for `idle_for`
-    seconds; None while it is used, or not loaded.
+    `running` requests use it, `waiting` ones wait for its load. Without another request it unloads
+    in `expires_in` seconds; None: that is open, or it stays. It is idle for `idle_for` seconds;
+    None while in use or unloaded.
     """
 
     served: ServedModel
@@ -86,10 +86,10 @@ class ModelsPort(Protocol):
 
     def fetch(self, hub_id: str, on_arrived: OnArrived) -> Coroutine[object, object, ModelStatus]:
         """Download a model of the hub, or complete it, and serve it: a request that names it loads
-        it. Nothing is fetched of one that is served already. One at a time; `on_arrived` is called
-        on the event loop. Cancelled, it stops; the next call goes on from there.
+        it. Fetches nothing of a served one. One at a time; calls `on_arrived` on the event loop. A
+        cancellation stops it; the next call goes on from there.
 
-        Raises InvalidRequestError for what is no hub id or does not fit, before it is fetched,
-        ModelNotFoundError, and OperatorError when hub or disk fail.
+        Raises InvalidRequestError, before it fetches anything, for an invalid hub id or a model
+        that does not fit, ModelNotFoundError, and OperatorError when hub or disk fail.
         """
         ...

@@ -1,6 +1,6 @@
-"""The processes that compute one model: what each sends the others, and how one is placed.
+"""The processes that compute one model: the frames between them, and the place of each.
 
-Knows neither sockets nor what is computed.
+Knows neither sockets nor computations.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Op(IntEnum):
-    """The kinds of frames. Those without a comment are the calls of `BatchBackend`, from rank 0."""
+    """The kinds of frames. Members without a comment are the calls of `BatchBackend`, from rank
+    0."""
 
     BEAT = auto()  # either way: the sender lives
-    END = auto()  # from rank 0: the work is done
+    END = auto()  # from rank 0: the work has ended
     LOST = auto()  # either way: the sender ends, and so must the receiver; the bytes are a reason
     MEMORY = auto()  # to rank 0, as a beat: bytes that the sender may still take
     FAILED = auto()  # to rank 0: a call raised; the bytes are its message
-    BODY = auto()  # from rank 0: bytes of a body to load; to rank 0: of one that was exported
-    NO_BODY = auto()  # to rank 0: one could not be exported; the bytes are a message
+    BODY = auto()  # from rank 0: bytes of a body to load; to rank 0: of an exported one
+    NO_BODY = auto()  # to rank 0: an export failed; the bytes are a message
     TAKEN = auto()  # to rank 0: the sender has read a body from shared memory
     PIECE = auto()  # from rank 0: shared memory by its number, and its size; a descriptor follows
     DROP = auto()  # from rank 0: numbers of pieces that it gave up
@@ -32,7 +33,7 @@ class Op(IntEnum):
     RESERVE = auto()
     SET_ASIDE = auto()
     RETURN_MEMORY = auto()
-    GIVE_BACK = auto()  # no call of the port: memory that MLX keeps is not needed
+    GIVE_BACK = auto()  # not of the port: return the memory that MLX keeps
     PREFILL = auto()
     PREFILL_TOGETHER = auto()
     SCORE = auto()
@@ -80,11 +81,11 @@ class MappedPort(Protocol):
     """Pins what the device is to reach."""
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece and close its `descriptor`. A piece that cannot be mapped fails in `view`."""
+        """Map a piece and close its `descriptor`. A failure shows in `view`."""
         ...
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Unmap pieces that are not used any more."""
+        """Unmap pieces that nothing uses any more."""
         ...
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
@@ -92,12 +93,12 @@ class MappedPort(Protocol):
         ...
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record the place for the body of a call; an empty `where` means that it is sent."""
+        """Record the place for the body of a call; an empty `where` means a frame."""
         ...
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for the place that rank 0 offers for a body of `n_bytes`; None if the body is sent.
-        Raises RuntimeError."""
+        """Wait for the place that rank 0 offers for a body of `n_bytes`; None for a frame. Raises
+        RuntimeError."""
         ...
 
     def leave(self, call: int) -> None:
@@ -113,20 +114,20 @@ class ChannelPort(Protocol):
     mapped: MappedPort
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, and after it a `descriptor` of this process. A peer that is lost ends the
-        process elsewhere."""
+        """Send a frame, and after it a `descriptor` of this process. Other code ends the process
+        for a lost peer."""
         ...
 
 
 class LinksPort(Protocol):
-    """The connections of one rank, and the end of all when one is lost."""
+    """The connections of one rank, and the end of all after the loss of one."""
 
     channels: Sequence[ChannelPort]
     """To all others of rank 0, and of others that to rank 0."""
     received: SimpleQueue[tuple[int, Frame]]
     """Each frame that came, and from which rank."""
     before_end: list[Callable[[], object]]
-    """Called, for a few seconds at most, before the process ends because a rank was lost."""
+    """Calls, a few seconds at most, before the process ends after the loss of a rank."""
     left: Callable[[], int] | None
     """Bytes that this rank may still take; the others than 0 send it with each beat."""
 
@@ -135,7 +136,8 @@ class LinksPort(Protocol):
         ...
 
     def finish(self) -> None:
-        """End the work in good order: what the others do from now on is no failure."""
+        """End the work in good order: nothing that the others do from now on counts as a
+        failure."""
         ...
 
     def end(self, reason: str) -> None:
@@ -150,7 +152,8 @@ class CollectivePort(Protocol):
     size: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """The `data` of all ranks by rank, of equal length each. No text and no object is read."""
+        """Return the `data` of all ranks by rank, of equal length each, without reading text or
+        objects."""
         ...
 
 
@@ -179,7 +182,7 @@ class PlacementPort(Protocol):
     def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> LinksPort:
         """Connect this rank with the others, each channel with a `mapped` of its own.
 
-        Raises BackendError if they cannot be reached.
+        Raises BackendError if one is out of reach.
         """
         ...
 

@@ -24,12 +24,12 @@ class Ask:
 
     `max_tokens` of None is the rest of the context. An `agent` of None is the one whose history the
     prompt continues, or a new one; with an `identity`, one of that identity's agents. Tenants share
-    nothing. `thinking_tokens` is how many tokens of the answer may be reasoning, if the model has
-    marks of it: None for any number, 0 for none. Without `keep` nothing of the request stays
-    after its end: it may read what is cached, and adds nothing to it. `context_tokens` limits
-    prompt and answer together below what the model allows. With `numbered_calls` the ids of the
-    answer's calls are `numbered_call` of their place in the conversation, else random. `note` is
-    one line of text that is saved with the agent. `hints` are what the agent says of itself.
+    nothing. `thinking_tokens` limits the reasoning of the answer, if the model has marks of it:
+    None for any number, 0 for none. Without `keep` nothing of the request stays after its end: it
+    may read caches, and adds nothing to them. `context_tokens` limits prompt and answer together
+    below the model's limit. With `numbered_calls` the ids of the answer's calls are `numbered_call`
+    of their place in the conversation, else random. The store keeps `note`, one line of text, with
+    the agent. `hints` are the agent's.
     """
 
     prompt: Prompt
@@ -47,20 +47,19 @@ class Ask:
 
 
 ToolSupport = Literal["native", "text", "unknown"]
-"""How a model is offered tools: by its chat template, or as text, because that has none, or none
-whose calls a parser knows."""
+"""The way of tools to a model: its chat template, or text where that has none, or none whose calls
+a parser knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """What a model is. `digest` is the hash of its files in hexadecimal, `stored_as` the type of
-    its weights on disk ("4bit", "mxfp4", "bf16").
+    """A description of a model. `digest` is the hash of its files in hexadecimal, `stored_as` the
+    type of its weights on disk ("4bit", "mxfp4", "bf16").
 
     `file_bytes` is the size of its weights on disk, `memory_bytes` in memory, on a GPU if `on_gpu`.
     `modified` is the newest time of its files, Unix time in seconds. `trained_tokens` is the
-    context that it was made for, None if its configuration has none. `template` is its chat
-    template, "" without one. `thinks`: there are marks of reasoning in it. `call_parser` reads its
-    calls.
+    context of its training, None if its configuration has none. `template` is its chat template, ""
+    without one. `thinks`: it has marks of reasoning. `call_parser` reads its calls.
     """
 
     architecture: str
@@ -82,12 +81,12 @@ class ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a server. `names` are those that are listed, its own id first; `aliases` are
-    accepted too. `details` is None for one that has no files.
+    """The model of a server. Lists show `names`, its own id first; requests may also use `aliases`.
+    `details` is None for one without files.
 
     `context_tokens` limits prompt and answer together: the model's own limit or the capacity of the
     pool, whichever is less. `sampling` is the default of a request. `created` is Unix time in
-    seconds. `parent` is the id of the model that this one is under an adapter, None if it is none.
+    seconds. `parent` is the id of an adapter's base, None for another model.
     """
 
     names: tuple[str, ...]
@@ -100,7 +99,7 @@ class ServedModel:
     parent: str | None = None
 
     def accepts(self, name: str) -> bool:
-        """Whether requests may call the model `name`."""
+        """Return whether requests may call the model `name`."""
         return name in self.names or name in self.aliases
 
     @property
@@ -117,7 +116,7 @@ class ServingPort(Protocol):
         ...
 
     def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """The answer's events; the request is submitted when the first one is awaited.
+        """Yield the answer's events; awaiting the first one submits the request.
 
         Closing the generator before its end cancels the request. Before the first event it raises
         InvalidRequestError, ContextOverflowError (exceeds the context) or OverloadedError (the
