@@ -22,13 +22,13 @@ import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import array_from, bytes_of
+from semantic.adapters.mlx.cuda.copies import CudaDriver, copies_rightly
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.dialect import dialect_here
 from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
-from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
-from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
+from semantic.adapters.mlx.transfers import CopyDriver, Rows, address_of
 from tests.support.host_driver import HostDriver
 
 COUNTS, THREADS, ROUNDS = (1, 8, 32), (1, 2, 4, 8), 3

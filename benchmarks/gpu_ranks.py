@@ -32,8 +32,7 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import AttentionFor, find_kernels
 from semantic.adapters.mlx.model.provider import wrap_model, wrapping
 from semantic.adapters.mlx.ranks.following import follow
-from semantic.adapters.mlx.ranks.group import Ranks
-from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
+from semantic.adapters.mlx.ranks.shard import Ranks, shard_model, shared_name
 from semantic.domain.block_hash import Part
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, whole_blocks
 from semantic.ports.generation import at_once

@@ -29,8 +29,8 @@ from benchmarks import shapes
 from experiments.harness.stats import percentile
 from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.cuda.copies import transfers_here
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.transfer.transfers import transfers_here
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk.store import DiskStore
 from semantic.adapters.stores.memory import MemoryStore

@@ -37,8 +37,12 @@ from semantic.adapters.mlx.kv_cache.forms import find_kernels
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, page_kinds
-from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock, PageTable
+from semantic.adapters.mlx.kv_cache.paged.page_pool import (
+    PagedBlock,
+    PagePool,
+    PageTable,
+    page_kinds,
+)
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS

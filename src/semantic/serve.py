@@ -211,7 +211,7 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
     """
 
     def load() -> tuple[Embedder, ModelDetails]:
-        from semantic.adapters.mlx.embedding.load_embedder import load_embedder
+        from semantic.adapters.mlx.model.load_embedder import load_embedder
         from semantic.adapters.mlx.model.provider import find_folder
 
         return load_embedder(find_folder(model))
@@ -259,7 +259,7 @@ def _build_serving(
     thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
 ) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
-    from semantic.adapters.mlx.model.details import read_details
+    from semantic.adapters.mlx.model.description import read_details
     from semantic.adapters.mlx.model.provider import find_folder, read_context
     from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.mlx import device
-from semantic.adapters.mlx.batch.calibration import Calibration, StepTimes
+from semantic.adapters.mlx.batch.padded_batch import Calibration, StepTimes
 from semantic.adapters.mlx.model.provider import load_tokenizer, wrap_model
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import assemble

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten, tree_map  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from tokenizers.processors import TemplateProcessing  # noqa: E402
 
-from semantic.adapters.mlx.embedding.load_embedder import load_embedder  # noqa: E402
+from semantic.adapters.mlx.model.load_embedder import load_embedder  # noqa: E402
 from semantic.ports.embedding import Embedder, Vector  # noqa: E402
 
 TEXTS = ("Oslo", "The sea is calm today.", "A ship " * 12, "x")

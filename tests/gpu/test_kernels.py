@@ -29,8 +29,13 @@ from semantic.adapters.mlx.kv_cache.paged.attention import (
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA, METAL
 from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels, computable
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool, PageRef
-from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
+from semantic.adapters.mlx.kv_cache.paged.page_pool import (
+    PagedSequence,
+    PageKind,
+    PagePool,
+    PageRef,
+    PageTable,
+)
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.domain.value_objects import (

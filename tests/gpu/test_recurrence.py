@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.convolution import Conv1d
 
-from semantic.adapters.mlx.model import depthwise, gated_delta
-from semantic.adapters.mlx.model.gated_delta import Recurrence, Rule, by_token, random_inputs
+from semantic.adapters.mlx.cuda import depthwise, gated_delta
+from semantic.adapters.mlx.cuda.gated_delta import Recurrence, Rule, by_token, random_inputs
 
 ON_CUDA = mx.default_device() != mx.Device(mx.cpu) and mx.cuda.is_available()
 pytestmark = pytest.mark.skipif(not ON_CUDA, reason="without CUDA mlx-lm's own way is used")

@@ -11,10 +11,9 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import llama
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.cuda.copies import CudaDriver, copies_rightly, transfers_here
 from semantic.adapters.mlx.kv_cache import forms
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
-from semantic.adapters.mlx.transfer.transfers import transfers_here
 from semantic.domain.block_hash import Part
 from tests.gpu.test_kernels import small_latent
 from tests.support.bodies import exported, fill

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load
 
-from semantic.adapters.mlx.embedding import load_embedder as loading
-from semantic.adapters.mlx.embedding.load_embedder import load_embedder, states_of
+from semantic.adapters.mlx.model import load_embedder as loading
+from semantic.adapters.mlx.model.load_embedder import load_embedder, states_of
 from semantic.domain.errors import ModelNotFoundError, UnsupportedModelError
 from semantic.ports.embedding import Embedder, Vector
 from tests.support.embedding_model import CONTEXT, END, WIDTH, write_embedding_model

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import gpu_prefill, gpu_server, gpu_start
 from experiments.harness.document import Json, Scalar
 from semantic.adapters.mlx import device
-from semantic.adapters.mlx.model import first_kernels
+from semantic.adapters.mlx.cuda import first_kernels
 
 BESIDE: dict[str, Json] = {
     "side": gpu_prefill.OURS, "what": "beside", "tokens": 8192, "first_s": 0.5, "gap_max_ms": 120.0,

@@ -21,13 +21,12 @@ from mlx_lm.models import base, cache, deepseek_v3, deepseek_v32, gated_delta, l
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
+from semantic.adapters.mlx.cuda import gated_delta as kernel
+from semantic.adapters.mlx.cuda.gated_delta import Rule
 from semantic.adapters.mlx.kv_cache import attention_hook
-from semantic.adapters.mlx.kv_cache.contiguous import row_by_row
 from semantic.adapters.mlx.kv_cache.contiguous.cache import RaggedBatch, SequenceCache
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import ROW_BY_ROW, RaggedArray
 from semantic.adapters.mlx.kv_cache.paged.cache import RopeKeys, RopeScores
-from semantic.adapters.mlx.model import gated_delta as kernel
-from semantic.adapters.mlx.model.gated_delta import Rule
 from tests.support.text_tokenizer import text_tokenizer
 from tests.support.tiny_models import VOCAB, tiny_model
 
@@ -211,7 +210,7 @@ def test_parts_that_are_computed_row_by_row_are_called_as_ours_are() -> None:
                 getattr(getattr(importlib.import_module(module), kind), name)
             ).parameters
         )[1:]
-        for module, kind, name in row_by_row.PARTS
+        for module, kind, name in attention_hook.PARTS
     }
     assert parts == {
         "DeepseekV32Attention.__call__": ["x", "mask", "cache"],

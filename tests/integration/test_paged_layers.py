@@ -23,8 +23,7 @@ from hypothesis.stateful import (
 
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool
-from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedBlock, PageKind, PagePool
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError

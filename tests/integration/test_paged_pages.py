@@ -17,8 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool, PageRef
-from semantic.adapters.mlx.kv_cache.paged.page_table import PageTable
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool, PageRef, PageTable
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from tests.support.lanes import examples
 

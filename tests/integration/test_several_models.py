@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from semantic import serve_models
-from semantic.adapters.mlx.model import description, details
+from semantic.adapters.mlx.model import description
 from semantic.adapters.mlx.model.description import ModelDescription
 from semantic.application.models.on_demand import ManagedModels
 from semantic.application.models.residency import Patience
@@ -305,7 +305,7 @@ def memory_of_failing_loads(*paths: str) -> None:
 
     async def work() -> None:
         models = await load_models(two_of(folders, fit=3))
-        pytest.MonkeyPatch().setattr(details, "read_details", gone)
+        pytest.MonkeyPatch().setattr(description, "read_details", gone)
         before = mx.get_active_memory()
         for _ in range(3):
             with pytest.raises(ModelLoadError):

@@ -12,14 +12,13 @@ import pytest
 
 from semantic.adapters.mlx.arrays import ordered_bytes_of
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.cuda.copies import copies_rightly
 from semantic.adapters.mlx.kv_cache import forms
 from semantic.adapters.mlx.kv_cache.contiguous import block_memory
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers, _unshare
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
-from semantic.adapters.mlx.transfer.cuda import copies_rightly
-from semantic.adapters.mlx.transfer.driver import Rows
-from semantic.adapters.mlx.transfer.transfers import HostMemory, Transfers
+from semantic.adapters.mlx.transfers import HostMemory, Rows, Transfers
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache.loading import Loader
 from semantic.application.cache.prefix_lookup import PrefixLookup

@@ -16,9 +16,8 @@ from mlx_lm.models import minimax_m3_vl
 
 from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.batch.calibration import padding_works
-from semantic.adapters.mlx.kv_cache import probe
-from semantic.adapters.mlx.kv_cache.contiguous import row_by_row
+from semantic.adapters.mlx.batch.padded_batch import padding_works
+from semantic.adapters.mlx.kv_cache import attention_hook, probe
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, WindowCache
 from semantic.adapters.mlx.kv_cache.model_spec import NARROW, narrowed, read_shapes, read_spec
@@ -149,7 +148,7 @@ def test_masks_are_read_without_computing() -> None:
 
 def test_what_is_wrong_beyond_a_budget_is_found_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     model = unusual_model("minimax_m3_vl")
-    monkeypatch.setattr(row_by_row, "PARTS", {})
+    monkeypatch.setattr(attention_hook, "PARTS", {})
     theirs = inspect.unwrap(minimax_m3_vl.Attention._block_mask)
     monkeypatch.setattr(minimax_m3_vl.Attention, "_block_mask", theirs)
     spec, shapes = read_spec(model), read_shapes(model)

@@ -26,10 +26,9 @@ from semantic.adapters.mlx.kv_cache import forms
 from semantic.adapters.mlx.model.provider import wrapping
 from semantic.adapters.mlx.ranks import following, shared_memory
 from semantic.adapters.mlx.ranks.following import follow
-from semantic.adapters.mlx.ranks.group import Ranks
-from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
+from semantic.adapters.mlx.ranks.shard import Ranks, shard_model, shared_name
 from semantic.adapters.mlx.ranks.shared_memory import LEAST_BYTES, GatheredBody
-from semantic.adapters.mlx.transfer.transfers import Transfers
+from semantic.adapters.mlx.transfers import Transfers
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import CacheReconstructionError, SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, SequenceId

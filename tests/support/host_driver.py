@@ -9,7 +9,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.transfer.driver import Rows, address_of
+from semantic.adapters.mlx.transfers import Rows, address_of
 
 
 class HostDriver:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.batch.calibration import Calibration, StepTimes
-from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
+from semantic.adapters.mlx.batch.padded_batch import Calibration, PaddedBatch, StepTimes
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer

@@ -26,9 +26,8 @@ from semantic.adapters.mlx.model.joined import join
 from semantic.adapters.mlx.model.provider import wrapping
 from semantic.adapters.mlx.model.short_steps import shorten
 from semantic.adapters.mlx.ranks.following import follow
-from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.leading import LeadingBackend
-from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
+from semantic.adapters.mlx.ranks.shard import Ranks, shard_model, shared_name
 from semantic.ports.generation import at_once
 from semantic_fleet.ranks.launched import Grid
 from tests.support.in_pages import SUFFIX

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx import BlasStatus
     from semantic.adapters.mlx.device import Device
     from semantic.adapters.mlx.model.provider import MLXModelProvider
-    from semantic.adapters.mlx.ranks.group import Ranks
+    from semantic.adapters.mlx.ranks.shard import Ranks
     from semantic.domain.value_objects import ModelCacheSpec
     from semantic.ports.ranks import PlacementPort
 
@@ -107,12 +107,12 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
     """Return the loader of models; `settings` are those of a model with weights to load."""
     try:
         if settings is not None:
-            from semantic.adapters.mlx.model import first_kernels
+            from semantic.adapters.mlx.cuda import first_kernels
 
             first_kernels.begin()  # first: the other imports take as long
         from semantic.adapters.mlx.model.provider import MLXModelProvider
     except ImportError as error:
-        from semantic.adapters.mlx.missing import what_to_install
+        from semantic.adapters.mlx import what_to_install
 
         raise OperatorError(f"MLX cannot be loaded: {error}. {what_to_install()}") from error
     kernel_folder()
@@ -123,6 +123,6 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
 
 
 def _meet(placement: PlacementPort) -> Ranks:
-    from semantic.adapters.mlx.ranks.group import Ranks
+    from semantic.adapters.mlx.ranks.shard import Ranks
 
     return Ranks(placement)

@@ -111,7 +111,7 @@ class _Seals:
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ModuleNotFoundError:
-            from semantic.adapters.mlx.missing import extra_to_install
+            from semantic.adapters.mlx import extra_to_install
 
             raise BackendError(
                 f"cannot seal what ranks of two machines send: {extra_to_install('fleet')}"

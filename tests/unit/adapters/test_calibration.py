@@ -8,17 +8,17 @@ import mlx.core as mx
 import pytest
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.batch import calibration
-from semantic.adapters.mlx.batch.calibration import (
+from semantic.adapters.mlx.batch import padded_batch
+from semantic.adapters.mlx.batch.padded_batch import (
     BATCHES,
     Calibration,
+    PaddedLayer,
     StepTimes,
     calibrate,
     calibrate_here,
     choose_batching,
     padding_works,
 )
-from semantic.adapters.mlx.batch.padded_batch import PaddedLayer
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers
 from semantic.adapters.mlx.model.provider import wrap_model
 from tests.support.in_pages import tiny_backend
@@ -97,7 +97,7 @@ def test_windows_states_and_pages_are_not(name: str) -> None:
 
 
 def test_nothing_is_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "calibrate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(padded_batch, "calibrate", lambda *_: pytest.fail("measured"))
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
     backend = tiny_backend("llama")
     assert calibrate_here(backend.model, backend._layers) is None
@@ -107,20 +107,20 @@ def test_nothing_is_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> MLXBackend:
     """A model of which `calibrate_here` believes that it is on a GPU."""
     backend = tiny_backend("llama")
-    monkeypatch.setattr(calibration, "on_cpu", lambda: False)
+    monkeypatch.setattr(padded_batch, "on_cpu", lambda: False)
     return backend
 
 
 def test_on_a_gpu_it_is(monkeypatch: pytest.MonkeyPatch, on_a_gpu: MLXBackend) -> None:
-    monkeypatch.setattr(calibration, "calibrate", lambda *_: FASTER_FROM_4)
+    monkeypatch.setattr(padded_batch, "calibrate", lambda *_: FASTER_FROM_4)
     assert calibrate_here(on_a_gpu.model, on_a_gpu._layers) is FASTER_FROM_4
 
 
 def test_a_model_that_answers_wrongly_when_padded_is_not_measured(
     monkeypatch: pytest.MonkeyPatch, on_a_gpu: MLXBackend
 ) -> None:
-    monkeypatch.setattr(calibration, "calibrate", lambda *_: pytest.fail("measured"))
-    monkeypatch.setattr(calibration, "padding_works", lambda _: False)
+    monkeypatch.setattr(padded_batch, "calibrate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(padded_batch, "padding_works", lambda _: False)
     assert calibrate_here(on_a_gpu.model, on_a_gpu._layers) is None
 
 
@@ -130,7 +130,7 @@ def test_a_device_without_room_for_it_decodes_one_by_one(
     def no_room(*_: object) -> Calibration:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(calibration, "calibrate", no_room)
+    monkeypatch.setattr(padded_batch, "calibrate", no_room)
     assert calibrate_here(on_a_gpu.model, on_a_gpu._layers) is None
 
 

@@ -22,8 +22,12 @@ from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PrefillCh
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.dialect import METAL
 from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS, PagedKernels, computable
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool
-from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
+from semantic.adapters.mlx.kv_cache.paged.page_pool import (
+    PagedSequence,
+    PageKind,
+    PagePool,
+    PageTable,
+)
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from tests.support.lanes import THOROUGH
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.mlx import missing
-from semantic.adapters.mlx.missing import DISTRIBUTION, what_to_install
+from semantic.adapters import mlx
+from semantic.adapters.mlx import DISTRIBUTION, what_to_install
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))[
     "project"
@@ -30,14 +30,14 @@ def test_the_command_is_that_of_the_installer(
     (tmp_path / receipt).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(missing, "find_spec", lambda _: object())
+    monkeypatch.setattr(mlx, "find_spec", lambda _: object())
     assert f" {command} '{DISTRIBUTION}[cpu]'; " in what_to_install()
     monkeypatch.setattr(sys, "platform", "darwin")
     assert what_to_install() == f"Type: {command} {DISTRIBUTION}"
 
 
 def test_an_environment_of_uv_without_pip_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing, "find_spec", lambda _: None)
+    monkeypatch.setattr(mlx, "find_spec", lambda _: None)
     assert "uv pip install" in what_to_install()
 
 

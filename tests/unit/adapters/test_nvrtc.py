@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx import nvrtc
 from semantic.adapters.mlx.arrays import Heads
-from semantic.adapters.mlx.nvrtc import CudaKernel, Parameter
+from semantic.adapters.mlx.cuda import nvrtc
+from semantic.adapters.mlx.cuda.nvrtc import CudaKernel, Parameter
 
 INPUTS = (Parameter("k", "T", n_strides=3), Parameter("table", "int", has_size=True))
 OUTPUTS = (Parameter("out", "T"),)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
-from semantic.adapters.mlx.kv_cache.paged.split_kv import (
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     MOST_ITEMS,
     SHORTEST,
     RowPages,
@@ -21,6 +20,7 @@ from semantic.adapters.mlx.kv_cache.paged.split_kv import (
     joined_runs,
     plan_split,
 )
+from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec
 from tests.support.lanes import examples
 

@@ -276,7 +276,7 @@ PART = 1 << 16
 @needs_shared_memory
 def test_ranks_of_one_machine_copy_bodies_through_memory_that_both_have() -> None:
     from semantic.adapters.mlx.ranks.shared_memory import Loan, SharedMemory, SharedRoom
-    from semantic.adapters.mlx.transfer.transfers import HostMemory, Transfers
+    from semantic.adapters.mlx.transfers import HostMemory, Transfers
     from semantic.ports.ranks import Frame, Op
     from tests.support.host_driver import HostDriver
 
@@ -440,7 +440,7 @@ def test_a_layer_of_some_rows_computes_what_a_linear_one_does(quantized: bool) -
 
 
 def test_ranks_with_other_files_are_refused() -> None:
-    from semantic.adapters.mlx.ranks.group import require_same
+    from semantic.adapters.mlx.ranks.shard import require_same
     from semantic.domain.errors import BackendError
 
     require_same([b"a", b"a"], "model")

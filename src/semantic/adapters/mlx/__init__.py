@@ -3,7 +3,8 @@
 `kv_cache` holds caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text` and
 `model` deal with tokenizers and weights; `backend` puts them together. Importing this package loads
 OpenBLAS and sets what MLX reads from its environment, which must precede `import mlx.core`, and
-keeps the limit of open files, which `import mlx_lm` would lower.
+keeps the limit of open files, which `import mlx_lm` would lower. Also says what to type where MLX
+cannot be loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import ctypes
 import os
 import resource
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 BlasStatus = Literal["openblas", "missing", "too late", "not needed"]
@@ -70,6 +73,41 @@ def keep_file_limit() -> None:
             set_limits(which, (max(soft, most), hard))
 
     resource.setrlimit = setrlimit
+
+
+DISTRIBUTION = "semantic-engine"
+"""The package's name in an index; it is imported as `semantic`."""
+
+_RECEIPTS = {
+    "uv-receipt.toml": "uv tool install",
+    "pipx_metadata.json": "pipx install --force",
+}
+"""Files in an environment that a tool's installer has made, and how it installs again."""
+
+
+def what_to_install() -> str:
+    """One sentence: the command that installs what MLX needs on this platform."""
+    install = _installer(Path(sys.prefix), has_pip=find_spec("pip") is not None)
+    if sys.platform == "linux":
+        return (
+            f"On Linux type: {install} '{DISTRIBUTION}[cpu]'; "
+            f"with an NVIDIA GPU: {install} '{DISTRIBUTION}[cuda]'"
+        )
+    return f"Type: {install} {DISTRIBUTION}"
+
+
+def extra_to_install(extra: str) -> str:
+    """One sentence: the command that installs what the package's `extra` is for."""
+    install = _installer(Path(sys.prefix), has_pip=find_spec("pip") is not None)
+    return f"Type: {install} '{DISTRIBUTION}[{extra}]'"
+
+
+def _installer(environment: Path, *, has_pip: bool) -> str:
+    """The command that installs into the Python environment in the folder `environment`."""
+    for receipt, command in _RECEIPTS.items():
+        if (environment / receipt).exists():
+            return command
+    return "pip install" if has_pip else "uv pip install"
 
 
 if sys.platform == "linux":

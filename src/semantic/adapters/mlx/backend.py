@@ -14,8 +14,8 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from semantic.adapters.mlx.batch.calibration import Calibration, new_batch
 from semantic.adapters.mlx.batch.decode_batch import Agree, DecodeBatch, Emitted, NewSequence
+from semantic.adapters.mlx.batch.padded_batch import Calibration, new_batch
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
@@ -32,7 +32,7 @@ from semantic.adapters.mlx.sampling.sampler import (
     score_tokens,
 )
 from semantic.adapters.mlx.sampling.token_mask import GrammarMask
-from semantic.adapters.mlx.transfer.transfers import Room
+from semantic.adapters.mlx.transfers import Room
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import (

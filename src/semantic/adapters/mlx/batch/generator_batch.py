@@ -17,8 +17,13 @@ from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
 from semantic.adapters.mlx.arrays import depends
-from semantic.adapters.mlx.batch.decode_batch import Agree, ContinuousBatch, Emitted, NewSequence
-from semantic.adapters.mlx.batch.rows import BatchRows
+from semantic.adapters.mlx.batch.decode_batch import (
+    Agree,
+    BatchRows,
+    ContinuousBatch,
+    Emitted,
+    NewSequence,
+)
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler
 from semantic.domain.value_objects import SequenceId

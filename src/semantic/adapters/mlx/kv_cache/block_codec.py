@@ -35,7 +35,7 @@ from semantic.adapters.mlx.kv_cache.staging import (
     require_block,
     require_bodies,
 )
-from semantic.adapters.mlx.transfer.transfers import Room
+from semantic.adapters.mlx.transfers import Room
 from semantic.domain.block_hash import Part
 from semantic.domain.stored import BlockLayout, Body, DeferredBody
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec, whole_blocks

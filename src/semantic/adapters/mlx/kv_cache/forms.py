@@ -16,6 +16,8 @@ from typing import Protocol, cast
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
+from semantic.adapters.mlx.cuda.copies import transfers_here
+from semantic.adapters.mlx.kv_cache.attention_hook import is_row_by_row
 from semantic.adapters.mlx.kv_cache.block_codec import BlockCodec
 from semantic.adapters.mlx.kv_cache.contiguous.block_memory import ContiguousMemory
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
@@ -26,7 +28,6 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     states_of,
 )
 from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import expected_state
-from semantic.adapters.mlx.kv_cache.contiguous.row_by_row import is_row_by_row
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.block_memory import HostPages, PagedMemory
@@ -46,7 +47,7 @@ from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
 from semantic.adapters.mlx.kv_cache.paged.side_by_side import Beside
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
-from semantic.adapters.mlx.transfer.transfers import Transfers, transfers_here
+from semantic.adapters.mlx.transfers import Transfers
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec
 from semantic.ports.generation import Slices

@@ -1,11 +1,15 @@
 """A layer's caches of several sequences as one layer of a batch, by the kind of cache.
 
-Knows the kinds, ours and mlx-lm's; neither models nor requests.
+The states of a recurrent layer are one array per part, row i of which is sequence i's: a state has
+no length, so nothing is aligned. A step replaces the arrays as a whole. Membership is an index:
+rows that stay, rows that join and padding are gathered once, in the step that follows. Knows the
+kinds, ours and mlx-lm's; neither models nor requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self, cast
 
 import mlx.core as mx
@@ -14,7 +18,160 @@ from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, Mask, RaggedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.slots import SlottedBatch
-from semantic.adapters.mlx.kv_cache.contiguous.state_batch import StateBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """Stands in a sequence's cache for an array whose row a batch holds."""
+
+    nbytes: int
+
+
+class _Row(Protocol):
+    """A sequence's ArraysCache."""
+
+    cache: list[mx.array | _Lent | None]
+
+
+class StateBatch(ArraysCache):
+    """The states of the sequences in a batch; models use it as mlx-lm's ArraysCache.
+
+    The caches of the sequences are empty meanwhile, but for the number of their bytes. Either all
+    of them have a state or none: to some models no state is another than zeros.
+    """
+
+    cache: list[mx.array | None]  # type: ignore[assignment]  # mlx-lm's are None at first
+
+    def __init__(self, rows: Sequence[ArraysCache]) -> None:
+        super().__init__(len(rows[0].cache))
+        self._rows: list[_Row] = []
+        self._kept: list[int] = []  # rows of the arrays that are still in the batch
+        self._joining: list[list[mx.array | None]] = []
+        self._padding = 0
+        self._settled = True
+        given = cast("Sequence[_Row]", rows)
+        self._join(given, [cast("list[mx.array | None]", row.cache) for row in given])
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that a step has at least: the sequences."""
+        return len(self._rows)
+
+    def pad_to(self, n_rows: int) -> None:
+        """Let padding follow the sequences, so that a step has `n_rows` rows."""
+        padding = n_rows - len(self._rows)
+        self._settled &= padding == self._padding
+        self._padding = padding
+
+    def take(self, counts: Sequence[int]) -> None:
+        """Let the only pass compute so many tokens of each row; what follows them is padding."""
+        self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        """Keep only these rows."""
+        self._settle(padding=0)
+        self._kept = list(batch_indices)
+        self._rows = [self._rows[i] for i in batch_indices]
+        self._settled = False
+
+    def extend(self, other: StateBatch) -> None:
+        """Add the rows of `other`, which must not be used any more."""
+        other._settle(padding=0)
+        self._join(other._rows, [other.cache])
+
+    def extract(self, idx: int) -> ArraysCache:
+        """Row `idx` in the cache that it came from, in memory of its own."""
+        self._settle(padding=self._padding)
+        row = self._rows[idx]
+        at = mx.array([idx])
+        row.cache = [None if part is None else part[at] for part in self.cache]
+        return cast(ArraysCache, row)
+
+    def end(self) -> None:
+        """Give every row its state back, in memory of its own."""
+        for idx in range(len(self._rows)):
+            self.extract(idx)
+
+    @property
+    def example(self) -> list[mx.array | None]:
+        """Arrays of some of the rows: the shapes and types of all, but for the number of rows."""
+        return self._joining[-1] if self._joining else self.cache
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays to evaluate."""
+        return [part for part in self.cache if part is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for row in self._rows for one in row.cache if one is not None)
+
+    # What a model calls
+
+    def __getitem__(self, idx: int) -> mx.array | None:
+        self._settle(padding=self._padding)
+        return self.cache[idx]
+
+    def __setitem__(self, idx: int, value: mx.array) -> None:
+        self.cache[idx] = value
+        if self._rows[0].cache[idx] is None:
+            for row in self._rows:
+                row.cache[idx] = _Lent(value.nbytes // value.shape[0])
+
+    def make_mask(self, N: int, *_: object, **__: object) -> mx.array | None:
+        """Which of N tokens of each row are real, (rows, N); None: all of them."""
+        return cast("mx.array | None", super().make_mask(N))
+
+    # Inside
+
+    def _join(self, rows: Sequence[_Row], arrays: Sequence[list[mx.array | None]]) -> None:
+        """Add rows whose states are `arrays`, in order; each may hold several rows."""
+        self._joining += arrays
+        for row in rows:
+            row.cache = [None if one is None else _Lent(one.nbytes) for one in row.cache]
+        self._rows += rows
+        self._settled = False
+
+    def _settle(self, padding: int) -> None:
+        """Gather the rows of the next step, with so much padding."""
+        if self._settled and padding == self._padding:
+            return
+        self.cache = [
+            _gathered(part, self._kept, [joining[i] for joining in self._joining], padding)
+            for i, part in enumerate(self.cache)
+        ]
+        self._joining = []
+        self._kept = list(range(len(self._rows)))
+        self._padding, self._settled = padding, True
+
+
+def _gathered(
+    part: mx.array | None, kept: Sequence[int], joining: Sequence[mx.array | None], padding: int
+) -> mx.array | None:
+    """Rows `kept` of `part`, then `joining`, then zeros; None if nothing has a state."""
+    pieces: list[mx.array | None] = []
+    if kept:
+        pieces += [part] if part is None else [part[i:j] for i, j in _ranges(kept)]
+    pieces += joining
+    found = [piece for piece in pieces if piece is not None]
+    if not found:
+        return None
+    if len(found) != len(pieces):
+        raise ValueError("a sequence without a state is not one whose state is zeros")
+    if padding:
+        found.append(mx.zeros((padding, *found[0].shape[1:]), found[0].dtype))
+    return found[0] if len(found) == 1 else mx.concatenate(found)
+
+
+def _ranges(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """Consecutive indices as ranges, in order."""
+    ranges: list[tuple[int, int]] = []
+    for i in indices:
+        if ranges and ranges[-1][1] == i:
+            ranges[-1] = (ranges[-1][0], i + 1)
+        else:
+            ranges.append((i, i + 1))
+    return ranges
 
 
 class BatchLayer(Protocol):

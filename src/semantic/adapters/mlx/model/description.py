@@ -1,29 +1,33 @@
-"""Describes a model from its configuration: what its layers cache, and the memory of its weights.
+"""Describes a model: what its layers cache, its size, and how its weights are stored.
 
-The model is built as mlx-lm builds it and never evaluated, so it takes no weights and no memory.
-Knows folders with a config.json; not where they are from.
+Before it is loaded that is read from its configuration: the model is built as mlx-lm builds it and
+never evaluated, so it takes no weights and no memory. Knows folders with a config.json; not where
+they are from, nor who asks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes as classes_of
-from mlx_lm.utils import load_config
+from mlx_lm.utils import get_total_parameters, load_config
+from safetensors import safe_open
 
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.model_spec import read_spec
 from semantic.adapters.mlx.model.adapter import Adapter, apply_adapter, read_adapter
-from semantic.adapters.mlx.model.fingerprint import weight_files
+from semantic.adapters.mlx.model.fingerprint import file_states, weight_files
 from semantic.adapters.mlx.model.provider import LOAD_ERRORS, read_context
 from semantic.domain.errors import ModelNotFoundError, SemanticError, UnsupportedModelError
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
+from semantic.ports.serving import ModelDetails
 
 _CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 1 << 22
@@ -195,3 +199,58 @@ def _text_value(config: Mapping[str, object], name: str) -> object:
 def _text_config(config: Mapping[str, object]) -> Mapping[str, object]:
     found = config.get("text_config")
     return found if isinstance(found, dict) else {}
+
+
+_HASH = "sha256:"
+
+
+def read_details(model: Module, model_id: str, folder: Path) -> ModelDetails:
+    """The details of `model`, which was loaded from `folder` and has the fingerprint `model_id`;
+    not those of its chat template.
+
+    Raises OSError if the folder is not there any more.
+    """
+    config = load_config(folder)
+    nested = config.get("text_config")
+    text = nested if isinstance(nested, dict) else config
+    files = file_states(folder)
+    weights = [state for name, state in files.items() if name.endswith(".safetensors")]
+    return ModelDetails(
+        architecture=str(config.get("model_type", "")),
+        parameters=get_total_parameters(model),
+        stored_as=_stored_as(config.get("quantization") or text.get("quantization"), folder),
+        digest=model_id.removeprefix(_HASH),
+        file_bytes=sum(state.size for state in weights),
+        memory_bytes=sum(array.nbytes for array in _arrays(model)),
+        on_gpu=not on_cpu(),
+        modified=max(state.mtime_ns for state in files.values()) / 1e9,
+        trained_tokens=read_context(model),
+        layers=_whole(text.get("num_hidden_layers")),
+        width=_whole(text.get("hidden_size")),
+    )
+
+
+def _stored_as(quantization: object, folder: Path) -> str:
+    if not isinstance(quantization, Mapping):
+        kinds = Counter(_kinds_of_weights(folder))
+        return kinds.most_common(1)[0][0] if kinds else ""
+    mode = quantization.get("mode", "affine")
+    return f"{quantization.get('bits')}bit" if mode == "affine" else str(mode)
+
+
+def _kinds_of_weights(folder: Path) -> Iterator[str]:
+    """The types of all weights in `folder`; only headers are read."""
+    for path in weight_files(folder):
+        with safe_open(path, framework="numpy") as weights:
+            for name in weights.keys():  # noqa: SIM118 - it is no mapping
+                yield str(weights.get_slice(name).get_dtype()).lower()
+
+
+def _arrays(model: Module) -> Iterator[mx.array]:
+    tree = cast("Callable[[], object]", model.parameters)()
+    for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(tree)):
+        yield array
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int else None

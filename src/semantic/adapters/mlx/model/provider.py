@@ -28,7 +28,9 @@ from mlx_lm.utils import load_model as load_weights
 from mlx_lm.utils import load_tokenizer as load_wrapped_tokenizer
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.batch.calibration import CalibrationFor, calibrate_here, choose_batching
+from semantic.adapters.mlx.batch.padded_batch import CalibrationFor, calibrate_here, choose_batching
+from semantic.adapters.mlx.cuda import first_kernels, gated_delta
+from semantic.adapters.mlx.cuda.depthwise import replace_depthwise
 from semantic.adapters.mlx.device import on_cpu, on_cuda, read_device
 from semantic.adapters.mlx.kernel_files import keep
 from semantic.adapters.mlx.kv_cache.forms import (
@@ -41,14 +43,12 @@ from semantic.adapters.mlx.kv_cache.forms import (
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
-from semantic.adapters.mlx.model import first_kernels, gated_delta
 from semantic.adapters.mlx.model.adapter import (
     CONFIG,
     adapter_files,
     apply_adapter,
     read_adapter,
 )
-from semantic.adapters.mlx.model.depthwise import replace_depthwise
 from semantic.adapters.mlx.model.fingerprint import (
     FileState,
     adapted_fingerprint,
@@ -60,8 +60,8 @@ from semantic.adapters.mlx.model.fingerprint import (
 from semantic.adapters.mlx.model.joined import share
 from semantic.adapters.mlx.model.short_steps import keep_long, shorten_here
 from semantic.adapters.mlx.model.warm_up import warming_up
-from semantic.adapters.mlx.ranks.group import Ranks
-from semantic.adapters.mlx.ranks.shard import shard_backend, shard_model, shared_name
+from semantic.adapters.mlx.ranks.leading import shard_backend
+from semantic.adapters.mlx.ranks.shard import Ranks, shard_model, shared_name
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import (

@@ -13,10 +13,11 @@ from functools import partial
 from queue import Empty
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.cuda.copies import transfers_here
 from semantic.adapters.mlx.device import give_memory_back
-from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.leading import KEY_SHIFT, NO_KEY, PARTS
-from semantic.adapters.mlx.transfer.transfers import Room, transfers_here
+from semantic.adapters.mlx.ranks.shard import Ranks
+from semantic.adapters.mlx.transfers import Room
 from semantic.domain.entities import AgentBlocks, BlockData, BlockId, KVBlock
 from semantic.domain.errors import BackendError, SemanticError
 from semantic.domain.stored import Body

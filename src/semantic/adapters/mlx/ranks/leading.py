@@ -24,7 +24,7 @@ from mlx.nn.layers.base import Module
 from semantic.adapters.mlx import device
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import CacheForm
-from semantic.adapters.mlx.ranks.group import Ranks
+from semantic.adapters.mlx.ranks.shard import Ranks, require_same
 from semantic.adapters.mlx.ranks.shared_memory import (
     LEAST_BYTES,
     GatheredBody,
@@ -37,7 +37,12 @@ from semantic.adapters.mlx.ranks.shared_memory import (
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
-from semantic.domain.errors import CacheReconstructionError, SemanticError
+from semantic.domain.errors import (
+    CacheReconstructionError,
+    SemanticError,
+    UnsupportedModelError,
+)
+from semantic.domain.identity import digest
 from semantic.domain.stored import BlockLayout, Body
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
@@ -389,6 +394,32 @@ class LeadingBackend(MLXBackend):
         if at != len(checkpoint) or len(parts) != self.ranks.size:
             raise CacheReconstructionError(f"not a checkpoint of {self.ranks.size} ranks")
         return parts
+
+
+def shard_backend(
+    model: Module,
+    model_id: str,
+    spec: ModelCacheSpec,
+    form: CacheForm,
+    vocab_size: int,
+    grammars: GrammarCompiler | None,
+    ranks: Ranks,
+) -> MLXBackend:
+    """The backend of this rank. Raises UnsupportedModelError for a model of which ranks would not
+    make the same calls, and BackendError if their caches differ in form."""
+    if spec.reusable_tokens is not None:
+        raise UnsupportedModelError(
+            "this model computes other keys if a prompt is divided elsewhere: start it on one "
+            "device"
+        )
+    layers = form.layers
+    kind = f"{type(layers).__name__} {layers.ragged} {layers.together}"
+    form_here = f"{kind} {form.codec.layout} {spec}"
+    require_same(ranks.gather(digest("form-v1", form_here.encode())), "form of caches")
+    if ranks.rank == 0:
+        return LeadingBackend(model, model_id, spec, form, vocab_size, grammars, ranks)
+    agree = ranks.from_first
+    return MLXBackend(model, model_id, spec, form, vocab_size, grammars, None, agree)
 
 
 def _is_filled(block: KVBlock) -> bool:

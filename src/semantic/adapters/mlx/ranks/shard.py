@@ -1,13 +1,14 @@
-"""One rank's shard of a model: made by mlx-lm, named after all ranks, and put behind a backend.
+"""One rank of a model: collective operations, and its shard, which mlx-lm makes.
 
-mlx-lm divides heads and hidden units; each rank computes a part of every layer, and sums of all
-parts are the layer's output. Refuses what cannot be divided. Knows mlx-lm's models by their `shard`
-and their configuration; not how ranks talk.
+Collective operations cannot be cancelled, so a process whose peer is lost ends itself, as after a
+crash: what is stored stays. mlx-lm divides heads and hidden units; each rank computes a part of
+every layer, and sums of all parts are the layer's output. Refuses what cannot be divided. Knows
+mlx-lm's models by their `shard` and their configuration; not how ranks talk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -16,14 +17,54 @@ from mlx.nn.layers.distributed import AllToShardedLinear, QuantizedAllToShardedL
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
-from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.kv_cache.forms import CacheForm
-from semantic.adapters.mlx.ranks.group import Ranks, require_same
-from semantic.adapters.mlx.ranks.leading import LeadingBackend
-from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
-from semantic.domain.errors import UnsupportedModelError
+from semantic.adapters.mlx.ranks.shared_memory import MappedMemory
+from semantic.domain.errors import BackendError, UnsupportedModelError
 from semantic.domain.identity import digest
-from semantic.domain.value_objects import ModelCacheSpec
+from semantic.ports.ranks import LinksPort, PlacementPort
+
+
+class Ranks:
+    """The processes that compute one model, seen from one of them. All call `gather`, `all_found`
+    and `from_first` in the same order."""
+
+    def __init__(self, placement: PlacementPort) -> None:
+        """Meet the others. Raises BackendError if they cannot be reached."""
+        self.transport = placement.transport
+        try:
+            with placement.meeting():
+                self.group = mx.distributed.init(strict=True, backend=self.transport)
+        except (RuntimeError, ValueError) as error:
+            raise BackendError(f"the ranks cannot meet over {self.transport}: {error}") from error
+        self.rank, self.size = self.group.rank(), self.group.size()
+        self.links: LinksPort = placement.connect(self, MappedMemory)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """The `data` of all ranks by rank, of equal length each. No text and no object is read."""
+        mine = mx.zeros((self.size, len(data)), mx.int32)
+        mine[self.rank] = mx.array(list(data), mx.int32)
+        found = mx.distributed.all_sum(mine, group=self.group)
+        return [bytes(row) for row in cast(list[list[int]], found.tolist())]
+
+    def all_found(self, found: bool) -> bool:
+        """Whether every rank found so."""
+        n = mx.distributed.all_sum(mx.array(int(found)), group=self.group)
+        return n.item() == self.size
+
+    def from_first(self, tokens: mx.array) -> mx.array:
+        """The sampled `tokens` of rank 0, on every rank, as a part of the graph.
+
+        Depends on the tokens of this rank, so that it comes after all of the model's operations.
+        """
+        mine = mx.array(int(self.rank == 0), tokens.dtype)
+        return mx.distributed.all_sum(tokens * mine, group=self.group)
+
+
+def require_same(found: Sequence[bytes], what: str) -> None:
+    """Raise BackendError, the same on every rank, unless all ranks have the same `what`."""
+    for rank, one in enumerate(found):
+        if one != found[0]:
+            raise BackendError(f"rank {rank} has another {what} than rank 0")
+
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _LATENT = "kv_lora_rank"
@@ -70,32 +111,6 @@ def shared_name(name: str, files: str, ranks: Ranks) -> str:
     names = ranks.gather(digest("rank-v1", name.encode()))
     kind = name[: name.rindex(":") + 1]
     return kind + digest("ranks-v1", ranks.transport.encode(), *names).hex()
-
-
-def shard_backend(
-    model: Module,
-    model_id: str,
-    spec: ModelCacheSpec,
-    form: CacheForm,
-    vocab_size: int,
-    grammars: GrammarCompiler | None,
-    ranks: Ranks,
-) -> MLXBackend:
-    """The backend of this rank. Raises UnsupportedModelError for a model of which ranks would not
-    make the same calls, and BackendError if their caches differ in form."""
-    if spec.reusable_tokens is not None:
-        raise UnsupportedModelError(
-            "this model computes other keys if a prompt is divided elsewhere: start it on one "
-            "device"
-        )
-    layers = form.layers
-    kind = f"{type(layers).__name__} {layers.ragged} {layers.together}"
-    form_here = f"{kind} {form.codec.layout} {spec}"
-    require_same(ranks.gather(digest("form-v1", form_here.encode())), "form of caches")
-    if ranks.rank == 0:
-        return LeadingBackend(model, model_id, spec, form, vocab_size, grammars, ranks)
-    agree = ranks.from_first
-    return MLXBackend(model, model_id, spec, form, vocab_size, grammars, None, agree)
 
 
 def _heads_of(model: Module) -> Mapping[str, int]:

@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from semantic.adapters.mlx.transfer.driver import address_of
-from semantic.adapters.mlx.transfer.transfers import HostMemory, Transfers, transfers_here
+from semantic.adapters.mlx.cuda.copies import transfers_here
+from semantic.adapters.mlx.transfers import HostMemory, Transfers, address_of
 from semantic.domain.stored import Body
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.generation import BodyTarget

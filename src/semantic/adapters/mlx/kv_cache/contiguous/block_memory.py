@@ -34,8 +34,7 @@ from semantic.adapters.mlx.kv_cache.staging import (
     blocks_in,
     require_held,
 )
-from semantic.adapters.mlx.transfer.driver import Rows
-from semantic.adapters.mlx.transfer.transfers import ArrivingBody, Room, Transfers
+from semantic.adapters.mlx.transfers import ArrivingBody, Room, Rows, Transfers
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, whole_blocks

@@ -11,10 +11,12 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import Heads, plain
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
-from semantic.adapters.mlx.kv_cache.paged.page_table import PageTable
-from semantic.adapters.mlx.kv_cache.paged.split_kv import RowPages, cut_at_blocks
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
+    BatchMetadata,
+    RowPages,
+    cut_at_blocks,
+)
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageTable
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 

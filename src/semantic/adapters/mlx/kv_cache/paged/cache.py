@@ -17,7 +17,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, causal_mask
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import nothing_of
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata, MetadataCache
-from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import cast
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import Heads, plain
+from semantic.adapters.mlx.cuda.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.paged import kernel_source
-from semantic.adapters.mlx.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter
 
 Kernel = Callable[..., list[mx.array]]
 """Takes inputs, grid, threadgroup, output_shapes and output_dtypes; see `mx.fast.metal_kernel`.

@@ -11,7 +11,7 @@ tokens of a prefill chunk to pages and gathers what they attend to into contiguo
 from __future__ import annotations
 
 ITEM_INTS = 8
-"""row, start, stop, page table, first, n_items, index, unused: see `split_kv.py`."""
+"""row, start, stop, page table, first, n_items, index, unused: see `batch_metadata.py`."""
 
 THREADS = 128
 

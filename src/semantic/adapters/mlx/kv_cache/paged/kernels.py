@@ -16,8 +16,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import on_device
+from semantic.adapters.mlx.cuda import rows_source
 from semantic.adapters.mlx.kv_cache.paged import kernel_source as source
-from semantic.adapters.mlx.kv_cache.paged import rows_source
 from semantic.adapters.mlx.kv_cache.paged.attention import Appended, DecodeStep, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.dialect import Dialect, Kernel
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool

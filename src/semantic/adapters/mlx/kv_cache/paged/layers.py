@@ -20,7 +20,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     cut_state,
     fill_state,
 )
-from semantic.adapters.mlx.kv_cache.contiguous.state_batch import StateBatch
+from semantic.adapters.mlx.kv_cache.merged import StateBatch
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     BatchMetadata,
@@ -30,8 +30,14 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     row_size,
 )
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache, PagedLayer
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool, PageRef
-from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock, PagedSequence, PageTable
+from semantic.adapters.mlx.kv_cache.paged.page_pool import (
+    PagedBlock,
+    PagedSequence,
+    PageKind,
+    PagePool,
+    PageRef,
+    PageTable,
+)
 from semantic.adapters.mlx.kv_cache.paged.side_by_side import (
     Beside,
     ChunkBatch,

@@ -13,8 +13,12 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool
-from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
+from semantic.adapters.mlx.kv_cache.paged.page_pool import (
+    PagedSequence,
+    PageKind,
+    PagePool,
+    PageTable,
+)
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _LENGTHS = (1, 255, 256, 257, 900)

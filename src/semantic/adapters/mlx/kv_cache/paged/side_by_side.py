@@ -17,8 +17,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache
 
 from semantic.adapters.mlx.arrays import Heads, plain
-from semantic.adapters.mlx.kv_cache.contiguous.state_batch import StateBatch
-from semantic.adapters.mlx.kv_cache.merged import state_shapes
+from semantic.adapters.mlx.kv_cache.merged import StateBatch, state_shapes
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.cache import (
     PagedBatch,

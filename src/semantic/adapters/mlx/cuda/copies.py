@@ -8,6 +8,7 @@ where they begin.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import threading
 from array import array as numbers
@@ -15,8 +16,9 @@ from typing import cast
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.nvrtc import CudaKernel, Parameter
-from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
+from semantic.adapters.mlx.cuda.nvrtc import CudaKernel, Parameter
+from semantic.adapters.mlx.device import on_cuda
+from semantic.adapters.mlx.transfers import CopyDriver, Rows, Transfers, address_of
 
 _LIBRARY = "libcuda.so.1"
 _NON_BLOCKING = 1  # a stream that does not wait for the default one
@@ -208,3 +210,15 @@ def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) 
     at = mx.arange(_TESTED, dtype=mx.int32)
     expected = mx.where(at % _WHOLE < _HALF, at // _WHOLE * _HALF + at % _WHOLE + 1, at + 1)
     return bool(mx.array_equal(array + 0, expected).item())
+
+
+@functools.cache
+def transfers_here() -> Transfers | None:
+    """The copies of MLX's default device; None where it has no copy engine that passes its test."""
+    if not on_cuda():
+        return None
+    try:
+        driver = CudaDriver()
+    except (OSError, RuntimeError, AttributeError):
+        return None
+    return Transfers(driver) if copies_rightly(driver) else None

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import mlx.core as mx
 from mlx_lm.models import gated_delta
 
-from semantic.adapters.mlx.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter
+from semantic.adapters.mlx.cuda.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter
 
 HOOKED_NAME = "gated_delta_ops"
 

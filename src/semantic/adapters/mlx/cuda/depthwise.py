@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.convolution import Conv1d
 
-from semantic.adapters.mlx.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter
+from semantic.adapters.mlx.cuda.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter
 
 _MOST_TAPS = 8
 _THREADS = 256

@@ -4,33 +4,28 @@ that its files declare.
 A decoder's batch is padded at its right end, which causal attention never looks at, and computed in
 chunks of its columns over mlx-lm's own caches; a model whose logits are not those of the states
 that it would take is refused. An encoder's own pooling is the mean for every model, so the declared
-one is computed here. Depends on names in both packages. Call it from the thread that computes.
+one is computed here: the files of sentence-transformers declare it. Depends on names in both
+packages. Call it from the thread that computes.
 """
 
 from __future__ import annotations
 
+import json
+from array import array
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, Literal, Protocol, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
+from semantic.adapters.mlx import extra_to_install
 from semantic.adapters.mlx.device import on_cpu
-from semantic.adapters.mlx.embedding.pooling import (
-    Pooling,
-    pool,
-    read_length,
-    read_pooling,
-    vectors_of,
-)
-from semantic.adapters.mlx.missing import extra_to_install
-from semantic.adapters.mlx.model.description import read_config
-from semantic.adapters.mlx.model.details import read_details
+from semantic.adapters.mlx.model.description import read_config, read_details
 from semantic.adapters.mlx.model.fingerprint import fingerprint, only_weights
 from semantic.adapters.mlx.model.provider import (
     LOAD_ERRORS,
@@ -39,10 +34,95 @@ from semantic.adapters.mlx.model.provider import (
     reading_model,
 )
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.domain.errors import SemanticError, UnsupportedModelError
+from semantic.domain.errors import NotFiniteError, SemanticError, UnsupportedModelError
 from semantic.ports.embedding import Embedder, Vector
 from semantic.ports.generation import at_once
 from semantic.ports.serving import ModelDetails
+
+Pooling = Literal["last", "mean", "first"]
+
+_DECLARED: Final[dict[str, Pooling]] = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+}
+_FILE: Final = Path("1_Pooling", "config.json")
+_MODULES: Final = "modules.json"
+_KNOWN_MODULES: Final = frozenset({"Transformer", "Pooling", "Normalize"})
+_MAX_BYTES: Final = 1 << 20
+
+
+def read_pooling(folder: Path, default: Pooling) -> Pooling:
+    """The pooling that `folder` declares, `default` if it declares none.
+
+    Raises UnsupportedModelError for one that is not supported, and for a layer after it.
+    """
+    modules = _read(folder / _MODULES)
+    kinds = (
+        [str(one.get("type", "")) for one in modules if isinstance(one, dict)]
+        if isinstance(modules, list)
+        else []
+    )
+    for kind in kinds:
+        if kind.rpartition(".")[2] not in _KNOWN_MODULES:
+            raise UnsupportedModelError(f"{folder / _MODULES}: {kind!r:.80} is not supported")
+    declared = _read(folder / _FILE)
+    if not isinstance(declared, dict):
+        return default
+    modes = [
+        name for name, value in declared.items() if name.startswith("pooling_") and value is True
+    ]
+    if len(modes) != 1 or modes[0] not in _DECLARED:
+        known = ", ".join(_DECLARED)
+        raise UnsupportedModelError(f"{folder / _FILE}: expected one of {known}, got {modes}")
+    return _DECLARED[modes[0]]
+
+
+def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
+    """The states that count in each row's vector, added up: (rows, width).
+
+    `states` (rows, columns, width) are those at `positions` (1, columns) of rows with `lengths`
+    (rows,); what pads a row does not count.
+    """
+    ends = lengths[:, None]
+    match pooling:
+        case "last":
+            taken = positions == ends - 1
+        case "first":
+            taken = (positions == 0) & (ends > 0)
+        case "mean":
+            taken = positions < ends
+    return mx.sum(states.astype(mx.float32) * taken.astype(mx.float32)[:, :, None], axis=1)
+
+
+def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
+    """The rows of `sums` (rows, width), made of length 1. Raises NotFiniteError."""
+    norms = mx.linalg.norm(sums, axis=-1, keepdims=True)
+    rows = sums / mx.maximum(norms, 1e-12)
+    if not mx.all(mx.isfinite(rows)).item():
+        raise NotFiniteError
+    return tuple(array("f", row) for row in cast("list[list[float]]", rows.tolist()))
+
+
+def read_length(folder: Path) -> int | None:
+    """The longest text in tokens that `folder` declares; None if it declares none."""
+    found = _read(folder / "sentence_bert_config.json")
+    most = found.get("max_seq_length") if isinstance(found, dict) else None
+    return most if type(most) is int and most > 0 else None
+
+
+def _read(path: Path) -> object:
+    """The JSON in a file; None if there is none. Raises UnsupportedModelError for another file."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UnsupportedModelError(f"{path} is longer than {_MAX_BYTES} bytes")
+        found: object = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedModelError(f"cannot read {path}: {error}") from error
+    return found
+
 
 CHUNK_TOKENS: Final = 512
 """Tokens of one chunk, over all rows of a batch: what one step may delay answers by."""

@@ -1,8 +1,10 @@
 """Bodies copied from the device in the background, and bodies copied to it.
 
 Fresh host memory costs several times its copy, because its pages are cleared and pinned at the
-first touch; so the memory that a device reaches directly is used again and again. Knows addresses
-and rows of bytes; neither pages nor blocks.
+first touch; so the memory that a device reaches directly is used again and again. Threads of their
+own wait for the copies; the thread that runs MLX only says what lies where. `cuda/copies.py` has
+the one `CopyDriver`: on a CPU and with Metal's unified memory bodies take the way through MLX's
+arrays. Knows addresses and rows of bytes; neither pages nor blocks.
 """
 
 from __future__ import annotations
@@ -16,11 +18,81 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
-from semantic.adapters.mlx.device import on_cuda
-from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
-from semantic.adapters.mlx.transfer.driver import CopyDriver, HostAllocator, Rows, address_of
+import mlx.core as mx
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`n` rows of `width` bytes: adjacent on the host, `pitch` bytes apart on the device.
+
+    On the device the first is `at` bytes behind the place's beginning.
+    """
+
+    n: int
+    width: int
+    pitch: int
+    at: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are moved."""
+        return self.n * self.width
+
+
+class HostAllocator(Protocol):
+    """Makes host memory."""
+
+    def allocate(self, n_bytes: int) -> int:
+        """The address of new host memory that the device reads and writes directly."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Give memory of `allocate` back."""
+        ...
+
+
+class CopyDriver(HostAllocator, Protocol):
+    """One device. Any thread may call everything but `address`; copies return when they are done.
+
+    Raises MemoryError when there is no host memory, and RuntimeError when the device fails.
+    """
+
+    def address(self, array: mx.array) -> int:
+        """Where the bytes of an evaluated, contiguous array begin on the device.
+
+        Called by the thread that runs MLX. Valid as long as the array exists and is not read from
+        the host: MLX would move it.
+        """
+        ...
+
+    def pin(self, address: int, n_bytes: int) -> None:
+        """Have the device reach other host memory directly, until `unpin`."""
+        ...
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+        ...
+
+    def to_host(self, host: int, device: int, rows: Rows) -> None:
+        """Copy rows of a place on the device to host memory, of `allocate` or any other."""
+        ...
+
+    def to_device(self, device: int, host: int, rows: Rows) -> None:
+        """Copy rows from host memory, of `allocate` or any other, to a place on the device."""
+        ...
+
+
+def address_of(data: bytes | memoryview) -> int:
+    """Where `data`, which may be read-only, lies in host memory; the caller keeps it alive.
+
+    Raises BufferError for a view that is not contiguous.
+    """
+    return np.frombuffer(data, np.uint8).ctypes.data
+
 
 _MOST_FREE_BYTES = 1 << 30
 """Unused memory that is retained; what would exceed it is freed."""
@@ -172,15 +244,3 @@ class Transfers:
         finally:
             place.end()
         return body
-
-
-@functools.cache
-def transfers_here() -> Transfers | None:
-    """The copies of MLX's default device; None where it has no copy engine that passes its test."""
-    if not on_cuda():
-        return None
-    try:
-        driver = CudaDriver()
-    except (OSError, RuntimeError, AttributeError):
-        return None
-    return Transfers(driver) if copies_rightly(driver) else None

@@ -1,1 +1,0 @@
-"""Embedding models: loading, and the vectors of batches of texts."""
