@@ -224,7 +224,7 @@ def test_a_failing_row_is_reported_and_the_engine_lives(monkeypatch: pytest.Monk
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("[metal::malloc] out of memory")
 
-    monkeypatch.setattr(rig.backend, "model", broken)
+    monkeypatch.setattr(rig.backend._prefill, "_model", broken)
     done = rig.run()[uid]
     assert done.finish_reason == "error"
     assert done.error == "[metal::malloc] out of memory"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -19,11 +18,9 @@ from semantic.adapters.mlx.batch.padded_batch import Calibration, new_batch
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
-from semantic.adapters.mlx.kv_cache.model_spec import PROMPT_CHUNK
-from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
-from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_side
 from semantic.adapters.mlx.kv_cache.staging import Staging
+from semantic.adapters.mlx.prefill import Prompt, prefill_for, token_ids
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.sampling.sampler import (
     make_processors,
@@ -53,26 +50,19 @@ from semantic.domain.value_objects import (
 )
 from semantic.ports.generation import BodyTarget
 
-_MOST_ROWS = 512
-"""Prompt tokens of a sequence that may be rows of a batch: from here on a chunk is faster."""
-
 
 @dataclass(slots=True)
-class _Sequence:
+class _Sequence(Prompt):
     """A sequence: its caches, the tokens that they hold, and whether it is in the batch.
 
-    `mask` constrains its answer to a grammar. `staging` is set while it is being loaded. The last
-    tokens are `late` if they must be computed together with some that are still to come.
+    `mask` constrains its answer to a grammar. `staging` is set while it is being loaded.
     """
 
-    caches: list[LayerCache]
-    length: int = 0
     capacity: int = 0
     decoding: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
     mask: GrammarMask | None = None
     staging: Staging[Memory] | None = None
-    late: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +114,7 @@ class MLXBackend:
         self.vocab_size = vocab_size
         self.grammars = grammars or GrammarCompiler(None, (), vocab_size)
         self._layers, self._codec = form.layers, form.codec
+        self._prefill = prefill_for(model, form.layers, spec.reusable_tokens)
         self._calibration = calibration
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
@@ -156,12 +147,9 @@ class MLXBackend:
         return not self.in_pages
 
     def return_memory(self, room: int) -> bool:
-        pages = self._pages
-        if pages is None:
-            return False
         with self._computing():
             self._finish_launched()
-            return pages.shrink(room)
+            return self._layers.shrink(room)
 
     @property
     def peak_bytes(self) -> int:
@@ -209,7 +197,7 @@ class MLXBackend:
         with self._computing():
             self._finish_launched()
             caches = self._layers.restored(blocks, length, capacity, exclusive=exclusive)
-        return self._add(_Sequence(caches, length, capacity))
+        return self._add(_Sequence(caches, length, capacity=capacity))
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
         state = self._sequences[sequence]
@@ -227,53 +215,29 @@ class MLXBackend:
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         state = self._resting(sequence)
         with self._measured():
-            pages = self._pages
-            if self._spec.reusable_tokens is not None:
-                self._compute_whole_chunks(state, tokens, self._spec.reusable_tokens)
-            elif pages is None:
-                self._compute(state, tokens)
-            elif pages.takes_rows and _are_rows(pages, state, len(tokens), pages.costs.alone):
-                self._compute_rows(pages, [(state, tokens)])
-            else:
-                self._compute_padded(state, tokens, pages.costs.pad_to)
-        state.length += len(tokens)
+            self._prefill.compute(state, tokens)
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
-        pages = self._pages
-        if pages is None or not pages.takes_rows:
-            return False
-        return _are_rows(pages, self._sequences[sequence], n_tokens, pages.costs.joined)
+        return self._prefill.joins(self._sequences[sequence], n_tokens)
 
     @property
     def pads_chunks(self) -> bool:
-        return self._pages is not None and self._pages.beside == "padded"
+        return self._prefill.pads_chunks
 
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
-        pages = self._pages
-        if pages is None or pages.beside == "alone" or self._spec.reusable_tokens is not None:
-            return False
-        return _are_rows(pages, self._sequences[sequence], n_tokens, pages.costs.joined)
+        return self._prefill.side_by_side(self._sequences[sequence], n_tokens)
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
         states = [(self._resting(sequence), tokens) for sequence, tokens in chunks]
-        pages = self._pages
-        if pages is None:
-            raise BackendError("these caches are prefilled one by one")
         with self._measured():
-            if pages.takes_rows:
-                self._compute_rows(pages, states)
-            else:
-                chunks_of = [(cast(list[PagedCache], one.caches), given) for one, given in states]
-                compute_side_by_side(self.model, pages.chunk_layers, chunks_of)
-        for state, tokens in states:
-            state.length += len(tokens)
+            self._prefill.compute_together(states)
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         state = self._resting(sequence)
         given = list(tokens[:-1])
         with self._measured():
-            self._compute_late(state)
-            logits = self.model(_ids([given]), cache=state.caches).squeeze(0)
+            self._prefill.compute_late(state)
+            logits = self.model(token_ids([given]), cache=state.caches).squeeze(0)
             scores = score_tokens(logits, tokens[1:], n_top)
             mx.eval([cache.state for cache in state.caches])
         state.length += len(given)
@@ -292,7 +256,7 @@ class MLXBackend:
     ) -> None:
         state = self._resting(sequence)
         with self._computing():
-            self._compute_late(state)
+            self._prefill.compute_late(state)
         mask = None
         if params.grammar is not None:
             try:
@@ -322,7 +286,7 @@ class MLXBackend:
             self._leave(sequence, state)
             if not state.length:
                 return [block for layer in blocks for block in layer]
-            self._compute_late(state)
+            self._prefill.compute_late(state)
             return self._layers.fill(state.caches, blocks, state.length)
 
     def close(self, sequence: SequenceId) -> None:
@@ -348,7 +312,7 @@ class MLXBackend:
         """As `export_block`, to memory of `room`; a body that is bytes is not copied to it."""
         state = self._resting(sequence)
         with self._computing():
-            self._compute_late(state)
+            self._prefill.compute_late(state)
             return self._codec.export_block(state.caches, state.length, part, tokens, room)
 
     def is_finite(self, part: Part, body: bytes) -> bool:
@@ -360,7 +324,7 @@ class MLXBackend:
         if not state.length:
             raise BackendError("an empty sequence has no checkpoint")
         with self._computing():
-            self._compute_late(state)
+            self._prefill.compute_late(state)
             return self._codec.export_checkpoint(state.caches, state.length)
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
@@ -415,11 +379,6 @@ class MLXBackend:
             yield
         self._peak = max(0, mx.get_peak_memory() - before)
 
-    @property
-    def _pages(self) -> PagedLayers | None:
-        layers: object = self._layers
-        return layers if isinstance(layers, PagedLayers) else None
-
     def _finish_launched(self) -> None:
         """Wait for the step in flight before pages are taken for other than the next step.
 
@@ -427,65 +386,8 @@ class MLXBackend:
         free by now. MLX does not know of that write, so nothing else orders it before a copy beside
         MLX, or on Metal before another command buffer.
         """
-        if self._pages is not None:
+        if self.in_pages:
             mx.synchronize(self._batch.stream)
-
-    def _compute(self, state: _Sequence, tokens: Sequence[int]) -> None:
-        self.model(_ids([tokens]), cache=state.caches)
-        # Only the caches: nothing of the last layer but its keys and values is computed.
-        mx.eval([cache.state for cache in state.caches])
-
-    def _compute_whole_chunks(self, state: _Sequence, tokens: Sequence[int], reusable: int) -> None:
-        """Compute tokens beyond the first `reusable` in the chunks of mlx-lm, as they are full."""
-        start = state.length - len(state.late)
-        waiting = [*state.late, *tokens]
-        while waiting:
-            if start < reusable:
-                n = min(len(waiting), reusable - start)
-            else:
-                n = PROMPT_CHUNK - start % PROMPT_CHUNK
-            if n > len(waiting):
-                break
-            self._compute(state, waiting[:n])
-            start, waiting = start + n, waiting[n:]
-        state.late = waiting
-
-    def _compute_late(self, state: _Sequence) -> None:
-        """Compute the tokens that waited for a whole chunk: none follow."""
-        late, state.late = state.late, []
-        if late:
-            self._compute(state, late)
-
-    def _compute_padded(self, state: _Sequence, tokens: Sequence[int], multiple: int) -> None:
-        """Compute a chunk padded to a multiple of so many tokens: its shape recurs.
-
-        Padding follows the chunk, so no token of the chunk attends to it.
-        """
-        padding = -len(tokens) % multiple
-        if not padding:
-            self._compute(state, tokens)
-            return
-        sequence = cast(list[PagedCache], state.caches)[0].sequence
-        sequence.padding = padding
-        try:
-            self._compute(state, [*tokens, *[tokens[-1]] * padding])
-        finally:
-            sequence.padding = 0
-
-    def _compute_rows(
-        self, pages: PagedLayers, chunks: Sequence[tuple[_Sequence, Sequence[int]]]
-    ) -> None:
-        """Compute tokens of several sequences as the rows of one batch."""
-        caches = [cast(list[PagedCache], state.caches) for state, _ in chunks]
-        sizes = [len(tokens) for _, tokens in chunks]
-        batch = pages.rows(list(zip(caches, sizes, strict=True)))
-        rows = [[token] for _, tokens in chunks for token in tokens]
-        rows += [[0]] * (batch[0].n_rows - len(rows))
-        self.model(_ids(rows), cache=batch)
-        mx.eval([layer.state for layer in batch])
-        for mine, n_tokens in zip(caches, sizes, strict=True):
-            for cache in mine:
-                cache.advance(n_tokens)
 
     def _add(self, state: _Sequence) -> SequenceId:
         sequence = SequenceId(self._next_id)
@@ -565,16 +467,3 @@ class MLXBackend:
         if state.staging is not None:
             raise BackendError("the sequence is being loaded")
         return state
-
-
-def _ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    """Tokens in the type of sampled ones: a GPU compiles a gather for each type."""
-    return mx.array([list(one) for one in tokens], mx.uint32)
-
-
-def _are_rows(pages: PagedLayers, state: _Sequence, n_tokens: int, n_bytes: int) -> bool:
-    """Whether the next `n_tokens` may be rows of a batch and read at most `n_bytes` there."""
-    if n_tokens > _MOST_ROWS:
-        return False
-    reads = pages.row_bytes(cast(list[PagedCache], state.caches), n_tokens)
-    return reads is not None and reads <= n_bytes

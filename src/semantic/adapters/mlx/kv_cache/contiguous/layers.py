@@ -106,6 +106,10 @@ class ContiguousLayers:
     def set_aside(self, n_bytes: int) -> None:
         """Do nothing: each cache has memory of its own."""
 
+    def shrink(self, _room: int) -> bool:
+        """Return no memory: what is freed is returned at once."""
+        return False
+
     def abandon(self) -> None:
         """Do nothing: memory is freed with the caches."""
 

@@ -1,0 +1,194 @@
+"""Prefill of sequences, with a strategy for each form of caches.
+
+Contiguous caches take a chunk as it comes, one sequence at a time. Pages take few tokens as the
+rows of one batch, of any sequences, and longer chunks padded; where layers have states, sequences
+share a pass side by side. Knows caches; neither the decode batch nor requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
+from semantic.adapters.mlx.kv_cache.model_spec import PROMPT_CHUNK
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
+from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_side
+from semantic.domain.errors import BackendError
+
+_MOST_ROWS = 512
+"""Prompt tokens of a sequence that may be rows of a batch: from here on a chunk is faster."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A sequence's caches and the number of its tokens.
+
+    The last tokens are `late` if they must be computed together with some that are still to come.
+    """
+
+    caches: list[LayerCache]
+    length: int = 0
+    late: list[int] = field(default_factory=list)
+
+
+Chunk = tuple[Prompt, Sequence[int]]
+"""A sequence and its next tokens."""
+
+
+class Prefill:
+    """Computes chunks of contiguous caches, one by one.
+
+    The base of the other strategies. A method without a docstring: see `BatchBackend`.
+    """
+
+    def __init__(self, model: Module, reusable: int | None) -> None:
+        """Beyond the first `reusable` tokens keys depend on where a prompt is divided; None: they
+        do not."""
+        self._model = model
+        self._reusable = reusable
+
+    @property
+    def pads_chunks(self) -> bool:
+        return False
+
+    def joins(self, _prompt: Prompt, _n_tokens: int) -> bool:
+        return False
+
+    def side_by_side(self, _prompt: Prompt, _n_tokens: int) -> bool:
+        return False
+
+    def compute(self, prompt: Prompt, tokens: Sequence[int]) -> None:
+        """Append `tokens`."""
+        if self._reusable is None:
+            self._compute_chunk(prompt, tokens)
+        else:
+            self._compute_whole_chunks(prompt, tokens, self._reusable)
+        prompt.length += len(tokens)
+
+    def compute_together(self, chunks: Sequence[Chunk]) -> None:
+        """Append its tokens to each of these sequences in one pass. Raises BackendError."""
+        self._compute_shared(chunks)
+        for prompt, tokens in chunks:
+            prompt.length += len(tokens)
+
+    def compute_late(self, prompt: Prompt) -> None:
+        """Compute the tokens that waited for a whole chunk: none follow."""
+        late, prompt.late = prompt.late, []
+        if late:
+            self._pass(prompt, late)
+
+    def _compute_chunk(self, prompt: Prompt, tokens: Sequence[int]) -> None:
+        self._pass(prompt, tokens)
+
+    def _compute_shared(self, _chunks: Sequence[Chunk]) -> None:
+        raise BackendError("these caches are prefilled one by one")
+
+    def _pass(self, prompt: Prompt, tokens: Sequence[int]) -> None:
+        self._model(token_ids([tokens]), cache=prompt.caches)
+        # Only the caches: nothing of the last layer but its keys and values is computed.
+        mx.eval([cache.state for cache in prompt.caches])
+
+    def _compute_whole_chunks(self, prompt: Prompt, tokens: Sequence[int], reusable: int) -> None:
+        """Compute tokens beyond the first `reusable` in the chunks of mlx-lm, as they are full."""
+        start = prompt.length - len(prompt.late)
+        waiting = [*prompt.late, *tokens]
+        while waiting:
+            if start < reusable:
+                n = min(len(waiting), reusable - start)
+            else:
+                n = PROMPT_CHUNK - start % PROMPT_CHUNK
+            if n > len(waiting):
+                break
+            self._pass(prompt, waiting[:n])
+            start, waiting = start + n, waiting[n:]
+        prompt.late = waiting
+
+
+class _PagedPrefill(Prefill):
+    """Computes over pages."""
+
+    def __init__(self, model: Module, reusable: int | None, pages: PagedLayers) -> None:
+        super().__init__(model, reusable)
+        self._pages = pages
+
+    def _are_rows(self, prompt: Prompt, n_tokens: int, n_bytes: int) -> bool:
+        """Whether the next `n_tokens` may be rows of a batch and read at most `n_bytes` there."""
+        if n_tokens > _MOST_ROWS:
+            return False
+        reads = self._pages.row_bytes(_paged(prompt), n_tokens)
+        return reads is not None and reads <= n_bytes
+
+
+class RowPrefill(_PagedPrefill):
+    """Computes few tokens as rows of a batch, and longer chunks padded: their shapes recur."""
+
+    def joins(self, prompt: Prompt, n_tokens: int) -> bool:
+        return self._are_rows(prompt, n_tokens, self._pages.costs.joined)
+
+    def _compute_chunk(self, prompt: Prompt, tokens: Sequence[int]) -> None:
+        if self._are_rows(prompt, len(tokens), self._pages.costs.alone):
+            self._compute_shared([(prompt, tokens)])
+        else:
+            self._compute_padded(prompt, tokens)
+
+    def _compute_shared(self, chunks: Sequence[Chunk]) -> None:
+        caches = [_paged(prompt) for prompt, _ in chunks]
+        sizes = [len(tokens) for _, tokens in chunks]
+        batch = self._pages.rows(list(zip(caches, sizes, strict=True)))
+        rows = [[token] for _, tokens in chunks for token in tokens]
+        rows += [[0]] * (batch[0].n_rows - len(rows))
+        self._model(token_ids(rows), cache=batch)
+        mx.eval([layer.state for layer in batch])
+        for mine, n_tokens in zip(caches, sizes, strict=True):
+            for cache in mine:
+                cache.advance(n_tokens)
+
+    def _compute_padded(self, prompt: Prompt, tokens: Sequence[int]) -> None:
+        """Padding follows the chunk, so no token of the chunk attends to it."""
+        padding = -len(tokens) % self._pages.costs.pad_to
+        sequence = _paged(prompt)[0].sequence
+        sequence.padding = padding
+        try:
+            self._pass(prompt, [*tokens, *[tokens[-1]] * padding])
+        finally:
+            sequence.padding = 0
+
+
+class SidePrefill(_PagedPrefill):
+    """Computes chunks of sequences with states beside each other."""
+
+    @property
+    def pads_chunks(self) -> bool:
+        return self._pages.beside == "padded"
+
+    def side_by_side(self, prompt: Prompt, n_tokens: int) -> bool:
+        if self._pages.beside == "alone" or self._reusable is not None:
+            return False
+        return self._are_rows(prompt, n_tokens, self._pages.costs.joined)
+
+    def _compute_shared(self, chunks: Sequence[Chunk]) -> None:
+        given = [(_paged(prompt), tokens) for prompt, tokens in chunks]
+        compute_side_by_side(self._model, self._pages.chunk_layers, given)
+
+
+def prefill_for(model: Module, layers: CacheLayers, reusable: int | None) -> Prefill:
+    """The strategy for caches of `layers`; see `Prefill`."""
+    made: object = layers
+    if not isinstance(made, PagedLayers):
+        return Prefill(model, reusable)
+    return (RowPrefill if made.takes_rows else SidePrefill)(model, reusable, made)
+
+
+def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
+    """Tokens in the type of sampled ones: a GPU compiles a gather for each type."""
+    return mx.array([list(one) for one in tokens], mx.uint32)
+
+
+def _paged(prompt: Prompt) -> list[PagedCache]:
+    return cast(list[PagedCache], prompt.caches)
