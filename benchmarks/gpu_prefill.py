@@ -27,8 +27,7 @@ from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Verdict
 from semantic import BlockPool, BlockPoolBatchEngine
-from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.model.warm_up import warming_up
+from semantic.adapters.mlx.model.provider import warming_up, wrap_model
 from semantic.domain.value_objects import BLOCK_TOKENS, TokenEvent
 from tests.support.char_tokenizer import CharTokenizer
 

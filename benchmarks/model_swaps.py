@@ -23,7 +23,7 @@ from benchmarks.server_model import words, write_model
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.adapters.mlx.model.provider import CHOSEN_LAYERS
+from semantic.adapters.mlx.kv_cache.forms import CHOSEN_LAYERS
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.models.residency import Patience
 from semantic.bootstrap import build_in_slices, open_shared

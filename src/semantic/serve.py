@@ -259,8 +259,8 @@ def _build_serving(
     thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
 ) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
-    from semantic.adapters.mlx.model.description import read_details
-    from semantic.adapters.mlx.model.provider import find_folder, read_context
+    from semantic.adapters.mlx.model.description import read_context, read_details
+    from semantic.adapters.mlx.model.provider import find_folder
     from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
@@ -429,7 +429,7 @@ def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
 
 def sampling_of(settings: ServeSettings, folder: Path) -> SamplingParams:
     """The default sampling of requests: the settings', else that of the model in `folder`."""
-    from semantic.adapters.mlx.model.provider import read_sampling
+    from semantic.adapters.mlx.model.description import read_sampling
 
     of_model = read_sampling(folder)
     temperature = of_model.temperature if settings.temperature is None else settings.temperature

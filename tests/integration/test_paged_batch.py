@@ -28,7 +28,7 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
-from semantic.adapters.mlx.model.warm_up import warming_up
+from semantic.adapters.mlx.model.provider import warming_up
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.lanes import examples, more

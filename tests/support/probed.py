@@ -44,7 +44,7 @@ def probed_once() -> Iterator[None]:
     with (
         mock.patch.object(provider, "read_spec", _spec_once),
         mock.patch.object(provider, "read_shapes", _shapes_once),
-        mock.patch.object(provider, "choosing_layers", _choosing_once),
+        mock.patch.object(forms, "choosing_layers", _choosing_once),
         mock.patch.object(forms, "_comparing_pages", _comparing_once),
         mock.patch.object(forms, "computes_attention", _computes_once),
     ):

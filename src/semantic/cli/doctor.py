@@ -357,7 +357,7 @@ def check_calls(tokenizer: MLXTokenizer) -> Finding:
 
 def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
     """The longest context, and how many agents of usual lengths the pool holds."""
-    from semantic.adapters.mlx.model.provider import read_context
+    from semantic.adapters.mlx.model.description import read_context
     from semantic.serve import context_limit
 
     longest = context_limit(pool, read_context(model.model), None)

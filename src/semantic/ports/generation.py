@@ -6,10 +6,11 @@ a block is `BlockData`, which only the backend reads.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
@@ -82,6 +83,7 @@ class GenerationEnginePort(Protocol):
         ...
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Slices = Generator[Future[object] | None, None, T]
@@ -99,6 +101,16 @@ def at_once(work: Slices[T]) -> T:
             return result
         if awaited is not None:
             awaited.exception()  # waits for it; the work itself raises it
+
+
+def done_at_once(work: Callable[P, Slices[T]]) -> Callable[P, T]:
+    """The function that does all of `work` of its arguments."""
+
+    @functools.wraps(work)
+    def run(*args: P.args, **named: P.kwargs) -> T:
+        return at_once(work(*args, **named))
+
+    return run
 
 
 class Detokenizer(Protocol):

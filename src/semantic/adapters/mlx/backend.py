@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.batch.decode_batch import Agree, DecodeBatch, Emitted, NewSequence
 from semantic.adapters.mlx.batch.padded_batch import Calibration, new_batch
@@ -94,27 +93,25 @@ class MLXBackend:
 
     def __init__(
         self,
-        model: Module,
-        model_id: str,
-        spec: ModelCacheSpec,
         form: CacheForm,
+        model_id: str,
         vocab_size: int,
         grammars: GrammarCompiler | None = None,
         calibration: Calibration | None = None,
         agree: Agree | None = None,
     ) -> None:
-        """`form` makes the caches and their bytes.
+        """`form` has the model, and makes the caches and their bytes.
 
         Without `grammars` there is no constrained decoding. `calibration` decides which batches
         decode padded; None for none. `agree` is for a model of which there are other shards.
         """
-        self.model = model
+        self.model = form.model
         self.model_id = model_id
-        self._spec = spec
+        self._spec = form.spec
         self.vocab_size = vocab_size
         self.grammars = grammars or GrammarCompiler(None, (), vocab_size)
         self._layers, self._codec = form.layers, form.codec
-        self._prefill = prefill_for(model, form.layers, spec.reusable_tokens)
+        self._prefill = prefill_for(self.model, form.layers, self._spec.reusable_tokens)
         self._calibration = calibration
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
@@ -124,7 +121,7 @@ class MLXBackend:
         self._lost_batch = False  # by a failure outside of `decode`
         self._next_id = 0
         self._batch = self._new_batch()
-        attention_hook.install(model)
+        attention_hook.install(self.model)
 
     @property
     def ragged_layers(self) -> tuple[bool, ...]:

@@ -9,8 +9,8 @@ Knows devices and kernels; not what a cache is used for.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from mlx.nn.layers.base import Module
@@ -18,7 +18,7 @@ from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from semantic.adapters.mlx.cuda.copies import transfers_here
 from semantic.adapters.mlx.kv_cache.attention_hook import is_row_by_row
-from semantic.adapters.mlx.kv_cache.block_codec import BlockCodec
+from semantic.adapters.mlx.kv_cache.block_codec import BlockCodec, BlockMemory, CacheT
 from semantic.adapters.mlx.kv_cache.contiguous.block_memory import ContiguousMemory
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.layers import (
@@ -45,8 +45,9 @@ from semantic.adapters.mlx.kv_cache.paged.layers import (
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, page_kinds
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
 from semantic.adapters.mlx.kv_cache.paged.side_by_side import Beside
-from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use, choosing_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
+from semantic.adapters.mlx.kv_cache.staging import MemoryT
 from semantic.adapters.mlx.transfers import Transfers
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec
@@ -97,8 +98,10 @@ _TRACED = 16
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """The caches of a model and their bytes."""
+    """The caches of `model`, which computes with them, and their bytes."""
 
+    model: Module
+    spec: ModelCacheSpec
     layers: CacheLayers
     codec: BlockCodec[LayerCache, Memory]
 
@@ -118,48 +121,58 @@ def contiguous_form(
         for i, layer in enumerate(spec.layers)
         if layer.kind is not LayerKind.FULL and not layers.ours[i]
     ]
-    # Only shapes are read; the arrays are dropped without being computed.
-    traced = cast(list[MlxLmCache], trace(model, _TRACED)) if theirs else []
-    states = {i: expected_state(traced[i]) for i in theirs}
     empty = dict(enumerate(cast(list[MlxLmCache], make_prompt_cache(model)))) if theirs else {}
     memory = ContiguousMemory(spec, shapes, {i: empty[i] for i in theirs}, transfers_here())
-    codec = BlockCodec(spec, shapes, layers.ours, states, memory)
-    return CacheForm(cast(CacheLayers, layers), cast("BlockCodec[LayerCache, Memory]", codec))
+    return _form(model, spec, shapes, layers, theirs, memory)
 
 
 def paged_form(
-    model: Module,
+    probe: LogitsProbe,
     spec: ModelCacheSpec,
     kinds: Sequence[PageKind],
     attention: Sequence[PagedAttention],
-    *,
-    at_once: bool = True,
-    transfers: Transfers | None = None,
-    costs: RowCosts = PORTABLE_COSTS,
-    beside: Beside = "alone",
+    costs: RowCosts,
+    beside: Beside,
 ) -> CacheForm:
     """All caches of tokens in pages of `kinds`, over which `attention` computes, and the states of
-    other layers; see `PagedLayers`.
-
-    With `transfers` bodies are copied beside MLX.
-    """
+    other layers; see `PagedLayers`."""
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer.get(number) for number in range(spec.n_layers)]
-    make = states_of(model, spec)
+    make = states_of(probe.model, spec)
+    # A Mac's memory is shared with every other program: none is taken before it is needed.
+    at_once = dialect_here() is not METAL
     layers = PagedLayers(
         spec, kinds, attention, at_once=at_once, costs=costs, states=make, beside=beside
     )
+    transfers = transfers_for(attention)
     if transfers is not None:
         for pool in layers.pools:
             pool.locate = transfers.driver.address
             if pool.kind.ring is None:
                 transfers.prepare(pool.kind.page_bytes, _PREPARED_PAGES)
     empty = {} if make is None else make()
-    traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
-    states = {i: expected_state(traced[i]) for i in empty}
     memory = PagedMemory(attention, transfers, empty)
-    codec = BlockCodec(spec, shapes, layers.ours, states, memory)
-    return CacheForm(cast(CacheLayers, layers), cast("BlockCodec[LayerCache, Memory]", codec))
+    form = _form(probe.model, spec, shapes, layers, empty, memory)
+    return replace(form, model=probe.decoding)
+
+
+def _form(
+    model: Module,
+    spec: ModelCacheSpec,
+    shapes: Sequence[LayerShape | None],
+    layers: ContiguousLayers | PagedLayers,
+    theirs: Collection[int],
+    memory: BlockMemory[CacheT, MemoryT],
+) -> CacheForm:
+    """The form of caches in `memory`; the caches of the layers `theirs` are stored as states."""
+    # Only shapes are read; the arrays are dropped without being computed.
+    traced = cast(list[MlxLmCache], trace(model, _TRACED)) if theirs else []
+    states = {i: expected_state(traced[i]) for i in theirs}
+    codec: object = BlockCodec(spec, shapes, layers.ours, states, memory)
+    made: object = layers
+    return CacheForm(
+        model, spec, cast(CacheLayers, made), cast("BlockCodec[LayerCache, Memory]", codec)
+    )
 
 
 def find_kernels(kind: PageKind) -> PagedAttention | None:
@@ -172,6 +185,31 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
     return PagedKernels(kind, dialect)
 
 
+CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
+"""Layers that can use our caches, by fingerprint: the same test gives the same answer, and takes
+most of the time in which a model is loaded again."""
+
+
+def choosing_contiguous(
+    probe: LogitsProbe,
+    spec: ModelCacheSpec,
+    shapes: Sequence[LayerShape | None],
+    name: str | None,
+) -> Slices[CacheForm]:
+    """The contiguous form, a forward pass at a time. `name` is the model's fingerprint, by which
+    the choice of layers is remembered; None for none."""
+    if name is not None and name in CHOSEN_LAYERS:
+        ragged = CHOSEN_LAYERS[name]
+    else:
+        ragged = yield from choosing_layers(probe, spec, shapes)
+        if name is not None:
+            CHOSEN_LAYERS[name] = ragged
+    ours = ragged or (False,) * spec.n_layers
+    form = contiguous_form(probe.model, spec, shapes, ours, together=ragged is not None)
+    yield None
+    return form
+
+
 def choosing_pages(
     probe: LogitsProbe,
     spec: ModelCacheSpec,
@@ -180,8 +218,22 @@ def choosing_pages(
 ) -> Slices[CacheForm | None]:
     """The paged form, or None if a layer cannot use pages or a test gives wrong results.
 
-    A forward pass or the tests of kernels at a time.
+    With the model that `probe` decodes with, else with the model as mlx-lm wrote it. A forward pass
+    or the tests of kernels at a time.
     """
+    form = yield from _testing_pages(probe, spec, shapes, attention)
+    if form is None and probe.decoding is not probe.model:
+        plain = LogitsProbe(probe.model, agree=probe.agree)
+        form = yield from _testing_pages(plain, spec, shapes, attention)
+    return form
+
+
+def _testing_pages(
+    probe: LogitsProbe,
+    spec: ModelCacheSpec,
+    shapes: Sequence[LayerShape | None],
+    attention: AttentionFor,
+) -> Slices[CacheForm | None]:
     kinds = page_kinds(spec, shapes)
     if kinds is None or is_row_by_row(probe.model):
         return None  # a batch in pages has no rows of its own
@@ -204,25 +256,14 @@ def choosing_pages(
             break
     else:
         return None
-    # A Mac's memory is shared with every other program: none is taken before it is needed.
-    dialect = dialect_here()
-    costs = {None: PORTABLE_COSTS, METAL: METAL_COSTS}.get(dialect, CUDA_COSTS)
+    costs = {None: PORTABLE_COSTS, METAL: METAL_COSTS}.get(dialect_here(), CUDA_COSTS)
     together = all(
         isinstance(one, PagedKernels) and one.reads_together(use.n_heads, latent=use.latent)
         for one, use in zip(found, uses, strict=True)
     )
     if probe.agree(together):
         costs = TOGETHER_COSTS
-    return paged_form(
-        probe.model,
-        spec,
-        kinds,
-        found,
-        at_once=dialect is not METAL,
-        transfers=transfers_for(found),
-        costs=costs,
-        beside=beside,
-    )
+    return paged_form(probe, spec, kinds, found, costs, beside)
 
 
 def _comparing_pages(

@@ -89,13 +89,13 @@ def apply_adapter(model: Module, adapter: Adapter) -> Module:
     """
     replaced = {name.rpartition(".")[0] for name in adapter.shapes}
     adapted = share(model, replaced if adapter.kind == "full" else ())
-    base = _arrays(adapted)
+    base = arrays_of(adapted)
     if adapter.kind == "full":
         expected = {name: base[name] for name in adapter.shapes if name in base}
     else:
         _add_layers(adapted, adapter)
         known = {id(array) for array in base.values()}
-        found = _arrays(adapted)
+        found = arrays_of(adapted)
         expected = {name: array for name, array in found.items() if id(array) not in known}
     _require_fits(adapter, expected)
     load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
@@ -104,6 +104,12 @@ def apply_adapter(model: Module, adapter: Adapter) -> Module:
     cast("Callable[..., object]", adapted.load_weights)(given, strict=False)
     cast("Callable[[], object]", adapted.eval)()  # no dropout
     return adapted
+
+
+def arrays_of(model: Module) -> dict[str, mx.array]:
+    """All arrays of a model, by their paths."""
+    parameters = cast("Callable[[], object]", model.parameters)()
+    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(parameters)))
 
 
 class _Config:
@@ -237,8 +243,3 @@ def _shape_words(shape: tuple[int, ...] | None) -> str:
 def _widened(array: mx.array) -> mx.array:
     """On a CPU weights are fp32, as those of the model."""
     return array.astype(mx.float32) if on_cpu() and array.dtype in _HALF else array
-
-
-def _arrays(model: Module) -> dict[str, mx.array]:
-    parameters = cast("Callable[[], object]", model.parameters)()
-    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(parameters)))

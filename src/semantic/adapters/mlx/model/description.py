@@ -7,6 +7,7 @@ they are from, nor who asks.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,21 +16,27 @@ from typing import Literal, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes as classes_of
 from mlx_lm.utils import get_total_parameters, load_config
 from safetensors import safe_open
 
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.model_spec import read_spec
-from semantic.adapters.mlx.model.adapter import Adapter, apply_adapter, read_adapter
+from semantic.adapters.mlx.model.adapter import Adapter, apply_adapter, arrays_of, read_adapter
 from semantic.adapters.mlx.model.fingerprint import file_states, weight_files
-from semantic.adapters.mlx.model.provider import LOAD_ERRORS, read_context
-from semantic.domain.errors import ModelNotFoundError, SemanticError, UnsupportedModelError
-from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
+from semantic.adapters.mlx.model.provider import LOAD_ERRORS
+from semantic.domain.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    SemanticError,
+    UnsupportedModelError,
+)
+from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec, SamplingParams
 from semantic.ports.serving import ModelDetails
 
 _CONFIG = "config.json"
+_GENERATION_CONFIG = "generation_config.json"
+_CONTEXT_FIELD = "max_position_embeddings"
 _MAX_CONFIG_BYTES = 1 << 22
 _MAX_LAYERS = 2048
 """More than any model has: a configuration is another's, and building takes time by layers."""
@@ -221,7 +228,7 @@ def read_details(model: Module, model_id: str, folder: Path) -> ModelDetails:
         stored_as=_stored_as(config.get("quantization") or text.get("quantization"), folder),
         digest=model_id.removeprefix(_HASH),
         file_bytes=sum(state.size for state in weights),
-        memory_bytes=sum(array.nbytes for array in _arrays(model)),
+        memory_bytes=sum(array.nbytes for array in arrays_of(model).values()),
         on_gpu=not on_cpu(),
         modified=max(state.mtime_ns for state in files.values()) / 1e9,
         trained_tokens=read_context(model),
@@ -246,11 +253,35 @@ def _kinds_of_weights(folder: Path) -> Iterator[str]:
                 yield str(weights.get_slice(name).get_dtype()).lower()
 
 
-def _arrays(model: Module) -> Iterator[mx.array]:
-    tree = cast("Callable[[], object]", model.parameters)()
-    for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(tree)):
-        yield array
-
-
 def _whole(value: object) -> int | None:
     return value if type(value) is int else None
+
+
+def read_context(model: object) -> int | None:
+    """The model's context length in tokens; None if its configuration has none."""
+    arguments = getattr(model, "args", None)
+    nested = getattr(arguments, "text_config", None)
+    own = getattr(arguments, _CONTEXT_FIELD, None)
+    found = nested.get(_CONTEXT_FIELD) if own is None and isinstance(nested, Mapping) else own
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def read_sampling(folder: Path) -> SamplingParams:
+    """The default sampling of `generation_config.json`; greedy if absent, broken or invalid."""
+    try:
+        given = json.loads((folder / _GENERATION_CONFIG).read_text())
+    except (OSError, ValueError, RecursionError):
+        return SamplingParams()
+    if not isinstance(given, dict) or given.get("do_sample") is False:
+        return SamplingParams()
+    temperature, top_p, top_k = (given.get(name) for name in ("temperature", "top_p", "top_k"))
+    if not isinstance(temperature, int | float):
+        return SamplingParams()
+    try:
+        return SamplingParams(
+            temperature=temperature,
+            top_p=top_p if isinstance(top_p, int | float) else 1.0,
+            top_k=top_k if isinstance(top_k, int) else 0,
+        )
+    except InvalidRequestError:
+        return SamplingParams()

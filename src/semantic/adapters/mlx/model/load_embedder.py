@@ -25,12 +25,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx import extra_to_install
 from semantic.adapters.mlx.device import on_cpu
-from semantic.adapters.mlx.model.description import read_config, read_details
+from semantic.adapters.mlx.model.description import read_config, read_context, read_details
 from semantic.adapters.mlx.model.fingerprint import fingerprint, only_weights
 from semantic.adapters.mlx.model.provider import (
     LOAD_ERRORS,
     load_tokenizer,
-    read_context,
     reading_model,
 )
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
@@ -352,10 +351,11 @@ def load_embedder(folder: Path) -> tuple[Embedder, ModelDetails]:
 
 def _decoder(folder: Path) -> tuple[Embedder, ModelDetails]:
     pooling = read_pooling(folder, default="last")
-    model, tokenizer, model_id = at_once(reading_model(folder))
-    most = _least(read_length(folder), read_context(model))
-    embedder = DecoderEmbedder(model, tokenizer, f"{model_id}:{pooling}", pooling, most)
-    return embedder, read_details(model, model_id, folder)
+    read = at_once(reading_model(folder))
+    most = _least(read_length(folder), read_context(read.model))
+    name = f"{read.name}:{pooling}"
+    embedder = DecoderEmbedder(read.model, read.tokenizer, name, pooling, most)
+    return embedder, read_details(read.model, read.name, folder)
 
 
 def _encoder(folder: Path) -> tuple[Embedder, ModelDetails]:

@@ -1,16 +1,19 @@
 """Model loading: finds a model's folder, loads it with mlx-lm and wraps it in a backend.
 
-Also reads the model's own defaults: context length and sampling. Knows folders, model ids and the
-hub's cache; not what a model is used for.
+One generator does it in slices: `MLXModelProvider.load_in_slices` has the weights read, or shares
+those of another model, under an adapter if it is given one, has caches chosen by `kv_cache/forms`,
+and warms up: a GPU loads and compiles kernels when they are first used, which takes up to seconds
+and would stop every stream. Knows folders, model ids and the hub's cache; not what a model is used
+for.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -22,7 +25,6 @@ import mlx.core as mx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_weights
 from mlx_lm.utils import load_tokenizer as load_wrapped_tokenizer
@@ -35,18 +37,17 @@ from semantic.adapters.mlx.device import on_cpu, on_cuda, read_device
 from semantic.adapters.mlx.kernel_files import keep
 from semantic.adapters.mlx.kv_cache.forms import (
     AttentionFor,
-    CacheForm,
+    choosing_contiguous,
     choosing_pages,
-    contiguous_form,
     find_kernels,
 )
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
-from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers
-from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.adapters.mlx.model.adapter import (
     CONFIG,
     adapter_files,
     apply_adapter,
+    arrays_of,
     read_adapter,
 )
 from semantic.adapters.mlx.model.fingerprint import (
@@ -59,7 +60,6 @@ from semantic.adapters.mlx.model.fingerprint import (
 )
 from semantic.adapters.mlx.model.joined import share
 from semantic.adapters.mlx.model.short_steps import keep_long, shorten_here
-from semantic.adapters.mlx.model.warm_up import warming_up
 from semantic.adapters.mlx.ranks.leading import shard_backend
 from semantic.adapters.mlx.ranks.shard import Ranks, shard_model, shared_name
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
@@ -71,8 +71,8 @@ from semantic.domain.errors import (
     UnsupportedModelError,
     WeightsTooLargeError,
 )
-from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
-from semantic.ports.generation import BatchBackend, Slices, at_once
+from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, SamplingParams, SequenceId
+from semantic.ports.generation import BatchBackend, Slices, at_once, done_at_once
 
 EMBEDDED_MODEL = "semantic-tiny"
 _MODELS = Path(__file__).parents[3] / "models"
@@ -82,13 +82,6 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.t
 
 # The root of what the hub's HTTP client raises: httpx or httpx2, by the library's version.
 _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
-
-_CONTEXT_FIELD = "max_position_embeddings"
-_GENERATION_CONFIG = "generation_config.json"
-
-CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
-"""Layers that can use our caches, by fingerprint: the same test gives the same answer, and takes
-most of the time in which a model is loaded again."""
 
 _SLICE_BYTES = 32 << 20
 """Weights that are read between two steps of other models, in some ten milliseconds from an SSD; a
@@ -132,8 +125,11 @@ class _Reading:
 
 
 @dataclass(eq=False)
-class _Weights:
-    """A model as it was read, which is never computed with, its tokenizer and its fingerprint."""
+class Weights:
+    """A model as it was read, its tokenizer and its fingerprint.
+
+    The provider never computes with the model: those that share its weights do.
+    """
 
     model: Module
     tokenizer: MLXTokenizer
@@ -141,7 +137,7 @@ class _Weights:
 
 
 _WEIGHTS = "_semantic_weights"
-"""The attribute of a model that has `_Weights`: these are there as long as one that shares them."""
+"""The attribute of a model that has `Weights`: these are there as long as one that shares them."""
 
 
 class MLXModelProvider:
@@ -155,7 +151,7 @@ class MLXModelProvider:
         self._any_chip = any_chip
         self._meet = ranks
         self.ranks: Ranks | None = None
-        self._read: WeakValueDictionary[frozenset[tuple[str, FileState]], _Weights] = (
+        self._read: WeakValueDictionary[frozenset[tuple[str, FileState]], Weights] = (
             WeakValueDictionary()
         )
 
@@ -181,15 +177,12 @@ class MLXModelProvider:
         else:
             model, name = yield from adapting(weights.model, name, adapter)
         vars(model)[_WEIGHTS] = weights
+        alike = self.ranks and self.ranks.links.computing("the choice of caches")
         try:
-            if self.ranks is not None:
-                with self.ranks.links.computing("the choice of caches"):
-                    backend = yield from wrapping(model, name, wrapped, ranks=self.ranks)
-            else:
-                backend = yield from wrapping(model, name, wrapped)
+            with alike or nullcontext():
+                backend = yield from wrapping(model, name, wrapped, ranks=self.ranks)
             if self.ranks is None or not self.ranks.rank:  # others do what that one does
-                for _ in warming_up(backend, whole=mx.default_device() != mx.Device(mx.cpu)):
-                    yield None
+                yield from warming_up(backend, whole=not on_cpu())
         except SemanticError:
             raise
         except LOAD_ERRORS as error:
@@ -200,20 +193,19 @@ class MLXModelProvider:
         keep()
         return backend, wrapped
 
-    def _weights(self, folder: Path, max_bytes: int | None) -> Slices[_Weights]:
+    def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
         """The weights in `folder`, at most `max_bytes`; read unless a model has them."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
         if found is None:
             shard = None if self.ranks is None else partial(shard_model, ranks=self.ranks)
-            read = yield from reading_model(
+            found = yield from reading_model(
                 folder, any_chip=self._any_chip, max_bytes=max_bytes, shard=shard
             )
             if self.ranks is not None:
                 files = fingerprint(folder, any_chip=True)
-                read = (*read[:2], shared_name(read[2], files, self.ranks))
-            found = _Weights(*read)
+                found.name = shared_name(found.name, files, self.ranks)
             self._read[states] = found
         return found
 
@@ -227,8 +219,8 @@ def reading_model(
     any_chip: bool = False,
     max_bytes: int | None = None,
     shard: Callable[[Module], None] | None = None,
-) -> Slices[tuple[Module, MLXTokenizer, str]]:
-    """The model in `folder` as mlx-lm loads it, its tokenizer and its fingerprint, in slices.
+) -> Slices[Weights]:
+    """The model in `folder` as mlx-lm loads it, in slices.
 
     On a CPU the weights are converted to fp32. `shard` leaves a part of the model before it is
     read. Raises ModelNotFoundError, and WeightsTooLargeError if the weights take more than
@@ -252,13 +244,13 @@ def reading_model(
             model.set_dtype(mx.float32)
         if 2 * _require_room(model, folder, max_bytes) > read_device().memory_bytes:
             first_kernels.wait()  # there may be no room for the processes beside the weights
-        yield from _evaluating(_weights_of(model))
+        yield from _evaluating(arrays_of(model).values())
         first_kernels.wait()
         yield reading
         tokenizer = cast(HuggingFaceTokenizer, reading.result())
         yield naming
         name = str(naming.result())
-    return model, MLXTokenizer(tokenizer), name
+    return Weights(model, MLXTokenizer(tokenizer), name)
 
 
 def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str]]:
@@ -273,7 +265,7 @@ def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str
     ):
         naming: Future[object] = beside.submit(adapted_fingerprint, name, files)
         adapted = apply_adapter(model, adapter)
-        yield from _evaluating(_weights_of(adapted))
+        yield from _evaluating(arrays_of(adapted).values())
         yield naming
         found = str(naming.result())
     keep_long(adapted)
@@ -292,36 +284,6 @@ def _unchanged(folder: Path, states: Callable[[], Mapping[str, FileState]]) -> I
         )
 
 
-def wrap_model(
-    model: Module,
-    model_id: str | None = None,
-    tokenizer: MLXTokenizer | None = None,
-    *,
-    attention: AttentionFor | None = find_kernels,
-    calibration: CalibrationFor = calibrate_here,
-    decoding: Callable[[Module], Module] = shorten_here,
-) -> MLXBackend:
-    """A backend for an mlx-lm model that is already in memory.
-
-    Without a `model_id` it gets a random one, so no stored cache ever matches it. Structured
-    output needs the `tokenizer`. `attention` finds paged attention for this device; without it, or
-    if it finds none, caches are contiguous, and `calibration` measures which batches decode padded.
-    `decoding` makes the form of the model that computes over pages; it shares the weights.
-
-    Raises InvalidRequestError if `model` is not an mlx-lm model.
-    """
-    return at_once(
-        wrapping(
-            model,
-            model_id,
-            tokenizer,
-            attention=attention,
-            calibration=calibration,
-            decoding=decoding,
-        )
-    )
-
-
 def wrapping(
     model: Module,
     model_id: str | None = None,
@@ -332,8 +294,16 @@ def wrapping(
     decoding: Callable[[Module], Module] = shorten_here,
     ranks: Ranks | None = None,
 ) -> Slices[MLXBackend]:
-    """`wrap_model` in slices: each computes a few steps. The model may be the shard of one of
-    `ranks`: all of them choose the same, and nothing by its time."""
+    """A backend for an mlx-lm model that is already in memory, in slices of a few steps each.
+
+    Without a `model_id` it gets a random one, so no stored cache ever matches it. Structured
+    output needs the `tokenizer`. `attention` finds paged attention for this device; without it, or
+    if it finds none, caches are contiguous, and `calibration` measures which batches decode padded.
+    `decoding` makes the form of the model that computes over pages; it shares the weights. The
+    model may be the shard of one of `ranks`: all of them choose the same, and nothing by its time.
+
+    Raises InvalidRequestError if `model` is not an mlx-lm model.
+    """
     spec = read_spec(model)
     if spec is None:
         raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
@@ -341,17 +311,14 @@ def wrapping(
         gated_delta.install()
         replace_depthwise(model)
     shapes = read_shapes(model)
-    used, form = model, None
     agree = bool if ranks is None else ranks.all_found
+    form = None
     if attention is not None:
         probe = LogitsProbe(model, decoding(model), agree)
-        used, form = yield from _in_pages(probe, spec, shapes, attention)
+        form = yield from choosing_pages(probe, spec, shapes, attention)
     if form is None:
-        ragged = yield from _chosen_layers(LogitsProbe(model, agree=agree), model_id, spec, shapes)
-        nothing = (False,) * spec.n_layers
-        together = ragged is not None
-        form = contiguous_form(model, spec, shapes, ragged or nothing, together=together)
-        yield None
+        known = model_id if model_id is not None and is_fingerprint(model_id) else None
+        form = yield from choosing_contiguous(LogitsProbe(model, agree=agree), spec, shapes, known)
     logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
     model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
     size = logits.shape[-1]
@@ -360,34 +327,18 @@ def wrapping(
         grammars = GrammarCompiler(tokenizer.inner, tokenizer.eos_token_ids, size)
     yield None
     if ranks is not None:
-        return shard_backend(used, model_id, spec, form, size, grammars, ranks)
+        return shard_backend(form, model_id, size, grammars, ranks)
     chosen = choose_batching(model, spec, form.layers, calibration)
-    return MLXBackend(used, model_id, spec, form, size, grammars, chosen)
+    return MLXBackend(form, model_id, size, grammars, chosen)
 
 
-def _chosen_layers(
-    probe: LogitsProbe,
-    model_id: str | None,
-    spec: ModelCacheSpec,
-    shapes: Sequence[LayerShape | None],
-) -> Slices[tuple[bool, ...] | None]:
-    """`choosing_layers`, once in a process for each fingerprint."""
-    if model_id in CHOSEN_LAYERS:
-        return CHOSEN_LAYERS[model_id]
-    found = yield from choosing_layers(probe, spec, shapes)
-    if model_id is not None and is_fingerprint(model_id):
-        CHOSEN_LAYERS[model_id] = found
-    return found
-
-
-def _weights_of(model: Module) -> list[mx.array]:
-    parameters = cast("Callable[[], object]", model.parameters)()
-    return [weight for _, weight in cast("list[tuple[str, mx.array]]", tree_flatten(parameters))]
+wrap_model = done_at_once(wrapping)
+"""`wrapping`, all of it at once."""
 
 
 def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
     """The bytes of the weights, known before they are read. Refuses more than `max_bytes`."""
-    n_bytes = sum(weight.nbytes for weight in _weights_of(model))
+    n_bytes = sum(weight.nbytes for weight in arrays_of(model).values())
     if max_bytes is not None and n_bytes > max_bytes:
         raise WeightsTooLargeError(
             f"the weights in {folder} take {n_bytes} bytes: expected at most {max_bytes}",
@@ -396,7 +347,7 @@ def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
     return n_bytes
 
 
-def _evaluating(weights: Sequence[mx.array]) -> Slices[None]:
+def _evaluating(weights: Iterable[mx.array]) -> Slices[None]:
     """Read the weights, in groups that take little time."""
     group: list[mx.array] = []
     n_bytes = 0
@@ -409,22 +360,6 @@ def _evaluating(weights: Sequence[mx.array]) -> Slices[None]:
             group, n_bytes = [], 0
     mx.eval(group)
     yield None
-
-
-def _in_pages(
-    probe: LogitsProbe,
-    spec: ModelCacheSpec,
-    shapes: Sequence[LayerShape | None],
-    attention: AttentionFor,
-) -> Slices[tuple[Module, CacheForm | None]]:
-    """The paged form and the model that it is right with: what `probe` decodes with, or as mlx-lm
-    wrote it."""
-    plain = LogitsProbe(probe.model, agree=probe.agree)
-    for one in (plain,) if probe.decoding is probe.model else (probe, plain):
-        form = yield from choosing_pages(one, spec, shapes, attention)
-        if form is not None:
-            return one.decoding, form
-    return probe.model, None
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
@@ -446,36 +381,6 @@ def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
             raise ValueError(f"{path.name} must have a text chat_template")
         wrapped = load_wrapped_tokenizer(folder, {"chat_template": template}, eos_token_ids=ends)
     return cast(HuggingFaceTokenizer, wrapped)
-
-
-def read_context(model: object) -> int | None:
-    """The model's context length in tokens; None if its configuration has none."""
-    arguments = getattr(model, "args", None)
-    nested = getattr(arguments, "text_config", None)
-    own = getattr(arguments, _CONTEXT_FIELD, None)
-    found = nested.get(_CONTEXT_FIELD) if own is None and isinstance(nested, Mapping) else own
-    return found if isinstance(found, int) and found > 0 else None
-
-
-def read_sampling(folder: Path) -> SamplingParams:
-    """The default sampling of `generation_config.json`; greedy if absent, broken or invalid."""
-    try:
-        given = json.loads((folder / _GENERATION_CONFIG).read_text())
-    except (OSError, ValueError, RecursionError):
-        return SamplingParams()
-    if not isinstance(given, dict) or given.get("do_sample") is False:
-        return SamplingParams()
-    temperature, top_p, top_k = (given.get(name) for name in ("temperature", "top_p", "top_k"))
-    if not isinstance(temperature, int | float):
-        return SamplingParams()
-    try:
-        return SamplingParams(
-            temperature=temperature,
-            top_p=top_p if isinstance(top_p, int | float) else 1.0,
-            top_k=top_k if isinstance(top_k, int) else 0,
-        )
-    except InvalidRequestError:
-        return SamplingParams()
 
 
 def find_folder(model_id: str) -> Path:
@@ -525,3 +430,33 @@ def _hub_folder(hub_id: str) -> Path:
             f"{hub_id!r} is neither a folder nor in the hub's cache, "
             f"and it could not be downloaded: {reason}"
         ) from error
+
+
+_ROWS = 9
+"""One more than a power of two, so that batches are padded in between."""
+_PROMPT = (1, 2, 3, 4)
+_CHUNK = 640
+"""Tokens of a prompt that is too long for rows of a batch."""
+
+
+def warming_up(backend: MLXBackend, *, whole: bool = True) -> Slices[None]:
+    """Let some sequences join and leave a batch, one computation at a time; none is open
+    afterwards. Unless `whole` one sequence alone, which shows whether the model can be computed."""
+    *history, last = _PROMPT
+    sequences: list[SequenceId] = []
+    if whole:
+        long = backend.open(_CHUNK)
+        backend.prefill(long, [_PROMPT[0]] * _CHUNK)
+        backend.close(long)
+        yield None
+    try:
+        for _ in range(_ROWS if whole else 1):
+            sequences.append(sequence := backend.open(BLOCK_TOKENS))
+            backend.prefill(sequence, history)
+            backend.start(sequence, last, history, SamplingParams(), 0)
+            backend.decode()
+            yield None
+    finally:
+        for sequence in sequences:
+            backend.close(sequence)
+            backend.decode()

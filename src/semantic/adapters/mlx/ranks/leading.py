@@ -19,8 +19,6 @@ from dataclasses import replace
 from queue import Empty
 from typing import NamedTuple
 
-from mlx.nn.layers.base import Module
-
 from semantic.adapters.mlx import device
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import CacheForm
@@ -46,7 +44,6 @@ from semantic.domain.identity import digest
 from semantic.domain.stored import BlockLayout, Body
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
-    ModelCacheSpec,
     SampledToken,
     SamplingParams,
     SequenceId,
@@ -141,16 +138,14 @@ class LeadingBackend(MLXBackend):
 
     def __init__(
         self,
-        model: Module,
-        model_id: str,
-        spec: ModelCacheSpec,
         form: CacheForm,
+        model_id: str,
         vocab_size: int,
         grammars: GrammarCompiler | None,
         ranks: Ranks,
     ) -> None:
         """As `MLXBackend`, of the shard of rank 0. The other ranks follow from now on."""
-        super().__init__(model, model_id, spec, form, vocab_size, grammars, None, ranks.from_first)
+        super().__init__(form, model_id, vocab_size, grammars, None, ranks.from_first)
         self.ranks = ranks
         self._outcomes = Outcomes(ranks)
         self._number = 0
@@ -397,29 +392,26 @@ class LeadingBackend(MLXBackend):
 
 
 def shard_backend(
-    model: Module,
-    model_id: str,
-    spec: ModelCacheSpec,
     form: CacheForm,
+    model_id: str,
     vocab_size: int,
     grammars: GrammarCompiler | None,
     ranks: Ranks,
 ) -> MLXBackend:
     """The backend of this rank. Raises UnsupportedModelError for a model of which ranks would not
     make the same calls, and BackendError if their caches differ in form."""
-    if spec.reusable_tokens is not None:
+    if form.spec.reusable_tokens is not None:
         raise UnsupportedModelError(
             "this model computes other keys if a prompt is divided elsewhere: start it on one "
             "device"
         )
     layers = form.layers
     kind = f"{type(layers).__name__} {layers.ragged} {layers.together}"
-    form_here = f"{kind} {form.codec.layout} {spec}"
+    form_here = f"{kind} {form.codec.layout} {form.spec}"
     require_same(ranks.gather(digest("form-v1", form_here.encode())), "form of caches")
     if ranks.rank == 0:
-        return LeadingBackend(model, model_id, spec, form, vocab_size, grammars, ranks)
-    agree = ranks.from_first
-    return MLXBackend(model, model_id, spec, form, vocab_size, grammars, None, agree)
+        return LeadingBackend(form, model_id, vocab_size, grammars, ranks)
+    return MLXBackend(form, model_id, vocab_size, grammars, None, ranks.from_first)
 
 
 def _is_filled(block: KVBlock) -> bool:
