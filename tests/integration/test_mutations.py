@@ -32,16 +32,18 @@ def check(architecture: str) -> None:
 
 
 def test_a_window_mask_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = WindowCache.append
+    right = WindowCache.update_and_fetch
 
-    def one_too_many(self: WindowCache, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+    def one_too_many(
+        self: WindowCache, keys: mx.array, values: mx.array
+    ) -> tuple[mx.array, mx.array]:
         self.window += 1
         try:
-            return right(self, k, v)
+            return right(self, keys, values)
         finally:
             self.window -= 1
 
-    monkeypatch.setattr(WindowCache, "append", one_too_many)
+    monkeypatch.setattr(WindowCache, "update_and_fetch", one_too_many)
     with pytest.raises(AssertionError):
         check("gemma3")
 

@@ -234,7 +234,7 @@ def test_layers_that_share_a_cache_share_its_pages() -> None:
 def test_what_layers_share_is_kept_until_the_cache_is_evaluated() -> None:
     shape = LayerShape(1, 4, 4, mx.float32)
     cache = WindowCache(KVBuffer.empty(shape, 256), 0, 8, 256)
-    seen = cache.append(*mx.random.normal((2, 1, 1, 300, 4)))
+    seen = cache.update_and_fetch(*mx.random.normal((2, 1, 1, 300, 4)))
     assert cache.keys_and_values() == seen
     mx.eval(cache.state)
     with pytest.raises(ValueError, match="nothing was appended"):

@@ -29,7 +29,6 @@ from semantic.adapters.mlx.kv_cache.merged import (
     pad,
     state_shapes,
     states,
-    take_out,
 )
 from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler, draw
 from semantic.domain.value_objects import SequenceId
@@ -78,7 +77,7 @@ class BatchRows:
             at -= self._groups[number].n_rows
             number += 1
         n_rows, layers = self._groups[number]
-        caches = [take_out(layer, at) for layer in layers]
+        caches = [layer.extract(at) for layer in layers]
         if n_rows == 1:
             del self._groups[number]
         else:

@@ -30,7 +30,7 @@ from semantic.adapters.mlx.batch.decode_batch import (
 from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch, OneByOne
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer, LentBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, Mask, RaggedBatch
+from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, RaggedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
@@ -52,11 +52,8 @@ Pads = Callable[[Sequence[int]], bool]
 STABLE_STEPS = 4
 """Steps without a join or leave before rows are copied: joins and leaves are bursty."""
 
-_State = tuple[mx.array, mx.array, mx.array, mx.array, int]
-"""Of a BatchKVCache: keys, values, each row's next position and padding, length in use."""
 
-
-class PaddedLayer:
+class PaddedLayer(BatchKVCache):
     """One layer of a padded batch, as a model calls it; holds the tokens of `rows` meanwhile."""
 
     def __init__(self, rows: Sequence[FullCache]) -> None:
@@ -69,15 +66,16 @@ class PaddedLayer:
         mx.eval(keys, values)
         self._rows = list(rows)
         self._paddings = [longest - length for length in lengths]
-        self._batch = BatchKVCache(self._paddings)
-        offsets = mx.array(lengths)
-        self._set_state((keys, values, offsets, mx.array(self._paddings), longest))
+        super().__init__(self._paddings)
+        self.state = keys, values, mx.array(lengths), mx.array(self._paddings), longest
         for row in rows:
             row.buffer = LentBuffer(row.buffer)
 
     def given_back(self) -> RaggedBatch[FullCache]:
         """Copy all rows back to buffers of their own, of the capacity reserved meanwhile."""
-        keys, values, _, _, stop = self._state()
+        keys, values, _, _, stop = cast(
+            tuple[mx.array, mx.array, mx.array, mx.array, int], self.state
+        )
         buffers = []
         for i, (row, padding) in enumerate(zip(self._rows, self._paddings, strict=True)):
             mine = BufferRange(KVBuffer(keys[i : i + 1], values[i : i + 1]), padding, stop)
@@ -88,50 +86,10 @@ class PaddedLayer:
             row.buffer, row.offset = buffer, stop - padding
         return RaggedBatch(list(self._rows))
 
-    # What a batch and a model call
-
     @property
     def n_rows(self) -> int:
         """Rows of a step: none is padding."""
         return len(self._rows)
-
-    @property
-    def offset(self) -> mx.array:
-        """Position of the next token of each row, (batch,)."""
-        return self._batch.offset
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append a token to each row; returns all rows' keys and values, padding included."""
-        return cast(tuple[mx.array, mx.array], self._batch.update_and_fetch(keys, values))
-
-    @property
-    def keys(self) -> mx.array:
-        """All rows' keys: models make other computations depend on them, or them on others."""
-        return cast(mx.array, self._batch.keys)
-
-    @keys.setter
-    def keys(self, keys: mx.array) -> None:
-        setattr(self._batch, "keys", keys)  # noqa: B010  mlx-lm's is None at first
-
-    @property
-    def values(self) -> mx.array:
-        """All rows' values; see `keys`."""
-        return cast(mx.array, self._batch.values)
-
-    @values.setter
-    def values(self, values: mx.array) -> None:
-        setattr(self._batch, "values", values)  # noqa: B010  mlx-lm's is None at first
-
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Mask:
-        """A mask that hides the padding."""
-        mask = self._batch.make_mask(N, return_array=return_array, window_size=window_size)
-        return cast(mx.array, mask)
-
-    def _state(self) -> _State:
-        return cast(_State, self._batch.state)
-
-    def _set_state(self, state: _State) -> None:
-        self._batch.state = state
 
 
 class PaddedBatch(ContinuousBatch):
@@ -176,7 +134,8 @@ class PaddedBatch(ContinuousBatch):
 
     @property
     def _layers(self) -> list[RaggedBatch[FullCache] | PaddedLayer]:
-        return cast(list[RaggedBatch[FullCache] | PaddedLayer], self._caches.layers)
+        layers: object = self._caches.layers
+        return cast("list[RaggedBatch[FullCache] | PaddedLayer]", layers)
 
     # Layer by layer: at most one exists twice, and after an error each layer is valid by itself.
 

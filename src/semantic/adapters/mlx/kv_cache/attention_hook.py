@@ -106,10 +106,8 @@ def _indexer(call: _Call) -> _Call:
     return choose
 
 
-def _taken(tokens: mx.array | None, chosen: mx.array | None) -> mx.array:
+def _taken(tokens: mx.array, chosen: mx.array | None) -> mx.array:
     """The tokens, (1, 1, n, dim), with the indices `chosen`, (1, 1, 1, k); None for all."""
-    if tokens is None:
-        raise ValueError("a batch takes one token of each sequence at a time")
     if chosen is None:
         return tokens
     return mx.take_along_axis(tokens, chosen.swapaxes(-1, -2), axis=2)
@@ -127,7 +125,7 @@ def _block_mask(call: _Call) -> _Call:
             cast("mx.array | None", call(self, mine, None, row.offset, row))
             for mine, row in zip(rows_of(x), cast(_Ragged, cache).rows, strict=True)
         ]
-        return RaggedArray(rows, mx.bool_)
+        return RaggedArray(cast("list[mx.array]", rows), mx.bool_)  # only attention reads them
 
     return choose
 
@@ -184,7 +182,8 @@ def scaled_dot_product_attention(
         if k is not None and v is not None and (own is not None) == (mask is not None):
             return _decode_in_slots(queries, k, v, scale, sinks, own)
     # A model's own mask is what it computed with keys, or none: a batch asks for no other.
-    added = mask.rows if isinstance(mask, RaggedArray) else None
+    # Of a row without one it is None.
+    added = cast("Sequence[mx.array | None]", mask.rows) if isinstance(mask, RaggedArray) else None
     if queries.shape[2] == 1 and sinks is None and on_cpu():
         return _decode_on_cpu(queries, keys, values, scale, added)
     return _row_by_row(queries, keys, values, scale, sinks, added)
@@ -244,23 +243,12 @@ def _row_by_row(
     added: Sequence[mx.array | None] | None,
 ) -> mx.array:
     """One fused attention per sequence; `added` to its scores."""
-    n_queries = queries.shape[2]
-    width = next((v.shape[3] for v in values.rows if v is not None), 0)
-    nothing = (1, queries.shape[1], n_queries, width)
     masks = keys.masks if added is None else added
-    rows = []
-    for query, k, v, mask, length in zip(
-        rows_of(queries), keys.rows, values.rows, masks, keys.lengths, strict=True
-    ):
-        if k is None or v is None:
-            rows.append(mx.zeros(nothing, queries.dtype))
-            continue
-        if length < n_queries:
-            query = query[:, :, :length]  # noqa: PLW2901
-        row = mx.fast.scaled_dot_product_attention(query, k, v, scale=scale, mask=mask, sinks=sinks)
-        if length < n_queries:
-            row = mx.pad(row, [(0, 0), (0, 0), (0, n_queries - length), (0, 0)])
-        rows.append(row)
+    parts = zip(rows_of(queries), keys.rows, values.rows, masks, strict=True)
+    rows = [
+        mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)
+        for q, k, v, mask in parts
+    ]
     return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
 
 
@@ -279,12 +267,7 @@ def _decode_on_cpu(
     (1, heads, 1, tokens) or None, is added to its scores, or says which count.
     """
     n_rows, n_heads, _, head_dim = queries.shape
-    kv = [
-        (k, v)
-        for k, v in zip(keys.rows, values.rows, strict=True)
-        if k is not None
-        if v is not None
-    ]
+    kv = list(zip(keys.rows, values.rows, strict=True))
     kv_heads = kv[0][0].shape[1]
     group = n_heads // kv_heads
     grouped = (queries * scale).reshape(n_rows, kv_heads, group, head_dim)

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 
 from semantic.adapters.mlx.device import on_cpu
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, Mask, RaggedBatch
+from semantic.adapters.mlx.kv_cache.contiguous.cache import BatchRow, FullCache, RaggedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.slots import SlottedBatch
 
 
@@ -205,15 +205,8 @@ def merge(caches: Sequence[object]) -> BatchLayer:
     if isinstance(first, FullCache) and on_cpu():
         return cast(BatchLayer, SlottedBatch(cast("list[FullCache]", list(caches))))
     if isinstance(first, RotatingKVCache):
-        rows = [MlxLmRow(cast(_KeyValues, one)) for one in caches]
-        return cast(BatchLayer, RaggedBatch(rows))
+        return cast(BatchLayer, RaggedBatch(cast("list[BatchRow]", list(caches))))
     return cast(_Merges, first).merge(caches)
-
-
-def take_out(layer: BatchLayer, idx: int) -> object:
-    """The cache of row `idx`, as it was before it was merged."""
-    found = layer.extract(idx)
-    return found.cache if isinstance(found, MlxLmRow) else found
 
 
 def pad(layer: BatchLayer, n_rows: int) -> None:
@@ -251,54 +244,3 @@ def _arrays(cache: ArraysCache) -> list[mx.array | None]:
     if isinstance(cache, StateBatch):
         return cache.example
     return cast("list[mx.array | None]", cache.cache)
-
-
-class _KeyValues(Protocol):
-    """mlx-lm's RotatingKVCache."""
-
-    offset: int
-    state: object
-    nbytes: int
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
-
-    def make_mask(self, n: int, *, return_array: bool, window_size: int | None) -> Mask: ...
-
-    def size(self) -> int: ...
-
-    def empty(self) -> bool: ...
-
-
-class MlxLmRow:
-    """mlx-lm's window that keeps its first tokens as a row of a `RaggedBatch`."""
-
-    def __init__(self, cache: _KeyValues) -> None:
-        self.cache = cache
-
-    @property
-    def offset(self) -> int:
-        """Position of the next token."""
-        return self.cache.offset
-
-    def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append a token, (1, kv_heads, 1, head_dim) each; returns all that it may attend to."""
-        return self.cache.update_and_fetch(k, v)
-
-    def mask_for(self, n: int) -> Mask:
-        return self.cache.make_mask(n, return_array=False, window_size=None)
-
-    @property
-    def state(self) -> object:
-        """The arrays to evaluate."""
-        return self.cache.state
-
-    @property
-    def nbytes(self) -> int:
-        return self.cache.nbytes
-
-    def size(self) -> int:
-        """Tokens held."""
-        return self.cache.size()
-
-    def empty(self) -> bool:
-        return self.cache.empty()

@@ -42,12 +42,12 @@ class SequenceCache(ABC):
         self.offset = offset
 
     @abstractmethod
-    def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
 
     @abstractmethod
     def mask_for(self, n: int) -> Mask:
-        """Mask for the next `n` tokens over what `append` will return for them."""
+        """Mask for the next `n` tokens over what `update_and_fetch` will return for them."""
 
     @abstractmethod
     def reserve(self, capacity: int) -> None:
@@ -67,15 +67,9 @@ class SequenceCache(ABC):
         n = len(self.held)
         return [BufferRange(self.buffer, i, min(i + size, n)) for i in range(0, n, size)]
 
-    # What mlx-lm calls while the sequence is prefilled alone
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """mlx-lm's name for `append`."""
-        return self.append(keys, values)
-
     @abstractmethod
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What the last `append` returned, for layers that share a cache; until `state` is read."""
+        """What was fetched last, for layers that share a cache; until `state` is read."""
 
     def make_mask(
         self,
@@ -114,11 +108,11 @@ class SequenceCache(ABC):
 class FullCache(SequenceCache):
     """Every token of the sequence, token i at index i of the buffer."""
 
-    def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        stop = self.offset + k.shape[2]
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        stop = self.offset + keys.shape[2]
         if stop > self.buffer.capacity:
             self.reserve(stop)
-        self.buffer.write(self.offset, stop, k, v)
+        self.buffer.write(self.offset, stop, keys, values)
         self.offset = stop
         return self.buffer.read(0, stop)
 
@@ -176,22 +170,22 @@ class WindowCache(SequenceCache):
         self._held = held
         self._seen: tuple[mx.array, mx.array] | None = None  # by the last tokens, until evaluated
 
-    def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self._seen = None  # before the write: it would copy what something else refers to
-        n = k.shape[2]
+        n = keys.shape[2]
         self.reserve(self._held + n)
         first = max(0, self._held - (self.window - 1))  # the oldest that the first new one sees
         if self._held + n <= self.buffer.capacity:
-            self.buffer.write(self._held, self._held + n, k, v)
+            self.buffer.write(self._held, self._held + n, keys, values)
             self._held += n
             seen = self.buffer.read(first, self._held)
         elif n == 1:
             self.buffer.resize(range(self._held - self.window, self._held), self.buffer.capacity)
-            self.buffer.write(self.window, self.window + 1, k, v)
+            self.buffer.write(self.window, self.window + 1, keys, values)
             self._held = self.window + 1
             seen = self.buffer.read(1, self._held)
         else:
-            seen = self._append_long(first, k, v)
+            seen = self._append_long(first, keys, values)
         self.offset += n
         self._seen = seen
         return seen
@@ -243,18 +237,14 @@ class WindowCache(SequenceCache):
 
 
 class RaggedKeys(RaggedArray):
-    """Keys of a batch, all that row i's queries may attend to.
-
-    Row i's first `lengths[i]` queries are real; `masks[i]` is theirs.
-    """
+    """Keys of a batch, all that row i's queries may attend to, with the mask `masks[i]`."""
 
     masks: tuple[Mask, ...]
-    lengths: tuple[int, ...]
 
     def each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedKeys:
         """See `RaggedArray.each`; the masks stay."""
-        changed = RaggedKeys([None if row is None else change(row) for row in self.rows], dtype)
-        changed.masks, changed.lengths = self.masks, self.lengths
+        changed = RaggedKeys(list(map(change, self.rows)), dtype)
+        changed.masks = self.masks
         return changed
 
 
@@ -276,22 +266,17 @@ _positions = _Positions()
 
 
 class BatchRow(Protocol):
-    """A sequence's cache as a row of a batch; see `SequenceCache`."""
+    """A sequence's cache as a row of a batch: a `SequenceCache`, or mlx-lm's own."""
 
     offset: int
 
-    def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]: ...
-
-    def mask_for(self, n: int) -> Mask: ...
-
     @property
     def state(self) -> object: ...
-
     @property
     def nbytes(self) -> int: ...
-
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
+    def make_mask(self, N: int) -> Mask: ...
     def size(self) -> int: ...
-
     def empty(self) -> bool: ...
 
 
@@ -303,7 +288,6 @@ class RaggedBatch(Generic[Row]):
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
-        self._left: list[int] | None = None  # real tokens left per row, while right-padded
         self._fetched: tuple[RaggedKeys, RaggedArray] | None = None
         self.chosen_from: RaggedBatch[Row] | None = None  # whose tokens these keys choose
 
@@ -324,16 +308,14 @@ class RaggedBatch(Generic[Row]):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
         """Append row i of `keys` and `values`, (batch, kv_heads, n, head_dim), to sequence i."""
         self._fetched = None  # before the write: it would copy what something else refers to
-        lengths = self._take(keys.shape[2])
+        masks = tuple(row.make_mask(keys.shape[2]) for row in self.rows)
         rows = [
-            _append(row, k, v, length)
-            for row, k, v, length in zip(
-                self.rows, rows_of(keys), rows_of(values), lengths, strict=True
-            )
+            row.update_and_fetch(k, v)
+            for row, k, v in zip(self.rows, rows_of(keys), rows_of(values), strict=True)
         ]
-        held = RaggedKeys([k for k, _, _ in rows], keys.dtype)
-        held.masks, held.lengths = tuple(mask for _, _, mask in rows), lengths
-        self._fetched = held, RaggedArray([v for _, v, _ in rows], values.dtype)
+        held = RaggedKeys([k for k, _ in rows], keys.dtype)
+        held.masks = masks
+        self._fetched = held, RaggedArray([v for _, v in rows], values.dtype)
         return self._fetched
 
     def apart(self) -> Self:
@@ -359,8 +341,7 @@ class RaggedBatch(Generic[Row]):
     @keys.setter
     def keys(self, keys: RaggedArray) -> None:
         for row, mine in zip(self.as_rows().rows, keys.rows, strict=True):
-            if mine is not None:
-                cast(FullCache, row).keys = mine
+            cast(FullCache, row).keys = mine
 
     @property
     def values(self) -> RaggedArray:
@@ -368,32 +349,8 @@ class RaggedBatch(Generic[Row]):
         rows = [cast(FullCache, row).values for row in self.as_rows().rows]
         return RaggedArray(rows, rows[0].dtype)
 
-    def _take(self, n: int) -> tuple[int, ...]:
-        """How many of the next `n` tokens are real, per row."""
-        if self._left is None:
-            return (n,) * len(self.rows)
-        taken = tuple(min(n, left) for left in self._left)
-        self._left = [left - used for left, used in zip(self._left, taken, strict=True)]
-        return taken
-
     def make_mask(self, *_: object, **__: object) -> None:
         """No mask: nothing is padded, and the handle carries each row's own mask."""
-
-    def prepare(
-        self,
-        *,
-        lengths: Sequence[int] | None = None,
-        right_padding: Sequence[int] | None = None,  # noqa: ARG002
-        left_padding: Sequence[int] | None = None,
-    ) -> None:
-        """The next tokens are padded on the right; `lengths` are real."""
-        if left_padding is not None and any(left_padding):
-            raise ValueError("rows of different lengths need no left padding")
-        self._left = list(lengths) if lengths is not None else None
-
-    def finalize(self) -> None:
-        """No more padded tokens follow."""
-        self._left = None
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
@@ -422,15 +379,3 @@ class RaggedBatch(Generic[Row]):
 
     def empty(self) -> bool:
         return all(row.empty() for row in self.rows)
-
-
-def _append(
-    row: BatchRow, k: mx.array, v: mx.array, length: int
-) -> tuple[mx.array | None, mx.array | None, Mask]:
-    """Append the first `length` tokens of `k` and `v`; what they may attend to, and their mask."""
-    if not length:
-        return None, None, None
-    if length < k.shape[2]:
-        k, v = k[..., :length, :], v[..., :length, :]
-    mask = row.mask_for(length)
-    return (*row.append(k, v), mask)

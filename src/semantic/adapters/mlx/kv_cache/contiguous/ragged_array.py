@@ -20,19 +20,19 @@ _NONE: dict[mx.Dtype, mx.array] = {}
 
 
 class RaggedArray(mx.array):
-    """Row i is `rows[i]`, (1, heads, tokens, dim); None for a row without tokens in this call.
+    """Row i is `rows[i]`, (1, heads, tokens, dim).
 
     A subclass of MLX's array, since its operators accept nothing else. Python asks the reflected
     operator of a subclass first.
     """
 
-    rows: tuple[mx.array | None, ...]
+    rows: tuple[mx.array, ...]
 
-    def __new__(cls, rows: Sequence[mx.array | None], dtype: mx.Dtype) -> Self:  # noqa: ARG004
+    def __new__(cls, rows: Sequence[mx.array], dtype: mx.Dtype) -> Self:  # noqa: ARG004
         """`dtype` is that of the rows."""
         return cast(Callable[[type], Self], mx.array.__new__)(cls)
 
-    def __init__(self, rows: Sequence[mx.array | None], dtype: mx.Dtype) -> None:
+    def __init__(self, rows: Sequence[mx.array], dtype: mx.Dtype) -> None:
         super().__init__(nothing_of(dtype))
         self.rows = tuple(rows)
 
@@ -42,12 +42,12 @@ class RaggedArray(mx.array):
 
         Models compute positions from it. As a condition, several lengths are an error.
         """
-        sizes = zip(*(row.shape[1:] for row in self.rows if row is not None), strict=True)
+        sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
         return cast(tuple[int, ...], (len(self.rows), *merged))
 
     def each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedArray:
-        return RaggedArray([None if row is None else change(row) for row in self.rows], dtype)
+        return RaggedArray(list(map(change, self.rows)), dtype)
 
     def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:  # noqa: ARG002
         """Row by row; axis 0 is the rows."""
@@ -69,22 +69,12 @@ class RaggedArray(mx.array):
         """Row by row; dense, since what differs between rows is summed over."""
         if not isinstance(right, RaggedArray):
             return NotImplemented
-        found = [
-            None if mine is None or theirs is None else product(mine, theirs)
-            for mine, theirs in zip(self.rows, right.rows, strict=True)
-        ]
-        nothing = next(mx.zeros_like(row) for row in found if row is not None)
-        return mx.concatenate([nothing if row is None else row for row in found])
+        return mx.concatenate([product(*pair) for pair in zip(self.rows, right.rows, strict=True)])
 
     def __rmatmul__(self, left: mx.array) -> RaggedArray:
         """Row i of `left`, (batch, ...), times row i."""
-        return RaggedArray(
-            [
-                None if right is None else product(mine, right)
-                for mine, right in zip(rows_of(left), self.rows, strict=True)
-            ],
-            self.dtype,
-        )
+        pairs = zip(rows_of(left), self.rows, strict=True)
+        return RaggedArray([product(*pair) for pair in pairs], self.dtype)
 
 
 def product(left: mx.array, right: mx.array) -> mx.array:
@@ -127,10 +117,7 @@ def _depends(x: mx.array, dependencies: Sequence[mx.array]) -> mx.array:
     if not isinstance(x, RaggedArray):
         return cast(mx.array, mx.depends(x, dependencies))
     others = zip(*(cast(RaggedArray, one).rows for one in dependencies), strict=True)
-    rows = [
-        None if row is None else mx.depends(row, [one for one in its if one is not None])
-        for row, its in zip(x.rows, others, strict=True)
-    ]
+    rows = [mx.depends(row, list(its)) for row, its in zip(x.rows, others, strict=True)]
     return RaggedArray(rows, x.dtype)
 
 

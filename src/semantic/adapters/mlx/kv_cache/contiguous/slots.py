@@ -114,19 +114,19 @@ class SlottedArray(RaggedKeys):
         self._on_rows = on_rows
         super().__init__((), dtype)
         n_rows = len(parts.lengths)
-        self.masks, self.lengths = (None,) * n_rows, (1,) * n_rows
+        self.masks = (None,) * n_rows
 
     if not TYPE_CHECKING:  # an attribute of the base class
 
         @property
-        def rows(self) -> tuple[mx.array | None, ...]:
+        def rows(self) -> tuple[mx.array, ...]:
             if self.parts is not None:
                 self._on_rows()
                 self._rows, self.parts = self.parts.rows(), None
             return self._rows
 
         @rows.setter
-        def rows(self, rows: tuple[mx.array | None, ...]) -> None:
+        def rows(self, rows: tuple[mx.array, ...]) -> None:
             self._rows = rows
             if rows:
                 self.parts = None
@@ -242,7 +242,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
         self._fetched = self._offset = None  # before the write, which copies what is in use
-        if self.by_row or keys.shape[2] > 1 or self._left is not None:
+        if self.by_row or keys.shape[2] > 1:
             self.apart()
             return super().update_and_fetch(keys, values)
         division = self._arranged()
@@ -250,7 +250,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
         found = [one.append(*kv) for one, *kv in zip(self.shared, ks, vs, strict=False)]
         if self._alone:
             alone = zip(self._alone, ks[n:], vs[n:], strict=True)
-            found += [(*row.append(k, v), None) for row, k, v in alone]
+            found += [(*row.update_and_fetch(k, v), None) for row, k, v in alone]
         lengths = [row.offset for row in self.rows]
         masks = [mask for _, _, mask in found]
         parts = Parts([k for k, _, _ in found], _TOKENS, division, masks, lengths)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, cast
+from typing import Self, cast
 
 import mlx.core as mx
 
@@ -258,24 +258,11 @@ class PagedBatch:
         return [length + self._step for length in self._metadata.lengths]
 
 
-class Attends(Protocol):
-    """A batch, which computes attention with the handles that it makes."""
-
-    def attend(
-        self,
-        q: mx.array | Heads,
-        keys: PagedKeys,
-        scale: float,
-        sinks: mx.array | None,
-        rope: mx.array | None = None,
-    ) -> mx.array: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
     """What a model gets as keys and values: a handle that only our attention can read."""
 
-    batch: Attends
+    batch: PagedBatch
     k: mx.array | Heads
     v: mx.array | Heads
     step: int

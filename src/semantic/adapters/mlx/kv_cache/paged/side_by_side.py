@@ -74,24 +74,29 @@ class ChunkLayout:
         return found.reshape(*self.shape, rows.shape[1], rows.shape[3]).swapaxes(1, 2)
 
 
-class ChunkBatch:
+class ChunkBatch(PagedBatch):
     """One layer's pages of sequences in a pass; mlx-lm's batch cache interface.
 
     Rows of `metadata` are the tokens, sequence after sequence.
     """
 
     def __init__(self, layer: PagedLayer, metadata: BatchMetadata, layout: ChunkLayout) -> None:
-        self._rows = PagedBatch(layer, metadata, (), write_first=True)
+        super().__init__(layer, metadata, (), write_first=True)
         self._layout = layout
-        self.offset = layout.offset
-        """Position of the first token of each sequence; 0 of padding."""
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PagedKeys, PagedKeys]:
+    @property
+    def offset(self) -> mx.array:
+        """Position of the first token of each sequence; 0 of padding."""
+        return self._layout.offset
+
+    def update_and_fetch(
+        self, keys: mx.array | Heads, values: mx.array | Heads
+    ) -> tuple[PagedKeys, PagedKeys]:
         """Take the tokens, (sequences, kv_heads, tokens, head_dim); as one handle."""
         if (keys.shape[0], keys.shape[2]) != self._layout.shape:
             raise ValueError(f"expected (sequences, tokens) of {self._layout.shape}")
         as_rows = self._layout.to_rows
-        handle = PagedKeys(self, as_rows(keys), as_rows(values), 0)
+        handle = PagedKeys(self, as_rows(plain(keys)), as_rows(plain(values)), 0)
         return handle, handle
 
     def attend(
@@ -105,16 +110,7 @@ class ChunkBatch:
         """See `PagedBatch.attend`; (sequences, heads, tokens, width)."""
         as_rows = self._layout.to_rows
         rope = None if rope is None else as_rows(rope)
-        found = self._rows.attend(as_rows(plain(q)), keys, scale, sinks, rope)
-        return self._layout.to_columns(found)
-
-    def make_mask(self, *_: object, **__: object) -> None:
-        """No mask: a row attends to the tokens up to its own."""
-
-    @property
-    def state(self) -> list[mx.array]:
-        """The array to evaluate, which writes the tokens."""
-        return self._rows.state
+        return self._layout.to_columns(super().attend(as_rows(plain(q)), keys, scale, sinks, rope))
 
 
 class _Pass(NamedTuple):
