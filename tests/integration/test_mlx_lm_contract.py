@@ -6,7 +6,7 @@ import importlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -138,8 +138,10 @@ def test_a_processor_is_called_once_for_each_token_with_all_tokens_before_it(
         assert logits.shape == (1, VOCAB)
         return logits
 
-    # One token is not computed as a prompt, which would be padded beside longer ones.
-    monkeypatch.setattr(PromptProcessingBatch, "prompt", pytest.fail)
+    def prompt(_: object, tokens: Sequence[object]) -> None:
+        assert not tokens, "one token is no prompt, which would be padded beside longer ones"
+
+    monkeypatch.setattr(PromptProcessingBatch, "prompt", prompt)
     model = tiny_model("llama")
     generator = BatchGenerator(model, max_tokens=100)
     with mx.stream(generator.stream):

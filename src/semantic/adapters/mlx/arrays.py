@@ -108,6 +108,11 @@ def on_device_async(numbers: Sequence[int]) -> mx.array:
     return array
 
 
+def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
+    """Tokens in the type of sampled ones: a GPU compiles a gather for each type."""
+    return mx.array([list(one) for one in tokens], mx.uint32)
+
+
 def _is_contiguous(array: mx.array) -> bool:
     mx.eval(array)
     return _as_buffer(array).c_contiguous

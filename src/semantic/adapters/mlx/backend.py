@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from semantic.adapters.mlx.arrays import token_ids
 from semantic.adapters.mlx.batch.decode_batch import Agree, DecodeBatch, Emitted, NewSequence
 from semantic.adapters.mlx.batch.padded_batch import Calibration, new_batch
 from semantic.adapters.mlx.device import on_cpu
@@ -19,7 +20,7 @@ from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.staging import Staging
-from semantic.adapters.mlx.prefill import Prompt, prefill_for, token_ids
+from semantic.adapters.mlx.prefill import Prompt, prefill_for
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.sampling.sampler import (
     make_processors,
@@ -111,27 +112,22 @@ class MLXBackend:
         self.vocab_size = vocab_size
         self.grammars = grammars or GrammarCompiler(None, (), vocab_size)
         self._layers, self._codec = form.layers, form.codec
+        self.ragged_layers = form.layers.ragged
+        """Which layers use our caches; the others use mlx-lm's own."""
+        self.together = form.layers.together
+        """Whether several sequences are computed as one batch; else one after the other."""
         self._prefill = prefill_for(self.model, form.layers, self._spec.reusable_tokens)
-        self._calibration = calibration
+        self.calibration = calibration
+        """The measurements that decide how batches decode; None if there was no choice."""
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, _Start] = {}
         self._joined: list[_Sequence] = []
-        self._peak = 0
+        self.peak_bytes = 0
         self._lost_batch = False  # by a failure outside of `decode`
         self._next_id = 0
         self._batch = self._new_batch()
         attention_hook.install(self.model)
-
-    @property
-    def ragged_layers(self) -> tuple[bool, ...]:
-        """Which layers use our caches; the others use mlx-lm's own."""
-        return self._layers.ragged
-
-    @property
-    def together(self) -> bool:
-        """Whether several sequences are computed as one batch; else one after the other."""
-        return self._layers.together
 
     @property
     def in_pages(self) -> bool:
@@ -147,15 +143,6 @@ class MLXBackend:
         with self._computing():
             self._finish_launched()
             return self._layers.shrink(room)
-
-    @property
-    def peak_bytes(self) -> int:
-        return self._peak
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The measurements that decide how batches decode; None if there was no choice."""
-        return self._calibration
 
     @property
     def best_chunk(self) -> int:
@@ -354,7 +341,7 @@ class MLXBackend:
     # Inside
 
     def _new_batch(self) -> DecodeBatch:
-        return new_batch(self.model, self._layers, self._calibration, self._agree)
+        return new_batch(self.model, self._layers, self.calibration, self._agree)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -374,7 +361,7 @@ class MLXBackend:
         before = mx.get_active_memory()
         with self._computing():
             yield
-        self._peak = max(0, mx.get_peak_memory() - before)
+        self.peak_bytes = max(0, mx.get_peak_memory() - before)
 
     def _finish_launched(self) -> None:
         """Wait for the step in flight before pages are taken for other than the next step.

@@ -14,6 +14,7 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from semantic.adapters.mlx.arrays import token_ids
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
 from semantic.adapters.mlx.kv_cache.model_spec import PROMPT_CHUNK
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
@@ -183,11 +184,6 @@ def prefill_for(model: Module, layers: CacheLayers, reusable: int | None) -> Pre
     if not isinstance(made, PagedLayers):
         return Prefill(model, reusable)
     return (RowPrefill if made.takes_rows else SidePrefill)(model, reusable, made)
-
-
-def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    """Tokens in the type of sampled ones: a GPU compiles a gather for each type."""
-    return mx.array([list(one) for one in tokens], mx.uint32)
 
 
 def _paged(prompt: Prompt) -> list[PagedCache]:

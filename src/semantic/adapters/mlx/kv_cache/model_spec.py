@@ -157,8 +157,6 @@ def read_spec(model: object) -> ModelCacheSpec | None:
         return None
     flatten(model)
     spec = spec_reader.read_spec(model)
-    if spec is None:
-        return None
     masks = _read_masks(model)
     layers = tuple(
         _with_window(layer, mask.window) for layer, mask in zip(spec.layers, masks, strict=True)

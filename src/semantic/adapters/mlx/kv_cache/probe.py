@@ -7,22 +7,21 @@ their layers keep mlx-lm's own caches. Knows no list of models.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from semantic.adapters.mlx.arrays import plain
+from semantic.adapters.mlx.arrays import plain, token_ids
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers, states_of
-from semantic.adapters.mlx.kv_cache.merged import BatchLayer, merge, pad
+from semantic.adapters.mlx.kv_cache.merged import merge, merge_theirs, pad
 from semantic.adapters.mlx.kv_cache.model_spec import narrowed, read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
@@ -72,6 +71,9 @@ all."""
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
+_Batch = Literal["padded", "unpadded", "copies"]
+
+
 class _Evaluated(Protocol):
     @property
     def state(self) -> object: ...
@@ -79,10 +81,6 @@ class _Evaluated(Protocol):
 
 class _Layers(Protocol):
     def empty(self, capacity: int) -> Sequence[_Evaluated]: ...
-
-
-class _Merges(Protocol):
-    def merge(self, caches: Sequence[object]) -> BatchLayer: ...
 
 
 Agree = Callable[[bool], bool]
@@ -105,6 +103,7 @@ class LogitsProbe:
         self.agree = agree
         self.decoding = decoding or model
         self._alone: list[mx.array] | None = None
+        self._yardsticks: dict[_Batch, float] = {}
 
     def accepts(self, layers: _Layers) -> bool:
         """Whether a batch with these caches computes the right logits."""
@@ -151,11 +150,33 @@ class LogitsProbe:
         return True
 
     def _yardstick_for(self, layers: _Layers) -> float:
+        """The largest difference that is rounding in this model; 0 if mlx-lm's batch is wrong."""
         if isinstance(layers, PagedLayers) and layers.beside != "alone":
-            return self._yardstick_copies
+            return self._yardstick_of("copies")
         # mlx-lm's batch is no yardstick for itself: padding may be what is wrong.
         padded = isinstance(layers, ContiguousLayers) and not any(layers.ragged)
-        return self._yardstick_unpadded if padded else self._yardstick
+        return self._yardstick_of("unpadded" if padded else "padded")
+
+    def _yardstick_of(self, batch: _Batch) -> float:
+        """That which mlx-lm's own batch shows, measured once: one that pads, one of sequences of
+        equal lengths, which is `unpadded`, or `copies` of one sequence, prefilled together."""
+        if batch not in self._yardsticks:
+            try:
+                self._yardsticks[batch] = _most_rounded(self._differences_of(batch))
+            except _NOT_AN_ARRAY:
+                self._yardsticks[batch] = 0.0
+        return self._yardsticks[batch]
+
+    def _differences_of(self, batch: _Batch) -> list[float]:
+        model = self.model
+        if batch == "copies":
+            return self._differences(at_once(_solo(model, copies=_COPIES)))
+        if batch == "padded":
+            return self._differences(at_once(_batched(model, _Padded(model))))
+        _, one, other = _PROMPTS
+        alike = one, other[: len(one)]
+        found = at_once(_batched(model, _Padded(model), alike))
+        return _differences(found, at_once(_solo(model, alike)))
 
     @property
     def _solo(self) -> list[mx.array]:
@@ -170,35 +191,6 @@ class LogitsProbe:
     @property
     def _rounded(self) -> float:
         return _ROUNDED.get(self._solo[0].dtype, _ROUNDED_LESS)
-
-    @functools.cached_property
-    def _yardstick(self) -> float:
-        """The largest difference that is rounding in this model; 0 if mlx-lm's batch is wrong."""
-        try:
-            return _most_rounded(
-                self._differences(at_once(_batched(self.model, _Padded(self.model))))
-            )
-        except _NOT_AN_ARRAY:
-            return 0.0
-
-    @functools.cached_property
-    def _yardstick_unpadded(self) -> float:
-        """The same of a batch of mlx-lm's whose sequences have equal lengths: nothing is padded."""
-        _, one, other = _PROMPTS
-        alike = one, other[: len(one)]
-        try:
-            found = at_once(_batched(self.model, _Padded(self.model), alike))
-            return _most_rounded(_differences(found, at_once(_solo(self.model, alike))))
-        except _NOT_AN_ARRAY:
-            return 0.0
-
-    @functools.cached_property
-    def _yardstick_copies(self) -> float:
-        """The same of a batch of mlx-lm's whose sequences are one, prefilled together."""
-        try:
-            return _most_rounded(self._differences(at_once(_solo(self.model, copies=_COPIES))))
-        except _NOT_AN_ARRAY:
-            return 0.0
 
     def _differences(self, found: Sequence[mx.array]) -> list[float]:
         return _differences(found, self._solo)
@@ -292,12 +284,6 @@ class _Recorder(PortableAttention):
         return mx.zeros((*step.q.shape[:3], width), plain(step.q).dtype)
 
 
-def _ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    return mx.array(
-        [list(one) for one in tokens], mx.uint32
-    )  # as sampled tokens are: a GPU compiles one gather
-
-
 def _solo(
     model: Module, prompts: _Prompts = _PROMPTS, *, copies: int = 1
 ) -> Slices[list[mx.array]]:
@@ -307,7 +293,7 @@ def _solo(
         caches = make_prompt_cache(model)
         logits: list[mx.array] = []
         for tokens in (list(prompt), *([step[row]] for step in _STEPS)):
-            logits.append(model(_ids([tokens] * copies), cache=caches)[:1, -1])
+            logits.append(model(token_ids([tokens] * copies), cache=caches)[:1, -1])
             mx.eval(logits[-1])
             yield None
         by_sequence.append(logits[1:])
@@ -324,12 +310,12 @@ def _batched(
         yield from _prefilled_side_by_side(model, layers, paged, prompts)
     else:
         for caches, prompt in zip(sequences, prompts, strict=True):
-            model(_ids([prompt]), cache=caches)
+            model(token_ids([prompt]), cache=caches)
             mx.eval([cache.state for cache in caches])
             yield None
     ragged = getattr(layers, "ragged", (False,) * len(sequences[0]))
     batch = [
-        merge(layer) if ours else cast(_Merges, layer[0]).merge(layer)
+        merge(layer) if ours else merge_theirs(layer)
         for ours, layer in zip(ragged, zip(*sequences, strict=True), strict=True)
     ]
     n_rows = len(prompts)
@@ -337,7 +323,7 @@ def _batched(
     for layer in batch:
         pad(layer, size)
     padding = [0] * (size - n_rows)
-    steps = [_ids([[*step[:n_rows], *padding]]).T for step in _STEPS]
+    steps = [token_ids([[*step[:n_rows], *padding]]).T for step in _STEPS]
     logits: list[mx.array] = []
     for step in steps:
         logits.append(model(step, cache=batch)[:n_rows, -1])

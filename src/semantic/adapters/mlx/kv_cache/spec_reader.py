@@ -36,13 +36,11 @@ class KeyValueCache(Protocol):
     values: mx.array
 
 
-def read_spec(model: object) -> ModelCacheSpec | None:
-    """The spec of an mlx-lm model; None if `model` is not one.
+def read_spec(model: Module) -> ModelCacheSpec:
+    """The spec of an mlx-lm model.
 
     Raises UnsupportedModelError, naming the first layer whose cache cannot be kept.
     """
-    if not isinstance(model, Module):
-        return None
     short, long = trace(model, 1), trace(model, BLOCK_TOKENS + 1)
     return ModelCacheSpec(
         tuple(_read_layer(i, *pair) for i, pair in enumerate(zip(short, long, strict=True)))
@@ -79,13 +77,9 @@ def _kind(layer: int, cache: object) -> LayerKind:
 
 
 def _shape(cache: object) -> LayerShape:
-    k, v = _keys_and_values(cache)
-    return LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype)
-
-
-def _keys_and_values(cache: object) -> tuple[mx.array, mx.array]:
     filled = cast(KeyValueCache, cache)
-    return filled.keys, filled.values
+    k, v = filled.keys, filled.values
+    return LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype)
 
 
 def _read_layer(layer: int, short: object, long: object) -> LayerSpec:
