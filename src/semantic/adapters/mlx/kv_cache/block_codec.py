@@ -26,7 +26,7 @@ from semantic.adapters.mlx.kv_cache.checkpoint import (
     write_checkpoint,
 )
 from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache
-from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import write_state
+from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state, write_state
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.kv_cache.staging import (
     MemoryT,
@@ -34,6 +34,7 @@ from semantic.adapters.mlx.kv_cache.staging import (
     Staging,
     require_block,
     require_bodies,
+    require_shape,
 )
 from semantic.adapters.mlx.transfers import Room
 from semantic.domain.block_hash import Part
@@ -84,7 +85,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     ) -> list[CacheT]:
         """The caches after `length` tokens, made of what was staged and of a checkpoint's pieces.
 
-        Layers without a piece are those of FULL bodies.
+        Layers without a piece are those of FULL bodies, or have a state.
         """
         ...
 
@@ -98,14 +99,16 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         shapes: Sequence[LayerShape | None],
         ragged: Sequence[bool],
         states: Mapping[int, Tree],
+        empty: Mapping[int, MlxLmCache],
         memory: BlockMemory[CacheT, MemoryT],
     ) -> None:
         """`ragged[i]` is true if layer i uses our cache. `states` has, for each layer stored as a
-        whole state of an mlx-lm cache, what that state looks like."""
+        whole state of an mlx-lm cache, what that state looks like, and `empty` a new cache."""
         self._spec = spec
         self._shapes = shapes
         self._ragged = ragged
         self._states = states
+        self._empty = empty
         self._memory = memory
         self._parts = assign_parts(spec, ragged)
         stored = {*self._parts.full, *self._parts.window}
@@ -183,6 +186,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         """The caches after `length` tokens; see `BatchBackend.loaded`."""
         staging.require_loaded(length, checkpoint, self.layout)
         pieces: list[Piece] = []
+        states: dict[int, MlxLmCache] = {}
         if checkpoint is not None:
             contents = self._contents(length)
             expected: list[Tree] = [
@@ -190,11 +194,14 @@ class BlockCodec(Generic[CacheT, MemoryT]):
                 for layer, tokens in contents
             ]
             trees = read_checkpoint(checkpoint, self.layout.name, length, expected)
-            pieces = [
-                Piece(layer, tokens, form, tree)
-                for (layer, tokens), form, tree in zip(contents, expected, trees, strict=True)
-            ]
-        return self._memory.restore(caches, staging, length, pieces)
+            for (layer, tokens), form, tree in zip(contents, expected, trees, strict=True):
+                if tokens is None:
+                    states[layer] = read_state(tree, form, length, self._empty[layer])
+                else:
+                    pieces.append(Piece(layer, tokens, tree))
+            mx.eval([state.state for state in states.values()])
+        made = self._memory.restore(caches, staging, length, pieces)
+        return [cast(CacheT, states.get(i, cache)) for i, cache in enumerate(made)]
 
     def _kind_of(self, layer: int) -> str:
         """What the layout's name calls a layer of the checkpoint."""
@@ -219,9 +226,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
     def _forms(self, layer: int, n_tokens: int) -> tuple[ArrayForm, ArrayForm]:
         """Keys and values of a layer as a checkpoint's arrays."""
-        shape = self._shapes[layer]
-        if shape is None:
-            raise AssertionError(f"layer {layer} has no keys and values")
+        shape = require_shape(self._shapes, layer)
         return (
             ArrayForm(shape.dtype, (1, shape.kv_heads, n_tokens, shape.k_head_dim)),
             ArrayForm(shape.dtype, (1, shape.kv_heads, n_tokens, shape.v_head_dim)),
@@ -296,10 +301,9 @@ def _all_finite(arrays: Sequence[mx.array]) -> bool:
 def _token_bytes(layers: Sequence[int], shapes: Sequence[LayerShape | None]) -> tuple[int, ...]:
     """Bytes of one token in each segment (one head of keys or of values)."""
     segments: list[int] = []
-    for shape in (shapes[layer] for layer in layers):
-        if shape is not None:
-            for dim in (shape.k_head_dim, shape.v_head_dim):
-                segments += [dim * shape.dtype.size] * shape.kv_heads
+    for shape in (require_shape(shapes, layer) for layer in layers):
+        for dim in (shape.k_head_dim, shape.v_head_dim):
+            segments += [dim * shape.dtype.size] * shape.kv_heads
     return tuple(segments)
 
 
@@ -308,9 +312,7 @@ def _describe_layers(
 ) -> list[list[object]]:
     described: list[tuple[str, int]] = []
     for layer in layers:
-        shape = shapes[layer]
-        if shape is None:
-            raise AssertionError(f"layer {layer} has no keys and values")
+        shape = require_shape(shapes, layer)
         dtype = str(shape.dtype).removeprefix("mlx.core.")
         dims = f"{shape.kv_heads}x({shape.k_head_dim}+{shape.v_head_dim})"
         described.append((f"{dims} {dtype}", layer))

@@ -9,7 +9,7 @@ Knows devices and kernels; not what a cache is used for.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
@@ -122,8 +122,8 @@ def contiguous_form(
         if layer.kind is not LayerKind.FULL and not layers.ours[i]
     ]
     empty = dict(enumerate(cast(list[MlxLmCache], make_prompt_cache(model)))) if theirs else {}
-    memory = ContiguousMemory(spec, shapes, {i: empty[i] for i in theirs}, transfers_here())
-    return _form(model, spec, shapes, layers, theirs, memory)
+    memory = ContiguousMemory(spec, shapes, transfers_here())
+    return _form(model, spec, shapes, layers, {i: empty[i] for i in theirs}, memory)
 
 
 def paged_form(
@@ -151,7 +151,7 @@ def paged_form(
             if pool.kind.ring is None:
                 transfers.prepare(pool.kind.page_bytes, _PREPARED_PAGES)
     empty = {} if make is None else make()
-    memory = PagedMemory(attention, transfers, empty)
+    memory = PagedMemory(attention, transfers)
     form = _form(probe.model, spec, shapes, layers, empty, memory)
     return replace(form, model=probe.decoding)
 
@@ -161,14 +161,14 @@ def _form(
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     layers: ContiguousLayers | PagedLayers,
-    theirs: Collection[int],
+    empty: Mapping[int, MlxLmCache],
     memory: BlockMemory[CacheT, MemoryT],
 ) -> CacheForm:
-    """The form of caches in `memory`; the caches of the layers `theirs` are stored as states."""
+    """The form of caches in `memory`; of layers that are stored as states `empty` has new ones."""
     # Only shapes are read; the arrays are dropped without being computed.
-    traced = cast(list[MlxLmCache], trace(model, _TRACED)) if theirs else []
-    states = {i: expected_state(traced[i]) for i in theirs}
-    codec: object = BlockCodec(spec, shapes, layers.ours, states, memory)
+    traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
+    states = {i: expected_state(traced[i]) for i in empty}
+    codec: object = BlockCodec(spec, shapes, layers.ours, states, empty, memory)
     made: object = layers
     return CacheForm(
         model, spec, cast(CacheLayers, made), cast("BlockCodec[LayerCache, Memory]", codec)

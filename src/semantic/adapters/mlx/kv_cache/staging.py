@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from semantic.adapters.mlx.kv_cache.checkpoint import Tree
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.stored import BlockLayout
@@ -91,14 +92,10 @@ class InPlace:
 
 
 class Piece(NamedTuple):
-    """What a checkpoint holds of one layer: keys and values of `tokens`, or, if None, its state.
-
-    `tree` has the form `expected`.
-    """
+    """What a checkpoint holds of one layer with a window: keys and values of `tokens`."""
 
     layer: int
-    tokens: range | None
-    expected: Tree
+    tokens: range
     tree: Tree
 
 
@@ -124,6 +121,14 @@ def require_held(layer: int, held: range, tokens: range) -> None:
             f"layer {layer} holds tokens {held.start} to {held.stop}, "
             f"not {tokens.start} to {tokens.stop}"
         )
+
+
+def require_shape(shapes: Sequence[LayerShape | None], layer: int) -> LayerShape:
+    """The shape of a layer that keeps keys and values."""
+    shape = shapes[layer]
+    if shape is None:
+        raise AssertionError(f"layer {layer} has no keys and values")
+    return shape
 
 
 def require_bodies(part: Part, start: int, stop: int) -> None:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
-from semantic.adapters.mlx.text.bounded_template import bounded_rendering
 from semantic.adapters.mlx.text.chat_template import (
     TEMPLATE_ERRORS,
     TemplateFeatures,
@@ -33,6 +32,7 @@ from semantic.adapters.mlx.text.template_messages import (
 from semantic.adapters.mlx.text.tokenizer import (
     NO_TEMPLATE,
     MLXTokenizer,
+    refusal,
 )
 from semantic.application.chat.argument_types import with_types
 from semantic.application.chat.call_grammar import (
@@ -356,9 +356,7 @@ class MLXChatFormat:
         try:
             text = self._applied(messages, chat.tools, options, escaper)
         except TEMPLATE_ERRORS as error:
-            reason = str(error) or type(error).__name__
-            message = f"the chat template refused the messages: {reason}"
-            raise InvalidRequestError(message) from error
+            raise refusal(error) from error
         text = replace_surrogates(text)
         marks = self.thought_marks
         return RenderedChat(
@@ -484,13 +482,8 @@ class MLXChatFormat:
         tools: list[TemplateMessage] | None,
         options: Mapping[str, object],
     ) -> str:
-        with bounded_rendering():
-            text = self._inner.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True, **options
-            )
-        if not isinstance(text, str):
-            raise TypeError(f"expected a rendered template, got {type(text).__name__}")
-        return text
+        given = {"tools": tools, "add_generation_prompt": True, **options}
+        return self._tokenizer.apply_template(messages, given)
 
     def _find_special_tokens(self, source: str) -> SpecialTokens:
         """The tokenizer's special tokens, and its added tokens that `source` or the marks use.

@@ -100,16 +100,8 @@ def _call_as_text(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
-def _result_as_text(content: str) -> str:
-    return f"<tool_response>\n{content}\n</tool_response>"
-
-
-def _user_as_text(content: str) -> str:
-    return f"<user>\n{content}\n</user>"
-
-
-def _system_as_text(content: str) -> str:
-    return f"<system>\n{content}\n</system>"
+def _marked(mark: str, content: str) -> str:
+    return f"<{mark}>\n{content}\n</{mark}>"
 
 
 class _Writer:
@@ -168,15 +160,15 @@ class _Writer:
         elif self._last_role() == "tool":
             # A user message here would count as a new question: some templates drop the thoughts
             # before the last question, which would invalidate the cached prefix.
-            self._extend(_system_as_text(content))
+            self._extend(_marked("system", content))
         else:
-            self._add_user(_system_as_text(content))
+            self._add_user(_marked("system", content))
 
     def _add_user(self, content: str, name: str | None = None) -> None:
         if not self._features.user_after_result:
             self._end_open_calls()
             if self._last_role() == "tool":
-                self._extend(_user_as_text(content))
+                self._extend(_marked("user", content))
                 return
         self._append({"role": "user", "content": content} | self._name_field(name))
 
@@ -219,7 +211,7 @@ class _Writer:
         content = self._escape(message.content, marks=True)
         is_orphan = not self._features.orphan_results and not self._open
         if not self._features.tools or is_orphan:
-            self._add_user(_result_as_text(content))
+            self._add_user(_marked("tool_response", content))
             return
         self._open = self._open[1:]
         result: TemplateMessage = {"role": "tool", "content": content}

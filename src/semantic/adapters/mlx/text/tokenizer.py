@@ -132,12 +132,7 @@ class HuggingFaceTokenizer(Protocol):
     def get_vocab(self) -> Mapping[str, int]: ...
 
     def apply_chat_template(
-        self,
-        conversation: Sequence[Mapping[str, object]],
-        *,
-        tokenize: bool = True,
-        add_generation_prompt: bool = False,
-        **options: object,
+        self, conversation: Sequence[Mapping[str, object]], **options: object
     ) -> str | list[int]: ...
 
 
@@ -230,17 +225,25 @@ class MLXTokenizer:
     ) -> list[int]:
         if not self.inner.has_chat_template:
             raise InvalidRequestError(NO_TEMPLATE)
+        given = [dict(message) for message in messages]
         try:
-            with bounded_rendering():
-                text = self.inner.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                )
+            text = self.apply_template(given, {"add_generation_prompt": add_generation_prompt})
         except TEMPLATE_ERRORS as error:
-            reason = str(error) or type(error).__name__
-            message = f"the chat template refused the messages: {reason}"
-            raise InvalidRequestError(message) from error
+            raise refusal(error) from error
+        return self.encode_rendered(text)
+
+    def apply_template(
+        self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
+    ) -> str:
+        """The chat template's text of `messages`. Raises any of `TEMPLATE_ERRORS`."""
+        with bounded_rendering():
+            text = self.inner.apply_chat_template(messages, tokenize=False, **options)
         if not isinstance(text, str):
             raise TypeError(f"expected a rendered template, got {type(text).__name__}")
-        return self.encode_rendered(text)
+        return text
+
+
+def refusal(error: Exception) -> InvalidRequestError:
+    """What a request gets whose messages the template refused with `error`."""
+    reason = str(error) or type(error).__name__
+    return InvalidRequestError(f"the chat template refused the messages: {reason}")

@@ -9,7 +9,7 @@ and their arrays; not the byte layout of a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, cast
 
@@ -22,10 +22,8 @@ from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuff
 from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
 from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     ContiguousCache,
-    MlxLmCache,
     cache_of,
 )
-from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.kv_cache.staging import (
     InPlace,
@@ -33,6 +31,7 @@ from semantic.adapters.mlx.kv_cache.staging import (
     Staging,
     blocks_in,
     require_held,
+    require_shape,
 )
 from semantic.adapters.mlx.transfers import ArrivingBody, Room, Rows, Transfers
 from semantic.domain.block_hash import Part
@@ -56,14 +55,11 @@ class ContiguousMemory:
         self,
         spec: ModelCacheSpec,
         shapes: Sequence[LayerShape | None],
-        empty: Mapping[int, MlxLmCache] | None = None,
-        transfers: Transfers | None = None,
+        transfers: Transfers | None,
     ) -> None:
-        """`empty` has an empty cache of each layer that is stored as a whole state of mlx-lm's;
-        `transfers` are the device's copies beside MLX, None if it has none."""
+        """`transfers` are the device's copies beside MLX, None if it has none."""
         self._spec = spec
         self._shapes = shapes
-        self._empty = empty or {}
         self._transfers = transfers
 
     # Export
@@ -101,7 +97,9 @@ class ContiguousMemory:
     ) -> list[BodyTarget]:
         n_tokens = blocks_in(tokens) * BLOCK_TOKENS
         if part is Part.WINDOW:
-            staging.window = {i: KVBuffer.empty(self._shape(i), n_tokens) for i in layers}
+            staging.window = {
+                i: KVBuffer.empty(require_shape(self._shapes, i), n_tokens) for i in layers
+            }
             buffers, first = staging.window, 0
         else:
             staging.full = {i: self._in_place(caches[i], i, tokens.stop) for i in layers}
@@ -121,9 +119,7 @@ class ContiguousMemory:
         pieces: Sequence[Piece],
     ) -> list[ContiguousCache]:
         made = {
-            piece.layer: read_state(piece.tree, piece.expected, length, self._empty[piece.layer])
-            if piece.tokens is None
-            else self._window(caches[piece.layer], piece, piece.tokens, staging, length)
+            piece.layer: self._window(caches[piece.layer], piece, staging, length)
             for piece in pieces
         }
         if made:
@@ -131,9 +127,6 @@ class ContiguousMemory:
         for layer, buffer in staging.full.items():
             _set_full(caches[layer], buffer, length)
         return [made.get(i, cache) for i, cache in enumerate(caches)]
-
-    def _shape(self, layer: int) -> LayerShape:
-        return _require_shape(self._shapes, layer)
 
     def _in_place(self, cache: ContiguousCache, layer: int, stop: int) -> KVBuffer:
         """The arrays in which the FULL tokens up to `stop` will stay."""
@@ -144,7 +137,7 @@ class ContiguousMemory:
             return cache.buffer
         theirs = cast(MlxLmKVCache, cache)
         if theirs.keys is None or theirs.values is None or not theirs.offset:
-            return KVBuffer.empty(self._shape(layer), whole_blocks(stop))
+            return KVBuffer.empty(require_shape(self._shapes, layer), whole_blocks(stop))
         held = BufferRange(KVBuffer(theirs.keys, theirs.values), 0, theirs.offset)
         return KVBuffer.gather([held], whole_blocks(stop))
 
@@ -152,12 +145,11 @@ class ContiguousMemory:
         self,
         old: ContiguousCache,
         piece: Piece,
-        tokens: range,
         staging: Staging[KVBuffer],
         length: int,
     ) -> SequenceCache:
         """A window's cache: the checkpoint's `tokens`, then those of the WINDOW bodies."""
-        layer = piece.layer
+        layer, tokens = piece.layer, piece.tokens
         keys, values = cast(tuple[StoredArray, StoredArray], piece.tree)
         ranges = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]
         if tokens.stop < length:
@@ -170,7 +162,7 @@ class ContiguousMemory:
         buffer = (
             KVBuffer.gather(ranges, capacity)
             if ranges
-            else KVBuffer.empty(self._shape(layer), capacity)
+            else KVBuffer.empty(require_shape(self._shapes, layer), capacity)
         )
         return cache_of(self._spec.layers[layer], buffer, offset=length, held=held)
 
@@ -199,7 +191,7 @@ class _Reader:
         does not hold those, or not in the layer's form."""
         buffer, held = _tokens_of(self._caches[layer])
         require_held(layer, held, tokens)
-        shape = _require_shape(self._shapes, layer)
+        shape = require_shape(self._shapes, layer)
         for array, dim in ((buffer.k, shape.k_head_dim), (buffer.v, shape.v_head_dim)):
             found = array.dtype, array.shape[1], array.shape[3]
             if tokens and found != (shape.dtype, shape.kv_heads, dim):
@@ -227,13 +219,6 @@ def _segments(array: mx.array, start: int, stop: int) -> list[memoryview]:
     """Tokens `start` to `stop` of each head of an array."""
     raw = ordered_bytes_of(array)
     return list(_head_views(raw, array.shape[1], array.shape[2], start, stop))
-
-
-def _require_shape(shapes: Sequence[LayerShape | None], layer: int) -> LayerShape:
-    shape = shapes[layer]
-    if shape is None:
-        raise AssertionError(f"layer {layer} has no keys and values")
-    return shape
 
 
 def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:

@@ -30,12 +30,23 @@ def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
     return mask if window is None else mask & (queries < keys + window)
 
 
+def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False) -> Mask:
+    """The mask of `n` tokens that attend to `before` tokens before them and to themselves."""
+    if n == 1:
+        return None
+    if window is not None and before + n > window:
+        return causal_mask(n, before, window)
+    return causal_mask(n, before) if as_array else "causal"
+
+
 class SequenceCache(ABC):
     """Keys and values of the tokens of one sequence in one layer.
 
     The buffer grows when it is full; callers that count blocks `reserve` capacity before. `offset`
     is the number of tokens of the sequence: the position of the next one.
     """
+
+    window: int | None = None
 
     def __init__(self, buffer: KVBuffer, offset: int) -> None:
         self.buffer = buffer
@@ -44,10 +55,6 @@ class SequenceCache(ABC):
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
-
-    @abstractmethod
-    def mask_for(self, n: int) -> Mask:
-        """Mask for the next `n` tokens over what `update_and_fetch` will return for them."""
 
     @abstractmethod
     def reserve(self, capacity: int) -> None:
@@ -77,11 +84,10 @@ class SequenceCache(ABC):
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """mlx-lm's name for `mask_for`; a model's `window_size` is the window of this cache."""
-        mask = self.mask_for(N)
-        if return_array and isinstance(mask, str):
-            return causal_mask(N, len(self.held))
-        return mask
+        """Mask for the next `N` tokens over what `update_and_fetch` will return for them; a model's
+        `window_size` is the window of this cache."""
+        before = len(self.held) if self.window is None else min(len(self.held), self.window - 1)
+        return mask_over(N, before, self.window, as_array=return_array)
 
     @classmethod
     def merge(cls, caches: Sequence[SequenceCache]) -> RaggedBatch[SequenceCache]:
@@ -115,9 +121,6 @@ class FullCache(SequenceCache):
         self.buffer.write(self.offset, stop, keys, values)
         self.offset = stop
         return self.buffer.read(0, stop)
-
-    def mask_for(self, n: int) -> Mask:
-        return "causal" if n > 1 else None
 
     def reserve(self, capacity: int) -> None:
         if capacity > self.buffer.capacity:
@@ -159,6 +162,8 @@ class WindowCache(SequenceCache):
     tokens move to the front; the cost is spread over as many steps as the buffer is larger than
     the window.
     """
+
+    window: int
 
     def __init__(
         self, buffer: KVBuffer, offset: int, window: int, most: int, held: int = 0
@@ -211,14 +216,6 @@ class WindowCache(SequenceCache):
         kept = KVBuffer.gather([last], self.buffer.capacity)
         self.buffer.k, self.buffer.v = kept.k, kept.v
         return seen.k, seen.v
-
-    def mask_for(self, n: int) -> Mask:
-        if n == 1:
-            return None
-        before = min(self._held, self.window - 1)
-        if before + n <= self.window:
-            return "causal"
-        return causal_mask(n, before, self.window)
 
     def reserve(self, capacity: int) -> None:
         """See `SequenceCache.reserve`; never grows beyond what the window needs."""

@@ -8,7 +8,7 @@ mlx-lm's cache classes; not where a checkpoint is stored.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import mlx.core as mx
@@ -102,24 +102,34 @@ def _attends(cache: object) -> bool:
     return type(cache) in (mlx_caches.KVCache, mlx_caches.RotatingKVCache)
 
 
+def _each(tree: object, change: Callable[[object], object]) -> object:
+    """`tree` with each leaf changed."""
+    if isinstance(tree, list | tuple):
+        items = [_each(item, change) for item in tree]
+        return items if isinstance(tree, list) else tuple(items)
+    return change(tree)
+
+
 def _form(state: object, attends: bool) -> Tree:
     """The form of `state`; keys and values may have any number of tokens."""
-    if isinstance(state, mx.array):
-        return ArrayForm(state.dtype, tuple(state.shape), _TOKEN_AXIS if attends else None)
-    if isinstance(state, list | tuple):
-        items = [_form(item, attends) for item in state]
-        return items if isinstance(state, list) else tuple(items)
-    return _plain(state)
+    axis = _TOKEN_AXIS if attends else None
+
+    def form_of(leaf: object) -> object:
+        if not isinstance(leaf, mx.array):
+            return _plain(leaf)
+        return ArrayForm(leaf.dtype, tuple(leaf.shape), axis)
+
+    return cast(Tree, _each(state, form_of))
 
 
 def _stored(state: object) -> Tree:
-    if isinstance(state, mx.array):
-        form = ArrayForm(state.dtype, tuple(state.shape))
-        return StoredArray(form, [ordered_bytes_of(state)])
-    if isinstance(state, list | tuple):
-        items = [_stored(item) for item in state]
-        return items if isinstance(state, list) else tuple(items)
-    return _plain(state)
+    def stored(leaf: object) -> object:
+        if not isinstance(leaf, mx.array):
+            return _plain(leaf)
+        form = ArrayForm(leaf.dtype, tuple(leaf.shape))
+        return StoredArray(form, [ordered_bytes_of(leaf)])
+
+    return cast(Tree, _each(state, stored))
 
 
 def _plain(state: object) -> Tree:
@@ -129,12 +139,7 @@ def _plain(state: object) -> Tree:
 
 
 def _loaded(tree: Tree) -> object:
-    if isinstance(tree, StoredArray):
-        return tree.load()
-    if isinstance(tree, tuple | list):
-        items = [_loaded(item) for item in tree]
-        return items if isinstance(tree, list) else tuple(items)
-    return tree
+    return _each(tree, lambda leaf: leaf.load() if isinstance(leaf, StoredArray) else leaf)
 
 
 def _check(name: str, state: Tree, expected: Tree, length: int) -> None:

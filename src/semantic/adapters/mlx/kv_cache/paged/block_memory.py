@@ -8,15 +8,13 @@ Implements `block_codec.BlockMemory`. Knows layers and their pages; not the byte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import Bytes, array_from, ordered_bytes_of
 from semantic.adapters.mlx.kv_cache.checkpoint import StoredArray
-from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache
-from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import cut_at_blocks
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
@@ -188,15 +186,8 @@ HostPages = dict[int, HostPage]
 class PagedMemory:
     """Implements `BlockMemory` for caches in pages; `attention[i]` writes pages of kind i."""
 
-    def __init__(
-        self,
-        attention: Sequence[PagedAttention],
-        transfers: Transfers | None = None,
-        empty: Mapping[int, MlxLmCache] | None = None,
-    ) -> None:
-        """`transfers` are the device's copies beside MLX, None if it has none; `empty` are new
-        caches of the layers without pages."""
-        self._empty = empty or {}
+    def __init__(self, attention: Sequence[PagedAttention], transfers: Transfers | None) -> None:
+        """`transfers` are the device's copies beside MLX, None if it has none."""
         self._attention = attention
         self._transfers = transfers
 
@@ -271,18 +262,12 @@ class PagedMemory:
             tables[kind].reserve(length)
             evaluated += upload(tables[kind], self._attention[kind], ring.pages)
         mx.eval(evaluated)
-        firsts = {piece.layer: piece.tokens.start for piece in pieces if piece.tokens is not None}
-        states = {
-            piece.layer: read_state(piece.tree, piece.expected, length, self._empty[piece.layer])
-            for piece in pieces
-            if piece.tokens is None
-        }
-        mx.eval([state.state for state in states.values()])
+        firsts = {piece.layer: piece.tokens.start for piece in pieces}
         for i, cache in enumerate(caches):
             if isinstance(cache, PagedCache):
                 cache.offset = length
                 cache.first = firsts.get(i, cache.first)
-        return [cast(PagedCache, states.get(i, cache)) for i, cache in enumerate(caches)]
+        return list(caches)
 
 
 def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
@@ -305,8 +290,8 @@ def _rings(
     in the sequence of writes: whole blocks are written first.
     """
     rings: dict[int, HostRing] = {}
-    for i, tokens, _, _ in pieces:
-        if tokens is None or (kind := caches[i].layer.kind) in rings:
+    for i, tokens, _ in pieces:
+        if (kind := caches[i].layer.kind) in rings:
             continue
         ring = rings[kind] = HostRing(caches[i].table.pool.kind)
         if tokens.stop < length:
@@ -315,12 +300,11 @@ def _rings(
                 block = part.start // BLOCK_TOKENS
                 n_tokens = part.stop - block * BLOCK_TOKENS
                 ring.put_block(block, staging.window[kind][block], n_tokens)
-    for i, tokens, _, tree in pieces:
-        if tokens is not None:
-            keys, values = cast(tuple[StoredArray, StoredArray], tree)
-            layer = caches[i].layer
-            data = b"".join(keys.data), b"".join(values.data)
-            rings[layer.kind].put(layer.number, tokens, *data)
+    for i, tokens, tree in pieces:
+        keys, values = cast(tuple[StoredArray, StoredArray], tree)
+        layer = caches[i].layer
+        data = b"".join(keys.data), b"".join(values.data)
+        rings[layer.kind].put(layer.number, tokens, *data)
     return rings
 
 

@@ -13,7 +13,7 @@ from typing import Self, cast
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import Heads, plain
-from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, causal_mask
+from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, mask_over
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import nothing_of
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata, MetadataCache
@@ -100,12 +100,7 @@ class PagedCache:
     ) -> Mask:
         """Mask for the next `N` tokens; a model's `window_size` is the kind's window."""
         window = self.table.pool.kind.window
-        if N == 1:
-            return None
-        before = self.offset - self._seen_from()
-        if window is not None and before + N > window:
-            return causal_mask(N, before, window)
-        return causal_mask(N, before) if return_array else "causal"
+        return mask_over(N, self.offset - self._seen_from(), window, as_array=return_array)
 
     @classmethod
     def merge(cls, caches: Sequence[PagedCache]) -> PagedBatch:
