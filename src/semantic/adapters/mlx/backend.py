@@ -65,30 +65,6 @@ class _Sequence(Prompt):
     staging: Staging[Memory] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """A sequence that joins the batch in the next step."""
-
-    last_token: int
-    history: list[int]
-    params: SamplingParams
-    drawn: int
-    mask: GrammarMask | None
-
-    def new_sequence(self, sequence: SequenceId, caches: list[LayerCache]) -> NewSequence:
-        """The batch's input; the grammar's mask is the last logits processor."""
-        processors = make_processors(self.params, len(self.history) + 1 - self.drawn)
-        return NewSequence(
-            sequence,
-            caches,
-            self.last_token,
-            self.history,
-            make_sampler(self.params, self.drawn),
-            processors if self.mask is None else [*processors, self.mask],
-            logprobs=self.params.logprobs is not None,
-        )
-
-
 class MLXBackend:
     """Runs one mlx-lm model for many sequences. See `BatchBackend` for the contract."""
 
@@ -121,7 +97,7 @@ class MLXBackend:
         """The measurements that decide how batches decode; None if there was no choice."""
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
-        self._starting: dict[SequenceId, _Start] = {}
+        self._starting: dict[SequenceId, NewSequence] = {}
         self._joined: list[_Sequence] = []
         self.peak_bytes = 0
         self._lost_batch = False  # by a failure outside of `decode`
@@ -239,15 +215,22 @@ class MLXBackend:
         drawn: int,
     ) -> None:
         state = self._resting(sequence)
+        n_prompt = len(history) + 1 - drawn
         with self._computing():
             self._prefill.compute_late(state)
+            sampler, processors = make_sampler(params, drawn), make_processors(params, n_prompt)
         mask = None
         if params.grammar is not None:
             try:
-                mask = self.grammars.mask(params.grammar, len(history) + 1 - drawn)
+                mask = self.grammars.mask(params.grammar, n_prompt)
             except (InvalidRequestError, UncheckedGrammarError) as error:
                 raise BackendError(str(error)) from error
-        self._starting[sequence] = _Start(last_token, list(history), params, drawn, mask)
+            processors.append(mask)  # the last one
+        state.params, state.mask = params, mask
+        logprobs = params.logprobs is not None
+        self._starting[sequence] = NewSequence(
+            sequence, state.caches, last_token, list(history), sampler, processors, logprobs
+        )
 
     def decode(self) -> list[SampledToken]:
         if self._lost_batch:
@@ -407,10 +390,9 @@ class MLXBackend:
         """Add started sequences to the batch, at most `max_joins_per_step`."""
         joining: list[NewSequence] = []
         for sequence in list(self._starting)[: self._batch.max_joins_per_step]:
-            start, state = self._starting.pop(sequence), self._sequences[sequence]
-            joining.append(start.new_sequence(sequence, state.caches))
+            joining.append(self._starting.pop(sequence))
+            state = self._sequences[sequence]
             state.decoding = True
-            state.params, state.mask = start.params, start.mask
             self._joined.append(state)
         if joining:
             self._batch.join(joining)

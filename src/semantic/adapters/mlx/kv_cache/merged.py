@@ -102,10 +102,6 @@ class StateBatch(ArraysCache):
         """The arrays to evaluate."""
         return [part for part in self.cache if part is not None]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(one.nbytes for row in self._rows for one in row.cache if one is not None)
-
     # What a model calls
 
     def __getitem__(self, idx: int) -> mx.array | None:
@@ -182,9 +178,6 @@ class BatchLayer(Protocol):
 
     @property
     def state(self) -> object: ...
-
-    @property
-    def nbytes(self) -> int: ...
 
     def extend(self, other: Self) -> None: ...
 

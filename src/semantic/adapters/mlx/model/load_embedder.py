@@ -132,7 +132,21 @@ States = Callable[..., mx.array]
 """(token ids (rows, columns), caches) to states (rows, columns, width)."""
 
 
-class DecoderEmbedder:
+class _Embedder:
+    """What both kinds of `Embedder` have."""
+
+    def __init__(self, tokenizer: MLXTokenizer, model_id: str, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._end = tuple(tokenizer.encode("", add_special_tokens=True))[-1:]
+        self.model_id = model_id
+        self.max_tokens = max_tokens
+        self.max_characters = max_tokens * tokenizer.longest_token
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=True))
+
+
+class DecoderEmbedder(_Embedder):
     """Implements `Embedder`."""
 
     def __init__(
@@ -144,24 +158,17 @@ class DecoderEmbedder:
         max_tokens: int,
     ) -> None:
         """Raises UnsupportedModelError for a model without states that can be taken."""
+        super().__init__(tokenizer, model_id, max_tokens)
         self._model = model
-        self._tokenizer = tokenizer
         self._states = states_of(model)
         self._pooling = pooling
-        self._end = tuple(tokenizer.encode("", add_special_tokens=True))
-        self.model_id = model_id
-        self.max_tokens = max_tokens
-        self.max_characters = max_tokens * tokenizer.longest_token
         self.dimensions = self._states(mx.array([_DECODER_PROBE])).shape[-1]
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=True))
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """See `Embedder.shortened`. The token that ends every text stays."""
         if len(tokens) <= self.max_tokens:
             return tokens
-        ends = self._end[-1:] if self._end and tokens[-1] == self._end[-1] else ()
+        ends = self._end if tokens[-1:] == self._end else ()
         return (*tokens[: self.max_tokens - len(ends)], *ends)
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> DecoderRun:
@@ -261,7 +268,7 @@ def load_encoder(folder: Path) -> Module:
     return model
 
 
-class EncoderEmbedder:
+class EncoderEmbedder(_Embedder):
     """Implements `Embedder`."""
 
     def __init__(
@@ -275,21 +282,14 @@ class EncoderEmbedder:
     ) -> None:
         """`padding` is the token that fills shorter rows. Raises UnsupportedModelError for a model
         that does not return the states of its tokens."""
+        super().__init__(tokenizer, model_id, max_tokens)
         self._model = cast(_Encoder, model)
-        self._tokenizer = tokenizer
         self._pooling: Pooling = pooling
         self._padding = padding
-        self._end = tuple(tokenizer.encode("", add_special_tokens=True))[-1:]
-        self.model_id = model_id
-        self.max_tokens = max_tokens
-        self.max_characters = max_tokens * tokenizer.longest_token
         states = self._states((_PROBE,))[0]
         if states.ndim != len(("rows", "columns", "width")):
             raise UnsupportedModelError("expected an encoder that returns the states of its tokens")
         self.dimensions = states.shape[-1]
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=True))
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """See `Embedder.shortened`. The token that ends every text stays."""

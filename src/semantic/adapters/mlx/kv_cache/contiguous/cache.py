@@ -103,13 +103,6 @@ class SequenceCache(ABC):
     def nbytes(self) -> int:
         return self.buffer.nbytes
 
-    def size(self) -> int:
-        """Tokens held."""
-        return len(self.held)
-
-    def empty(self) -> bool:
-        return self.offset == 0
-
 
 class FullCache(SequenceCache):
     """Every token of the sequence, token i at index i of the buffer."""
@@ -273,8 +266,6 @@ class BatchRow(Protocol):
     def nbytes(self) -> int: ...
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
     def make_mask(self, N: int) -> Mask: ...
-    def size(self) -> int: ...
-    def empty(self) -> bool: ...
 
 
 Row = TypeVar("Row", bound=BatchRow)
@@ -369,10 +360,3 @@ class RaggedBatch(Generic[Row]):
     @property
     def nbytes(self) -> int:
         return sum(row.nbytes for row in self.rows)
-
-    def size(self) -> int:
-        """Tokens of the longest row."""
-        return max((row.size() for row in self.rows), default=0)
-
-    def empty(self) -> bool:
-        return all(row.empty() for row in self.rows)

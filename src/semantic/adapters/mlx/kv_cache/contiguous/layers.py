@@ -115,7 +115,7 @@ class ContiguousLayers:
 
     def empty(self, capacity: int) -> list[ContiguousCache]:
         """Caches of a new sequence, with buffers for `capacity` tokens."""
-        theirs = self._mlx_lm_caches()
+        theirs = cast(list[MlxLmCache], make_prompt_cache(self._model))
         caches: list[ContiguousCache] = []
         for i, layer in enumerate(self._spec.layers):
             shape = self._shapes[i]
@@ -171,7 +171,7 @@ class ContiguousLayers:
             if isinstance(cache, SequenceCache):
                 needed = len(cache.ranges(BLOCK_TOKENS))
                 if 0 < needed * BLOCK_TOKENS < cache.buffer.capacity:
-                    cache.buffer.resize(range(cache.size()), needed * BLOCK_TOKENS)
+                    cache.buffer.resize(range(len(cache.held)), needed * BLOCK_TOKENS)
                     shrunk += cache.state
                 _fill_ours(cache, mine[:needed])
             else:
@@ -180,9 +180,6 @@ class ContiguousLayers:
             unused += mine[needed:]
         mx.eval(shrunk)
         return unused
-
-    def _mlx_lm_caches(self) -> list[MlxLmCache]:
-        return cast(list[MlxLmCache], make_prompt_cache(self._model))
 
     @staticmethod
     def _capacity(layer: LayerSpec, capacity: int) -> int:

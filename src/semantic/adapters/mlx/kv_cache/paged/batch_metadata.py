@@ -113,7 +113,7 @@ def plan_split(
     With `runs`, `rows[i]` stands for a run of so many rows; see `joined_runs`.
     """
     runs = [1] * len(rows) if runs is None else runs
-    starts = [_starts(row, chunk) for row in rows]
+    starts = [range(row.first - row.first % chunk, row.position + 1, chunk) for row in rows]
     n_items = sum(map(len, starts))
     items: list[int] = []
     pages: list[int] = []
@@ -145,7 +145,8 @@ def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], li
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:
-        if runs and runs[-1] < most and _follows(row, joined[-1]):
+        follows = runs and row.pages is joined[-1].pages and row.position == joined[-1].position + 1
+        if follows and runs[-1] < most:
             window = None if row.window is None else row.window + runs[-1]
             joined[-1] = RowPages(row.position, row.pages, window, row.ring)
             runs[-1] += 1
@@ -153,14 +154,6 @@ def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], li
             joined.append(row)
             runs.append(1)
     return joined, runs
-
-
-def _follows(row: RowPages, before: RowPages) -> bool:
-    return row.pages is before.pages and row.position == before.position + 1
-
-
-def _starts(row: RowPages, chunk: int) -> range:
-    return range(row.first - row.first % chunk, row.position + 1, chunk)
 
 
 RowSize = Callable[[int], int]

@@ -121,13 +121,6 @@ class PagedCache:
         pool = self.table.pool
         return len(self.table.refs) * pool.kind.page_bytes // len(pool.kind.layers)
 
-    def size(self) -> int:
-        """Tokens held."""
-        return len(self.held)
-
-    def empty(self) -> bool:
-        return self.offset == 0
-
     def _seen_from(self) -> int:
         """The first position that the next token attends to."""
         window = self.table.pool.kind.window
@@ -154,11 +147,6 @@ class PagedBatch:
         self._last: mx.array | None = None  # result of the last step
         # The last tokens; no handle, which would keep the batch, and its sequences' pages, alive.
         self._tokens: tuple[mx.array | Heads, mx.array | Heads] | None = None
-
-    def __deepcopy__(self, memo: dict[int, object]) -> PagedBatch:
-        """mlx-lm copies a batch to split it; the copies share the sequences."""
-        metadata = self._layer.shared.get(self._metadata.sequences, self._lengths())
-        return PagedBatch(self._layer, metadata, self._firsts)
 
     @property
     def n_rows(self) -> int:
@@ -237,17 +225,6 @@ class PagedBatch:
     def state(self) -> list[mx.array]:
         """The array to evaluate, which writes the tokens; computing the logits does so as well."""
         return [] if self._last is None else [self._last]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.extract(i).nbytes for i in range(len(self._firsts)))
-
-    def size(self) -> int:
-        """Tokens of the longest row."""
-        return max(self._lengths(), default=0)
-
-    def empty(self) -> bool:
-        return not any(self._lengths())
 
     def _lengths(self) -> list[int]:
         return [length + self._step for length in self._metadata.lengths]

@@ -183,7 +183,7 @@ class PagedLayers:
         sequence.reserve(capacity)
         # Last: a pool that grows afterwards would not have what is written now.
         copied = [
-            _copy(pool, pairs, attention)
+            attention.copy(pool, [old.index for old, _ in pairs], [new.index for _, new in pairs])
             for pool, pairs, attention in zip(self.pools, replaced, self.attention, strict=True)
             if pairs
         ]
@@ -420,10 +420,3 @@ def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
             table.refs[at] = pool.take()
             replaced.append((old, table.refs[at]))
     return replaced
-
-
-def _copy(
-    pool: PagePool, pairs: Sequence[tuple[PageRef, PageRef]], attention: PagedAttention
-) -> mx.array:
-    """Copy pages to others; returns the array to evaluate."""
-    return attention.copy(pool, [old.index for old, _ in pairs], [new.index for _, new in pairs])
