@@ -59,7 +59,7 @@ Build = Callable[[Module], Module]
 def shortened(model: Module, *, add_in_product: bool, compiled: bool) -> Module:
     """Joined products, and Llama's step with fewer kernels."""
     joined = join(model)
-    shorten(joined, add_in_product=add_in_product, compile_after=0 if compiled else None)
+    shorten(joined, add_in_product=add_in_product, compiled=compiled)
     return joined
 
 

@@ -187,11 +187,9 @@ def test_what_ties_modules_together_ties_the_copies() -> None:
 # Llama's decode step
 
 
-def shortened(
-    model: Module, *, add_in_product: bool = True, compile_after: int | None = 0
-) -> Module:
+def shortened(model: Module, *, add_in_product: bool = True, compiled: bool = True) -> Module:
     ours = join(model)
-    shorten(ours, add_in_product=add_in_product, compile_after=compile_after)
+    shorten(ours, add_in_product=add_in_product, compiled=compiled)
     return ours
 
 
@@ -223,16 +221,16 @@ def in_pages(model: Module) -> list[list[object]]:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", *more("qwen3")])
 @pytest.mark.parametrize("caches", [padded, in_pages])
-@pytest.mark.parametrize("compile_after", [None, 2, *more(0)])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("add_in_product", [False, True])
 def test_a_shortened_step_computes_the_same(
     name: str,
     caches: Callable[[Module], list[list[object]]],
-    compile_after: int | None,
+    compiled: bool,
     add_in_product: bool,
 ) -> None:
     model = fresh(name)
-    ours = shortened(model, compile_after=compile_after, add_in_product=add_in_product)
+    ours = shortened(model, compiled=compiled, add_in_product=add_in_product)
     difference = apart(batch_logits(ours, caches), batch_logits(model, caches))
     assert difference <= most_rounding(tiny_model(name))
 
@@ -275,7 +273,7 @@ def test_a_model_gets_one_form_however_often_it_is_wrapped(monkeypatch: pytest.M
 
 
 def test_a_shortened_step_computes_each_product_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = shortened(fresh("llama"), compile_after=None)
+    ours = shortened(fresh("llama"), compiled=False)
     calls = Counts(monkeypatch)
     batch_logits(ours, padded)
     assert calls.n == (4 + 4) * 2 * 3  # four prompts and four steps of three layers

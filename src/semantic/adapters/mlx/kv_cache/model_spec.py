@@ -161,7 +161,9 @@ def read_spec(model: object) -> ModelCacheSpec | None:
     layers = tuple(
         _with_window(layer, mask.window) for layer, mask in zip(spec.layers, masks, strict=True)
     )
-    limits = [*_limits_of_masks(masks), *_limits_of_positions(model)]
+    # Up to these the windows with an overhanging mask are not full.
+    sizes = [one.size for one in masks if one.overhangs and one.size is not None]
+    limits = [*(size - 1 for size in sizes), *_limits_of_positions(model)]
     return dataclasses.replace(spec, layers=layers, reusable_tokens=min(limits, default=None))
 
 
@@ -260,13 +262,6 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
     if window is None or layer.kind is not LayerKind.FULL:
         return layer
     return dataclasses.replace(layer, kind=LayerKind.SLIDING_WINDOW, window=window)
-
-
-def _limits_of_masks(masks: Sequence[_Mask]) -> Iterator[int]:
-    """Tokens up to which windows with an overhanging mask are not full."""
-    for mask in masks:
-        if mask.overhangs and mask.size is not None:
-            yield mask.size - 1
 
 
 def _limits_of_positions(model: Module) -> Iterator[int]:

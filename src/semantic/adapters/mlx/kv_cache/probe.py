@@ -130,16 +130,12 @@ class LogitsProbe:
         """Whether a batch with mlx-lm's own padded caches computes the right logits."""
         return self.accepts(_Padded(self.model))
 
-    def anew(self) -> LogitsProbe:
-        """A probe of the same model as it is now."""
-        return LogitsProbe(self.model, self.decoding, self.agree)
-
     @contextlib.contextmanager
     def narrowed(self) -> Iterator[LogitsProbe | None]:
         """A probe of the model with small windows, chunks and budgets meanwhile; None if it has
         none. It may not be computable with them."""
         with narrowed(self.model, self.decoding) as changed:
-            yield self.anew() if changed else None
+            yield LogitsProbe(self.model, self.decoding, self.agree) if changed else None
 
     def computing(self) -> Slices[bool]:
         """Whether the model can be computed at all, alone; a forward pass at a time."""

@@ -49,7 +49,7 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
 
 def product_of(module: Module) -> Product | None:
     """The product that a linear layer of a joined model takes its result from."""
-    return module.product if isinstance(module, _Part | _QuantizedPart) else None
+    return module.product if isinstance(module, _Takes) else None
 
 
 class Product:
@@ -100,19 +100,8 @@ class Product:
         return found
 
 
-class _Part(Linear):
-    """A linear layer that takes its result from a joined product."""
-
-    product: Product
-    number: int
-
-    def __call__(self, x: mx.array) -> mx.array:
-        found = self.product.part(self.number, x) if _few(x) else None
-        return super().__call__(x) if found is None else found
-
-
-class _QuantizedPart(QuantizedLinear):
-    """The same for quantized weights."""
+class _Takes(Module):
+    """A linear layer that takes its result from a joined product; before mlx-lm's class of it."""
 
     product: Product
     number: int
@@ -121,6 +110,14 @@ class _QuantizedPart(QuantizedLinear):
         found = self.product.part(self.number, x) if _few(x) else None
         apart = cast("Callable[[mx.array], mx.array]", super().__call__)
         return apart(x) if found is None else found
+
+
+class _Part(_Takes, Linear):
+    """One whose weights are numbers."""
+
+
+class _QuantizedPart(_Takes, QuantizedLinear):
+    """One whose weights are quantized."""
 
 
 def _few(x: mx.array) -> bool:

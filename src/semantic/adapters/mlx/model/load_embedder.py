@@ -242,27 +242,15 @@ class _Output(Protocol):
     last_hidden_state: mx.array
 
 
-class _Encoder(Protocol):
-    """The part of the package's models that is used here."""
-
-    def __call__(self, input_ids: mx.array, *, attention_mask: mx.array) -> _Output: ...
-
-
-class _Utils(Protocol):
-    """The part of the package that is used here."""
-
-    def load_model(self, model_path: Path, *, path_to_repo: str) -> Module: ...
-
-
 def load_encoder(folder: Path) -> Module:
     """The encoder in `folder`. Raises UnsupportedModelError if the package is not installed."""
     if find_spec(_PACKAGE) is None:
         raise UnsupportedModelError(
             f"the model in {folder} is an encoder. {extra_to_install('embeddings')}"
         )
-    utils = cast(_Utils, import_module(f"{_PACKAGE}.utils"))
+    load = cast("Callable[..., Module]", vars(import_module(f"{_PACKAGE}.utils"))["load_model"])
     with only_weights(folder) as exact:
-        model = utils.load_model(exact, path_to_repo=str(folder))
+        model = load(exact, path_to_repo=str(folder))
     if on_cpu():
         model.set_dtype(mx.float32)
     return model
@@ -283,7 +271,7 @@ class EncoderEmbedder(_Embedder):
         """`padding` is the token that fills shorter rows. Raises UnsupportedModelError for a model
         that does not return the states of its tokens."""
         super().__init__(tokenizer, model_id, max_tokens)
-        self._model = cast(_Encoder, model)
+        self._model = cast("Callable[..., _Output]", model)
         self._pooling: Pooling = pooling
         self._padding = padding
         states = self._states((_PROBE,))[0]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Protocol, cast
@@ -76,23 +75,19 @@ def source_digest(module: ModuleType) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
-def shorten(
-    model: Module, *, add_in_product: bool = True, compile_after: int | None = None
-) -> None:
+def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = False) -> None:
     """Let a joined model decode with fewer kernels, if it is of a form that this knows.
 
-    A batch size is compiled after so many steps; with None, never. Never is the default: a step is
-    at most 7 % shorter when compiled, and the first one to be stops all streams for 3 s on a GPU.
+    Not `compiled` is the default: a step is at most 7 % shorter when it is, and the first one of a
+    batch size stops all streams for 3 s on a GPU.
     """
     for inner in cast("Callable[[], list[Module]]", model.modules)():
         known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
         if known is not None and source_digest(known) == SOURCES[known] and _is_whole(inner):
-            _shorten(inner, known, add_in_product=add_in_product, compile_after=compile_after)
+            _shorten(inner, known, add_in_product=add_in_product, compiled=compiled)
 
 
-def _shorten(
-    inner: Module, known: ModuleType, *, add_in_product: bool, compile_after: int | None
-) -> None:
+def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled: bool) -> None:
     layers = [_layer_of(layer, known, add_in_product) for layer in inner.layers]
     found = [layer for layer in layers if layer is not None]
     if len(found) < len(layers):
@@ -105,7 +100,7 @@ def _shorten(
         layer.read_norms()
     kind = type(inner)
     inner.__class__ = type(kind.__name__, (_Stepped, kind), {})
-    inner.steps = _Steps(outside, found, compile_after)
+    inner.steps = _Steps(outside, found, compiled=compiled)
 
 
 def keep_long(model: Module) -> None:
@@ -277,30 +272,20 @@ class _Between:
 class _Steps:
     """A decode step of one token per row."""
 
-    def __init__(
-        self, outside: _Outside, layers: Sequence[_Layer], compile_after: int | None
-    ) -> None:
+    def __init__(self, outside: _Outside, layers: Sequence[_Layer], *, compiled: bool) -> None:
         self._outside = outside
         self._layers = layers
-        self._compile_after = compile_after
-        self._plain = _Between(outside, layers, lambda call: call)
         compiler = cast("Callable[[Callable[..., object]], Callable[..., object]]", mx.compile)
-        self._compiled = _Between(outside, layers, compiler)
-        self._steps: Counter[int] = Counter()  # by number of rows
+        self._between = _Between(outside, layers, compiler if compiled else lambda call: call)
 
     def __call__(self, inputs: mx.array, caches: Sequence[_Cache]) -> mx.array:
-        between = self._between(inputs.shape[0])
+        between = self._between
         masks = self._outside.masks(caches)
         h, *heads = between.start(inputs, caches[0].offset)
         for number, middle in enumerate(between.middle):
             attended = self._layers[number].attend(heads, caches[number], masks[number])
             h, *heads = middle(attended, h, caches[number + 1].offset)
         return between.end(self._layers[-1].attend(heads, caches[-1], masks[-1]), h)
-
-    def _between(self, rows: int) -> _Between:
-        self._steps[rows] += 1
-        after = self._compile_after
-        return self._plain if after is None or self._steps[rows] <= after else self._compiled
 
 
 class _Stepped(Module):

@@ -75,7 +75,9 @@ class Follower:
             Op.SCORE: lambda frame: backend.score(
                 SequenceId(frame.ints[0]), frame.ints[2:], frame.ints[1]
             ),
-            Op.START: self._start,
+            Op.START: lambda frame: backend.start(
+                SequenceId(frame.ints[0]), frame.ints[1], (), SamplingParams(), 0
+            ),
             Op.DECODE: lambda _: backend.decode(),
             Op.EXTRACT: self._extract,
             Op.CLOSE: self._close,
@@ -118,10 +120,6 @@ class Follower:
             at += 2 + n_tokens
             chunks.append((SequenceId(sequence), frame.ints[at - n_tokens : at]))
         self._backend.prefill_together(chunks)
-
-    def _start(self, frame: Frame) -> None:
-        sequence, last_token = frame.ints
-        self._backend.start(SequenceId(sequence), last_token, (), SamplingParams(), 0)
 
     def _extract(self, frame: Frame) -> None:
         sequence, *sizes = frame.ints

@@ -6,6 +6,7 @@ no model.
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 import time
@@ -49,20 +50,8 @@ def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes
     backend = _backend(decode)
     if backend is None or type(backend.decoder) is not ByteLevel:
         return None
-    known = _KnownBytes(backend)
-    return known.__getitem__
-
-
-class _KnownBytes(dict[int, bytes]):
-    """Bytes by token, as far as they were asked for."""
-
-    def __init__(self, backend: Tokenizer) -> None:
-        super().__init__()
-        self._spelling = backend.id_to_token
-
-    def __missing__(self, token: int) -> bytes:
-        found = self[token] = _bytes(self._spelling(token) or "")
-        return found
+    spelling = backend.id_to_token
+    return functools.cache(lambda token: _bytes(spelling(token) or ""))
 
 
 def _bytes(spelling: str) -> bytes:

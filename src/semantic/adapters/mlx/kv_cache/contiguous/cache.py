@@ -8,6 +8,7 @@ arrays and the layer's window; not blocks, pools or requests.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, Self, TypeVar, cast
@@ -238,21 +239,10 @@ class RaggedKeys(RaggedArray):
         return changed
 
 
-class _Positions:
+@functools.lru_cache(maxsize=1)
+def _positions(offsets: tuple[int, ...]) -> mx.array:
     """The positions of a batch as an array, made once per step and not once per layer."""
-
-    def __init__(self) -> None:
-        self._key: tuple[int, ...] = ()
-        self._array = mx.array([], dtype=mx.int32)
-
-    def __call__(self, offsets: tuple[int, ...]) -> mx.array:
-        if offsets != self._key:
-            self._key = offsets
-            self._array = mx.array(offsets, dtype=mx.int32)
-        return self._array
-
-
-_positions = _Positions()
+    return mx.array(offsets, dtype=mx.int32)
 
 
 class BatchRow(Protocol):

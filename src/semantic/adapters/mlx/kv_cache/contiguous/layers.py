@@ -175,8 +175,7 @@ class ContiguousLayers:
                     shrunk += cache.state
                 _fill_ours(cache, mine[:needed])
             else:
-                needed = layer.blocks_for(length)
-                fill_state(layer, MlxLmState(cache, length), mine[:needed])
+                needed = fill_state(layer, MlxLmState(cache, length), mine)
             unused += mine[needed:]
         mx.eval(shrunk)
         return unused
@@ -201,8 +200,9 @@ class ContiguousLayers:
             held = blocks.token_range(i)
             ranges = _ranges_of(data)
             needed = self._capacity(layer, capacity)
-            buffer = _take_over(ranges) if exclusive else None
-            if buffer is None:
+            joined = join_neighbours(ranges)
+            buffer = joined[0].buffer
+            if not exclusive or len(joined) > 1 or joined[0].start:
                 ranges = _first_tokens(ranges, length - held.start)
                 held = range(held.start, length)
                 buffer = KVBuffer.gather(ranges, max(needed, whole_blocks(len(held))))
@@ -220,12 +220,7 @@ class ContiguousLayers:
         who = f"layer {i} of {blocks.agent_id!r}"
         if not layer_blocks or any(a.stop != b.start for a, b in itertools.pairwise(layer_blocks)):
             raise CacheReconstructionError(f"{who}: blocks are missing")
-        held = blocks.token_range(i)
-        earliest = earliest_cut(self._spec.layers[i], held, held.stop)
-        if not earliest <= length <= held.stop:
-            raise CacheReconstructionError(
-                f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
-            )
+        require_cut(self._spec.layers[i], blocks.token_range(i), length, who)
         if not self._ours[i]:
             if len({id(piece) for piece in data if isinstance(piece, MlxLmState)}) != 1:
                 raise CacheReconstructionError(f"{who} has no state")
@@ -239,6 +234,15 @@ class ContiguousLayers:
             )
             if found != self._shapes[i]:
                 raise CacheReconstructionError(f"{who}: expected {self._shapes[i]}, got {found}")
+
+
+def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
+    """Raise CacheReconstructionError unless a layer that holds the tokens `held` can be cut to
+    `length`."""
+    if not earliest_cut(layer, held, held.stop) <= length <= held.stop:
+        raise CacheReconstructionError(
+            f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
+        )
 
 
 def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
@@ -265,12 +269,6 @@ def _first_tokens(ranges: Sequence[BufferRange], n_tokens: int) -> list[BufferRa
     return first
 
 
-def _take_over(ranges: Sequence[BufferRange]) -> KVBuffer | None:
-    """The buffer that begins with `ranges`, or None if they must be gathered."""
-    joined = join_neighbours(ranges)
-    return joined[0].buffer if len(joined) == 1 and joined[0].start == 0 else None
-
-
 def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
     first = cache.held.start
     for block, piece in zip(blocks, cache.ranges(BLOCK_TOKENS), strict=True):
@@ -279,14 +277,18 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
         block.layer_data = piece
 
 
-def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> None:
-    """Divide the token range among the blocks; each refers to the whole cache."""
+def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
+    """Divide the token range among the blocks that are needed, and return how many these are; each
+    refers to the whole cache."""
+    blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:
         first = state.length - layer.window + 1  # a full ring buffer cannot be trimmed
     edges = [min(first + i * BLOCK_TOKENS, state.length) for i in range(len(blocks))]
-    for block, start, stop in zip(blocks, edges, [*edges[1:], state.length], strict=True):
+    stops = [*edges[1:], state.length]
+    for block, start, stop in zip(blocks, edges, stops, strict=True):
         block.start, block.token_count, block.layer_data = start, stop - start, state
+    return len(blocks)
 
 
 def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:

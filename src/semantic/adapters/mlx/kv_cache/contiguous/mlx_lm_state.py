@@ -41,6 +41,10 @@ _KNOWN: dict[str, type[object]] = {
 }
 
 
+_ATTENDS = ("KVCache", "RotatingKVCache")
+"""Of these the state begins with keys, values and an offset."""
+
+
 class _FromState(Protocol):
     def from_state(self, state: object) -> MlxLmCache: ...
 
@@ -50,7 +54,7 @@ def expected_state(cache: MlxLmCache) -> Tree:
     name = class_name(cache)
     if name not in _KNOWN:
         return name, [(attribute, Anything()) for attribute in sorted(vars(cache))]
-    return name, _form(cache.state, _attends(cache))
+    return name, _form(cache.state, attends=name in _ATTENDS)
 
 
 def write_state(cache: MlxLmCache) -> Tree:
@@ -98,10 +102,6 @@ def _with_attributes(
     return found
 
 
-def _attends(cache: object) -> bool:
-    return type(cache) in (mlx_caches.KVCache, mlx_caches.RotatingKVCache)
-
-
 def _each(tree: object, change: Callable[[object], object]) -> object:
     """`tree` with each leaf changed."""
     if isinstance(tree, list | tuple):
@@ -110,7 +110,7 @@ def _each(tree: object, change: Callable[[object], object]) -> object:
     return change(tree)
 
 
-def _form(state: object, attends: bool) -> Tree:
+def _form(state: object, *, attends: bool) -> Tree:
     """The form of `state`; keys and values may have any number of tokens."""
     axis = _TOKEN_AXIS if attends else None
 
@@ -144,7 +144,7 @@ def _loaded(tree: Tree) -> object:
 
 def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
     """Raise CacheReconstructionError unless the numbers in `state` fit its arrays and `length`."""
-    if name in ("KVCache", "RotatingKVCache"):
+    if name in _ATTENDS:
         keys, values, offset, *rest = cast(Sequence[Tree], state)
         held = _tokens(keys)
         fits = held == _tokens(values) and offset == length

@@ -15,9 +15,6 @@ from typing import Final, Self, cast
 
 import mlx.core as mx
 
-_NONE: dict[mx.Dtype, mx.array] = {}
-"""Per type an array of no elements, in a shape that no model's array broadcasts with."""
-
 
 class RaggedArray(mx.array):
     """Row i is `rows[i]`, (1, heads, tokens, dim).
@@ -92,12 +89,10 @@ def rows_of(x: mx.array) -> list[mx.array]:
     return list(mx.split(x, x.shape[0])) if x.shape[0] > 1 else [x]
 
 
+@functools.cache
 def nothing_of(dtype: mx.Dtype) -> mx.array:
-    """An array of no elements, which no model's array broadcasts with."""
-    found = _NONE.get(dtype)
-    if found is None:
-        found = _NONE[dtype] = mx.zeros((0, 7, 0, 11, 0, 13), dtype)
-    return found
+    """An array of no elements, in a shape that no model's array broadcasts with."""
+    return mx.zeros((0, 7, 0, 11, 0, 13), dtype)
 
 
 def _row_by_row(function: Callable[..., mx.array]) -> Callable[..., mx.array]:

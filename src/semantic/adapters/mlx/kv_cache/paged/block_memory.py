@@ -70,14 +70,6 @@ class HostPage:
             for head in range(self._heads):
                 yield self.head(layer, which, head)
 
-    def put(self, layer: int, which: int, slot: int, tokens: memoryview) -> None:
-        """Write tokens of all heads, (kv_heads, n, head_dim), from `slot` on."""
-        per_head = len(tokens) // self._heads
-        at = slot * self._token_bytes[which]
-        for head in range(self._heads):
-            data = tokens[head * per_head : (head + 1) * per_head]
-            self.head(layer, which, head)[at : at + per_head] = data
-
 
 class HostRing:
     """The pages of a ring, by index in the page table."""
@@ -88,17 +80,14 @@ class HostRing:
 
     def put(self, layer: int, tokens: range, keys: Bytes, values: Bytes) -> None:
         """Write the keys and values, (kv_heads, n, head_dim), of positions `tokens`."""
-        shape = self._kind.shape
         for piece in cut_at_blocks(tokens.start, tokens.stop):
             page = self._page(piece.start // BLOCK_TOKENS)
             for which, raw in ((KEYS, memoryview(keys)), (VALUES, memoryview(values))):
                 of_token = token_bytes(self._kind)[which]
-                per_head = len(tokens) * of_token
-                first = (piece.start - tokens.start) * of_token
-                size = len(piece) * of_token
-                starts = range(first, shape.kv_heads * per_head, per_head)
-                cut = memoryview(b"".join(raw[at : at + size] for at in starts))
-                page.put(layer, which, piece.start % BLOCK_TOKENS, cut)
+                size, slot = len(piece) * of_token, piece.start % BLOCK_TOKENS * of_token
+                for head in range(self._kind.shape.kv_heads):
+                    at = (head * len(tokens) + piece.start - tokens.start) * of_token
+                    page.head(layer, which, head)[slot : slot + size] = raw[at : at + size]
 
     def put_block(self, block: int, staged: HostPage, n_tokens: int) -> None:
         """Write the first `n_tokens` of a block, of all layers."""

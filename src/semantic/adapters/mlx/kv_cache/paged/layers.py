@@ -19,6 +19,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     MlxLmState,
     cut_state,
     fill_state,
+    require_cut,
 )
 from semantic.adapters.mlx.kv_cache.merged import StateBatch
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
@@ -46,7 +47,6 @@ from semantic.adapters.mlx.kv_cache.paged.side_by_side import (
 )
 from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
 from semantic.domain.errors import CacheReconstructionError
-from semantic.domain.prefix import earliest_cut
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _USUAL_LENGTH = 8192
@@ -284,10 +284,8 @@ class PagedLayers:
             unused += [block for mine in layers for block in mine[len(found) :]]
         for i, layer in enumerate(self._spec.layers):
             if i not in self._layers:
-                needed = layer.blocks_for(length)
                 state = MlxLmState(cast(MlxLmCache, caches[i]), length)
-                fill_state(layer, state, blocks[i][:needed])
-                unused += blocks[i][needed:]
+                unused += blocks[i][fill_state(layer, state, blocks[i]) :]
         return unused
 
     def _check(self, pool: PagePool, blocks: AgentBlocks, length: int) -> None:
@@ -302,12 +300,7 @@ class PagedLayers:
             if mine == found and found:
                 continue  # the same pages as the layer before
             held = blocks.token_range(i)
-            earliest = earliest_cut(self._spec.layers[i], held, held.stop)
-            if not earliest <= length <= held.stop:
-                raise CacheReconstructionError(
-                    f"{who} holds tokens {held.start} to {held.stop}; "
-                    f"it cannot give the first {length}"
-                )
+            require_cut(self._spec.layers[i], held, length, who)
             if found or not _fit(mine, layer_blocks, held, pool):
                 raise CacheReconstructionError(f"{who} has no pages for its tokens")
             found = mine
