@@ -87,7 +87,7 @@ _RECEIPTS = {
 
 def what_to_install() -> str:
     """One sentence: the command that installs what MLX needs on this platform."""
-    install = _installer(Path(sys.prefix), has_pip=find_spec("pip") is not None)
+    install = _installer()
     if sys.platform == "linux":
         return (
             f"On Linux type: {install} '{DISTRIBUTION}[cpu]'; "
@@ -98,16 +98,15 @@ def what_to_install() -> str:
 
 def extra_to_install(extra: str) -> str:
     """One sentence: the command that installs what the package's `extra` is for."""
-    install = _installer(Path(sys.prefix), has_pip=find_spec("pip") is not None)
-    return f"Type: {install} '{DISTRIBUTION}[{extra}]'"
+    return f"Type: {_installer()} '{DISTRIBUTION}[{extra}]'"
 
 
-def _installer(environment: Path, *, has_pip: bool) -> str:
-    """The command that installs into the Python environment in the folder `environment`."""
+def _installer() -> str:
+    """The command that installs into this Python environment."""
     for receipt, command in _RECEIPTS.items():
-        if (environment / receipt).exists():
+        if Path(sys.prefix, receipt).exists():
             return command
-    return "pip install" if has_pip else "uv pip install"
+    return "pip install" if find_spec("pip") is not None else "uv pip install"
 
 
 if sys.platform == "linux":

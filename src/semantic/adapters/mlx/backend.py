@@ -88,6 +88,9 @@ class MLXBackend:
         self.vocab_size = vocab_size
         self.grammars = grammars or GrammarCompiler(None, (), vocab_size)
         self._layers, self._codec = form.layers, form.codec
+        self.in_pages = isinstance(form.layers, PagedLayers)
+        """Whether caches are in pages, which sequences may share."""
+        self.returns_memory = not self.in_pages  # a pool of pages is one array
         self.ragged_layers = form.layers.ragged
         """Which layers use our caches; the others use mlx-lm's own."""
         self.together = form.layers.together
@@ -104,16 +107,6 @@ class MLXBackend:
         self._next_id = 0
         self._batch = self._new_batch()
         attention_hook.install(self.model)
-
-    @property
-    def in_pages(self) -> bool:
-        """Whether caches are in pages, which sequences may share."""
-        return isinstance(self._layers, PagedLayers)
-
-    @property
-    def returns_memory(self) -> bool:
-        """See `BatchBackend.returns_memory`. A pool of pages is one array."""
-        return not self.in_pages
 
     def return_memory(self, room: int) -> bool:
         with self._computing():

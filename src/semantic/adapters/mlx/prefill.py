@@ -120,10 +120,8 @@ class _PagedPrefill(Prefill):
 
     def _are_rows(self, prompt: Prompt, n_tokens: int, n_bytes: int) -> bool:
         """Whether the next `n_tokens` may be rows of a batch and read at most `n_bytes` there."""
-        if n_tokens > _MOST_ROWS:
-            return False
-        reads = self._pages.row_bytes(_paged(prompt), n_tokens)
-        return reads is not None and reads <= n_bytes
+        few = n_tokens <= _MOST_ROWS
+        return few and self._pages.reads_as_rows(_paged(prompt), n_tokens, n_bytes)
 
 
 class RowPrefill(_PagedPrefill):
@@ -180,10 +178,9 @@ class SidePrefill(_PagedPrefill):
 
 def prefill_for(model: Module, layers: CacheLayers, reusable: int | None) -> Prefill:
     """The strategy for caches of `layers`; see `Prefill`."""
-    made: object = layers
-    if not isinstance(made, PagedLayers):
+    if not isinstance(layers, PagedLayers):
         return Prefill(model, reusable)
-    return (RowPrefill if made.takes_rows else SidePrefill)(model, reusable, made)
+    return (RowPrefill if layers.takes_rows else SidePrefill)(model, reusable, layers)
 
 
 def _paged(prompt: Prompt) -> list[PagedCache]:

@@ -244,9 +244,7 @@ class ContinuousBatch:
         """`launch_blocks`: launching a step takes until the one before it has nearly been computed,
         as it does on a CPU, where MLX queues few operations ahead. None: as the default device.
         `agree` makes the tokens of all ranks of a model those of one."""
-        if launch_blocks is None:
-            launch_blocks = on_cpu()
-        self._launch_blocks = launch_blocks
+        self._launch_blocks = on_cpu() if launch_blocks is None else launch_blocks
         self._agree = agree
         self._rows: list[_Row] = []
         self._caches = BatchRows(model)

@@ -178,9 +178,7 @@ def _form(
 def find_kernels(kind: PageKind) -> PagedAttention | None:
     """This device's kernels for layers of this kind, or None if it has none."""
     dialect = dialect_here()
-    if os.environ.get(OFF_VARIABLE) == "off":
-        return None
-    if dialect is None or not computable(kind, dialect):
+    if os.environ.get(OFF_VARIABLE) == "off" or dialect is None or not computable(kind, dialect):
         return None
     return PagedKernels(kind, dialect)
 

@@ -97,11 +97,6 @@ class StateBatch(ArraysCache):
         """Arrays of some of the rows: the shapes and types of all, but for the number of rows."""
         return self._joining[-1] if self._joining else self.cache
 
-    @property
-    def arrays(self) -> list[mx.array]:
-        """The arrays to evaluate."""
-        return [part for part in self.cache if part is not None]
-
     # What a model calls
 
     def __getitem__(self, idx: int) -> mx.array | None:
@@ -218,7 +213,7 @@ def states(layers: Sequence[BatchLayer]) -> list[mx.array]:
     found: list[mx.array] = []
     for layer in layers:
         if isinstance(layer, StateBatch):
-            found += layer.arrays
+            found += [part for part in layer.cache if part is not None]
     return found
 
 
@@ -234,11 +229,7 @@ def state_shapes(caches: Sequence[object]) -> StateShapes:
     found: list[tuple[int, ...] | None] = []
     for cache in caches:
         if isinstance(cache, ArraysCache):
-            found += [None if one is None else one.shape[1:] for one in _arrays(cache)]
+            mine = cache.example if isinstance(cache, StateBatch) else cache.cache
+            arrays = cast("list[mx.array | None]", mine)
+            found += [None if one is None else one.shape[1:] for one in arrays]
     return tuple(found)
-
-
-def _arrays(cache: ArraysCache) -> list[mx.array | None]:
-    if isinstance(cache, StateBatch):
-        return cache.example
-    return cast("list[mx.array | None]", cache.cache)

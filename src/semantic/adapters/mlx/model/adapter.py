@@ -100,7 +100,11 @@ def apply_adapter(model: Module, adapter: Adapter) -> Module:
     _require_fits(adapter, expected)
     load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
     weights = load(str(adapter.folder / WEIGHTS))
-    given = [(name, _widened(array)) for name, array in weights.items()]
+    wide = on_cpu()  # as the weights of the model
+    given = [
+        (name, array.astype(mx.float32) if wide and array.dtype in _HALF else array)
+        for name, array in weights.items()
+    ]
     cast("Callable[..., object]", adapted.load_weights)(given, strict=False)
     cast("Callable[[], object]", adapted.eval)()  # no dropout
     return adapted
@@ -238,8 +242,3 @@ def _require_fits(adapter: Adapter, expected: Mapping[str, mx.array]) -> None:
 
 def _shape_words(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else f"the shape {shape}"
-
-
-def _widened(array: mx.array) -> mx.array:
-    """On a CPU weights are fp32, as those of the model."""
-    return array.astype(mx.float32) if on_cpu() and array.dtype in _HALF else array

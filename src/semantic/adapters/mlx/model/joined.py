@@ -107,7 +107,8 @@ class _Takes(Module):
     number: int
 
     def __call__(self, x: mx.array) -> mx.array:
-        found = self.product.part(self.number, x) if _few(x) else None
+        n_tokens = x.size // x.shape[-1]
+        found = self.product.part(self.number, x) if n_tokens <= MOST_ROWS else None
         apart = cast("Callable[[mx.array], mx.array]", super().__call__)
         return apart(x) if found is None else found
 
@@ -118,10 +119,6 @@ class _Part(_Takes, Linear):
 
 class _QuantizedPart(_Takes, QuantizedLinear):
     """One whose weights are quantized."""
-
-
-def _few(x: mx.array) -> bool:
-    return x.size // x.shape[-1] <= MOST_ROWS
 
 
 def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:

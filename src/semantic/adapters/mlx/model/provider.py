@@ -399,7 +399,10 @@ def find_local(model_id: str) -> Path | None:
     folder = Path(model_id).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelNotFoundError(_not_a_model(folder))
+            if (folder / CONFIG).is_file():
+                words = f"{folder} is an adapter: expected --model BASE --adapter NAME={folder}"
+                raise ModelNotFoundError(words)
+            raise ModelNotFoundError(f"{folder} is no model folder: it has no config.json")
         return folder
     if folder.exists() or model_id.count("/") != 1 or model_id.startswith((".", "/", "~")):
         raise ModelNotFoundError(
@@ -407,12 +410,6 @@ def find_local(model_id: str) -> Path | None:
             f"*.safetensors, a hub id like org/name, an alias or {EMBEDDED_MODEL!r}"
         )
     return None
-
-
-def _not_a_model(folder: Path) -> str:
-    if (folder / CONFIG).is_file():
-        return f"{folder} is an adapter: expected --model BASE --adapter NAME={folder}"
-    return f"{folder} is no model folder: it has no config.json"
 
 
 def _hub_folder(hub_id: str) -> Path:

@@ -432,7 +432,8 @@ class MLXChatFormat:
             raise InvalidRequestError(f"{what} cannot be enforced: {problem}")
 
     def _language(self, chat: Chat) -> CallLanguage:
-        thought = self.thought_marks if _may_think(chat) else None
+        silent = any(chat.template_options.get(name) is False for name in _THINKING_OPTIONS)
+        thought = None if silent else self.thought_marks
         marks = self.call_marks
         if set(self._spelled(marks.end).pieces) & self._tokenizer.eos_token_ids:
             marks = replace(marks, end="")  # the answer ends with it, and no grammar has that
@@ -541,10 +542,6 @@ def _texts(chat: Chat) -> Iterator[str]:
             yield from (call.id, call.name, call.arguments)
     yield from map(repr, chat.tools)
     yield repr(chat.template_options)
-
-
-def _may_think(chat: Chat) -> bool:
-    return not any(chat.template_options.get(name) is False for name in _THINKING_OPTIONS)
 
 
 def _check_choice(chat: Chat) -> None:

@@ -125,7 +125,12 @@ class ContiguousMemory:
         if made:
             mx.eval([cache.state for cache in made.values()])
         for layer, buffer in staging.full.items():
-            _set_full(caches[layer], buffer, length)
+            cache = caches[layer]
+            if isinstance(cache, SequenceCache):
+                cache.offset = length
+            else:
+                theirs = cast(MlxLmKVCache, cache)
+                theirs.keys, theirs.values, theirs.offset = buffer.k, buffer.v, length
         return [made.get(i, cache) for i, cache in enumerate(caches)]
 
     def _in_place(self, cache: ContiguousCache, layer: int, stop: int) -> KVBuffer:
@@ -240,11 +245,3 @@ def _head_views(
     for head in range(heads):
         at = head * per_head
         yield raw[at + start * per_token : at + stop * per_token]
-
-
-def _set_full(cache: ContiguousCache, buffer: KVBuffer, length: int) -> None:
-    if isinstance(cache, SequenceCache):
-        cache.offset = length
-    else:
-        theirs = cast(MlxLmKVCache, cache)
-        theirs.keys, theirs.values, theirs.offset = buffer.k, buffer.v, length

@@ -94,14 +94,10 @@ class ContiguousLayers:
         self._spec = spec
         self._shapes = shapes
         self.ragged = tuple(ragged)
-        self._ours = [
+        self.ours = tuple(
             usable and shape is not None for usable, shape in zip(ragged, shapes, strict=True)
-        ]
-
-    @property
-    def ours(self) -> tuple[bool, ...]:
+        )
         """Which layers use our caches."""
-        return tuple(self._ours)
 
     def set_aside(self, n_bytes: int) -> None:
         """Do nothing: each cache has memory of its own."""
@@ -119,7 +115,7 @@ class ContiguousLayers:
         caches: list[ContiguousCache] = []
         for i, layer in enumerate(self._spec.layers):
             shape = self._shapes[i]
-            if self._ours[i] and shape is not None:
+            if self.ours[i] and shape is not None:
                 buffer = KVBuffer.empty(shape, self._capacity(layer, capacity))
                 caches.append(cache_of(layer, buffer, offset=0, held=0))
             else:
@@ -196,7 +192,7 @@ class ContiguousLayers:
     ) -> ContiguousCache:
         layer_blocks = blocks.blocks_for_layer(i)
         data = [block.layer_data for block in layer_blocks]
-        if self._ours[i]:
+        if self.ours[i]:
             held = blocks.token_range(i)
             ranges = _ranges_of(data)
             needed = self._capacity(layer, capacity)
@@ -221,7 +217,7 @@ class ContiguousLayers:
         if not layer_blocks or any(a.stop != b.start for a, b in itertools.pairwise(layer_blocks)):
             raise CacheReconstructionError(f"{who}: blocks are missing")
         require_cut(self._spec.layers[i], blocks.token_range(i), length, who)
-        if not self._ours[i]:
+        if not self.ours[i]:
             if len({id(piece) for piece in data if isinstance(piece, MlxLmState)}) != 1:
                 raise CacheReconstructionError(f"{who} has no state")
             return

@@ -49,11 +49,7 @@ class HostPage:
         self._heads = kind.shape.kv_heads
         self._token_bytes = token_bytes(kind)
         self._layer_bytes = kind.page_bytes // len(kind.layers)
-        self._view = memoryview(bytearray(kind.page_bytes))
-
-    def raw(self) -> memoryview:
-        """All bytes."""
-        return self._view
+        self.data = memoryview(bytearray(kind.page_bytes))
 
     def head(self, layer: int, which: int, head: int) -> memoryview:
         """The bytes of 256 tokens of one head; `which` is KEYS or VALUES."""
@@ -62,7 +58,7 @@ class HostPage:
         if which == VALUES:
             first += self._heads * BLOCK_TOKENS * self._token_bytes[KEYS]
         at = first + head * size
-        return self._view[at : at + size]
+        return self.data[at : at + size]
 
     def heads(self, layer: int) -> Iterator[memoryview]:
         """`head` of each head of a layer's keys, then of its values."""
@@ -110,7 +106,7 @@ def upload(
     """Copy host pages to the pages of a table, by index; yields the arrays to evaluate."""
     kind = table.pool.kind
     for at, page in pages.items():
-        data = array_from(page.raw(), kind.shape.dtype, (1, *kind.page_shape))
+        data = array_from(page.data, kind.shape.dtype, (1, *kind.page_shape))
         yield attention.store(table.pool, [table.refs[at].index], data)
 
 

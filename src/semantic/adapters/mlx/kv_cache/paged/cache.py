@@ -59,10 +59,6 @@ class PagedCache:
         """Positions of the tokens held."""
         return range(self.first, self.offset)
 
-    def reserve(self, capacity: int) -> None:
-        """Allocate pages for `capacity` tokens."""
-        self.table.reserve(capacity)
-
     # What mlx-lm calls
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

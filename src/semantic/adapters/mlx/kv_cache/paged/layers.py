@@ -110,16 +110,12 @@ class PagedLayers:
         self.pools = [PagePool(kind) for kind in kinds]
         self.attention = list(attention)
         self._layers = _layers(kinds, attention, MetadataCache(costs.size))
-
-    @property
-    def ragged(self) -> tuple[bool, ...]:
+        self.ragged = (True,) * spec.n_layers
         """Which layers are layers of our batch: all of them."""
-        return (True,) * self._spec.n_layers
-
-    @property
-    def ours(self) -> tuple[bool, ...]:
+        self.ours = tuple(i in self._layers for i in range(spec.n_layers))
         """Which layers have pages; the others have a state."""
-        return tuple(i in self._layers for i in range(self._spec.n_layers))
+        self.takes_rows = states is None
+        """Whether tokens of a sequence can be rows of a batch; states need them in turn."""
 
     def set_aside(self, n_bytes: int) -> None:
         """Size the pools for blocks of `n_bytes` together.
@@ -207,10 +203,11 @@ class PagedLayers:
         """Allocate pages for `capacity` tokens in every layer."""
         first_paged(caches).sequence.reserve(capacity)
 
-    def row_bytes(self, caches: Sequence[PagedCache], n_tokens: int) -> int | None:
-        """Bytes of keys and values that the next `n_tokens` read as rows of a batch.
+    def reads_as_rows(self, caches: Sequence[PagedCache], n_tokens: int, n_bytes: int) -> bool:
+        """Whether the next `n_tokens` may be rows of a batch, and read at most `n_bytes` of keys
+        and values as such.
 
-        None if they cannot be rows: they would overwrite tokens of a window that they attend to.
+        They may not if they would overwrite tokens of a window that they attend to.
         """
         paged = first_paged(caches)
         total = 0
@@ -219,15 +216,10 @@ class PagedLayers:
             seen = paged.offset + n_tokens // 2 + 1
             if kind.ring is not None and kind.window is not None:
                 if n_tokens > kind.ring * BLOCK_TOKENS - kind.window + 1:
-                    return None
+                    return False
                 seen = min(seen, kind.window)
             total += n_tokens * seen * kind.page_bytes // BLOCK_TOKENS
-        return total
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether tokens of a sequence can be rows of a batch; states need them in turn."""
-        return self._states is None
+        return total <= n_bytes
 
     def rows(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> list[PagedBatch]:
         """The next tokens of these sequences, so many of each, as rows of one batch, per layer."""

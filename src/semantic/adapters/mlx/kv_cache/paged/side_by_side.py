@@ -136,7 +136,8 @@ def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk])
 
     What raises leaves all of them as they were.
     """
-    held = [state for caches, _ in chunks for state in _states(caches)]
+    every = [cast(object, cache) for caches, _ in chunks for cache in caches]
+    held = [cache for cache in every if isinstance(cache, ArraysCache)]
     with ExitStack() as undo:
         for state in held:
             undo.callback(setattr, state, "cache", list(state.cache))
@@ -168,7 +169,3 @@ def _passes(layers: Layers, chunks: Sequence[Chunk]) -> list[_Pass]:
         rows += [[0] * width] * (n_sequences - len(members))
         found.append(_Pass(mx.array(rows, mx.uint32), of))
     return found
-
-
-def _states(caches: Caches) -> list[ArraysCache]:
-    return [cache for cache in cast("Sequence[object]", caches) if isinstance(cache, ArraysCache)]
