@@ -25,7 +25,7 @@ from benchmarks.trace_sessions import recorded_sessions
 from experiments.harness.document import Json
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.application.cache.upload_pace import LEAST_REST
+from semantic.adapters.stores.write_order import LEAST_REST
 from semantic.composition.process_stores import upload_threads
 from semantic.domain.value_objects import BLOCK_TOKENS
 

@@ -38,10 +38,9 @@ from semantic.adapters.stores.disk.manifest_file import FiledManifest, encode_ma
 from semantic.adapters.stores.disk.store import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
-from semantic.application.agents.agent_transfers import AgentTransfers
 from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder
-from semantic.application.agents.served_agents import ServedAgents
+from semantic.application.agents.served_agents import AgentTransfers, ServedAgents
 from semantic.application.fair_threads import FairThreads
 from semantic.domain.block_hash import Part, Scope, namespace_of, tenant_tag
 from semantic.domain.entities import AgentBlocks

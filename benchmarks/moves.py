@@ -30,8 +30,7 @@ from experiments.harness.result import Result, Verdict
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import SharedTiers
-from semantic.application.cache.discovery import Discovery
-from semantic.application.cache.prefix_lookup import PrefixLookup
+from semantic.application.cache.prefix_lookup import Discovery, PrefixLookup
 from semantic.composition.process_stores import remote_tier
 from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
 from semantic.domain.stored import StoredBlock

@@ -40,7 +40,7 @@ from experiments.harness.result import Result, Verdict
 from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.stores.background import BackgroundStore
-from semantic.application.cache.upload_pace import FEWEST_STEPS, MOST_REST, UploadPace
+from semantic.adapters.stores.write_order import FEWEST_STEPS, MOST_REST, UploadPace
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.composition.process_stores import upload_threads
 from semantic.domain.block_hash import Part, Scope

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from semantic.application.agents.agent_transfers import AgentTransfers
 from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder, AgentNames, SavedAgents
-from semantic.application.agents.listing import newest_first
-from semantic.application.agents.served_agents import ServedAgents
-from semantic.application.cache.discovery import Discovery
+from semantic.application.agents.footprint import newest_first
+from semantic.application.agents.served_agents import AgentTransfers, ServedAgents
+from semantic.application.cache.prefix_lookup import Discovery
 from semantic.application.chat.families import Parsers
 from semantic.application.chat.grammar_checks import GrammarChecks, Verdicts
 from semantic.application.chat.preparation import ImageInput, Preparation

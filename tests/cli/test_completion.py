@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.hub.aliases import default_file, set_alias
-from semantic.adapters.stores.disk import agent_names as reader
-from semantic.adapters.stores.disk.agent_names import agent_names
+from semantic.adapters.stores.disk import folder as reader
+from semantic.adapters.stores.disk.folder import agent_names
 from semantic.cli.shell.completion import complete_models
 from tests.cli.stocked import disk_store, new_agent
 from tests.cli.support import command_line, environment

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from semantic.adapters.stores.disk_responses import FallbackResponses, SqliteResponses
+from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.responses import StoredResponse, encoded
 from semantic.ports.store import ResponsesPort

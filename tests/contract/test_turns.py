@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.stores.disk_turns import DiskTurns
+from semantic.adapters.stores.conversations import DiskTurns
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.history import Turn, thought_digest
 from semantic.ports.store import SharedTurnsPort, TurnsPort

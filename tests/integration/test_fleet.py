@@ -19,7 +19,7 @@ import pytest
 
 from semantic.adapters.stores import background
 from semantic.adapters.stores.background import Backoff
-from semantic.adapters.stores.disk_turns import DiskTurns
+from semantic.adapters.stores.conversations import DiskTurns
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_responses

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from semantic.application.agents.tool_times import ToolTimes
+from semantic.application.cache.read_ahead import ToolTimes
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings

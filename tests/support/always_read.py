@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from unittest import mock
 
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven, Terms
+from semantic.application.cache.loading import NEVER_GIVEN_UP, BreakEven, Terms
 
 
 def always_read() -> AbstractContextManager[object]:

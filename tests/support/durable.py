@@ -15,9 +15,8 @@ from pathlib import Path
 
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.application.cache.discovery import Discovery
 from semantic.application.cache.loading import Loader
-from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
+from semantic.application.cache.prefix_lookup import Discovery, PrefixLookup, StoredPrefix
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_store, remote_tier
 from semantic.domain.block_hash import BlockKey

@@ -9,10 +9,9 @@ from typing import TypeVar
 
 from semantic.adapters.exchange.archive import AgentArchives
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.agents.agent_transfers import AgentTransfers
 from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder
-from semantic.application.agents.served_agents import ServedAgents
+from semantic.application.agents.served_agents import AgentTransfers, ServedAgents
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.fair_threads import FairThreads, settle
 from semantic.domain.block_hash import namespace_of, tenant_tag

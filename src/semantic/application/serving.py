@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from semantic.application.agents.finder import AgentNames
 from semantic.application.agents.served_agents import ServedAgents
-from semantic.application.agents.tool_times import ToolTimes
-from semantic.application.cache.discovery import Discovery
+from semantic.application.cache.prefix_lookup import Discovery
+from semantic.application.cache.read_ahead import ToolTimes
 from semantic.application.chat.answer_reader import AnswerReader, AnswerStream, message_in
 from semantic.application.chat.preparation import Preparation, Prepared, length_of
 from semantic.application.chat.replay import Replay

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semantic.application.agents.listing import walk
+from semantic.application.agents.footprint import walk
 from semantic.application.cache.origin import parent_of
 from semantic.cli.options import StoreOptions
 from semantic.cli.report import show_name

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from semantic.composition.engine_settings import Settings
 from semantic.composition.memory_shares import default_memory_tier_bytes, memory_of
 from semantic.composition.plugins import opener
 from semantic.domain.errors import InvalidRequestError, StoreError
+from semantic.domain.identity import digest
 from semantic.ports.store import LookUpPort
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         OpensShared,
         SharedStorePort,
     )
+
 
 logger = logging.getLogger("semantic.server")
 
@@ -95,7 +98,7 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Cac
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import SharedTiers, TieredStore
-    from semantic.application.cache.upload_pace import UploadPace
+    from semantic.adapters.stores.write_order import UploadPace
     from semantic.domain.stored import Tier
 
     memory_bytes = settings.memory_bytes
@@ -225,8 +228,8 @@ def open_events(endpoint: str, topic: str) -> EventsPort:
 
 def open_disk(settings: Settings, observer: BlockObserver | None = None) -> DiskStore:
     """The disk tier of `settings`. Raises StoreError when its folder cannot be used."""
+    from semantic.adapters.stores.disk.quota import WriteLimits
     from semantic.adapters.stores.disk.store import DiskStore
-    from semantic.adapters.stores.disk.wear import WriteLimits
 
     folder, secret = store_folder(settings), fleet_secret(settings)
     writes = WriteLimits(settings.disk_bytes_a_day, settings.disk_rated_bytes)
@@ -250,8 +253,6 @@ def fleet_secret(settings: Settings) -> bytes | None:
 
     Raises InvalidRequestError for a file that cannot be used.
     """
-    from semantic.adapters.stores.fleet_secret import read_fleet_secret
-
     given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
     return read_fleet_secret(Path(given)) if given else None
 
@@ -263,7 +264,7 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
     It is opened on first use, when the block store must be open. `warn` is called with a sentence
     when the file cannot be used; memory is used then.
     """
-    from semantic.adapters.stores.disk_responses import FallbackResponses, SqliteResponses
+    from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
     memory = MemoryResponses(_RESPONSES_MEMORY_BYTES)
@@ -284,7 +285,7 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
 
     `warn` is called with a sentence when the file cannot be used.
     """
-    from semantic.adapters.stores.disk_turns import DiskTurns
+    from semantic.adapters.stores.conversations import DiskTurns
     from semantic.application.chat.turn_cache import TurnCache
 
     below = None
@@ -346,3 +347,53 @@ def _free_bytes(folder: Path) -> int:
         return shutil.disk_usage(existing).free
     except OSError as error:
         raise StoreError(f"cannot use {folder}: {error.strerror}") from error
+
+
+FEWEST_BYTES = 32
+"""Of a secret, so that it cannot be guessed."""
+_MOST_BYTES = 4096
+_FEWEST_DIFFERENT = 8
+_FOR_OTHERS = 0o037
+"""Permissions that a file of a secret must not give: its group may read it, as groups of mounted
+secrets do."""
+
+
+def read_fleet_secret(path: Path) -> bytes:
+    """32 bytes derived from the contents of `path`, without the end of its last line. They are
+    never logged, and no message has a part of them.
+
+    Raises InvalidRequestError unless it is a file of this user's or root's that others cannot read
+    nor their groups write, with 32 to 4096 bytes that are not all alike.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            _require_private(path, os.fstat(fd))
+            data = os.read(fd, _MOST_BYTES + 1).rstrip(b"\r\n")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"fleet_secret_file: cannot read {path}: {error.strerror}"
+        ) from error
+    if not FEWEST_BYTES <= len(data) <= _MOST_BYTES or len(set(data)) < _FEWEST_DIFFERENT:
+        raise InvalidRequestError(
+            f"fleet_secret_file: {path} is no secret: expected {FEWEST_BYTES} to {_MOST_BYTES} "
+            "random bytes, as `openssl rand -hex 32` writes them"
+        )
+    return digest("fleet-secret-v1", data)
+
+
+def _require_private(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidRequestError(f"fleet_secret_file: {path} is not a file")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise InvalidRequestError(
+            f"fleet_secret_file: {path} belongs to user {found.st_uid}; expected one of user "
+            f"{os.geteuid()} or of root"
+        )
+    if found.st_mode & _FOR_OTHERS:
+        raise InvalidRequestError(
+            f"fleet_secret_file: {path} is open to others (mode {stat.S_IMODE(found.st_mode):04o});"
+            " expected at most 0640"
+        )

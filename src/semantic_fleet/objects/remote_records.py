@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
+from semantic.adapters.stores.conversations import decoded_turn, encoded_turn, turn_key
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
-from semantic.adapters.stores.disk_turns import decoded_turn, encoded_turn, turn_key
 from semantic.application.chat.turn_cache import Writes
 from semantic.domain.block_hash import tenant_tag
 from semantic.domain.history import Point, Turn

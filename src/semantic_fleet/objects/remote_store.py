@@ -37,14 +37,12 @@ from semantic.domain.stored import (
     Tier,
 )
 from semantic_fleet.objects.bodies import Bodies
-from semantic_fleet.objects.catalog import CATALOG_BYTES, Catalog, Tally
+from semantic_fleet.objects.catalog import CATALOG_BYTES, Catalog, Notices, Tally
 from semantic_fleet.objects.janitor import BackgroundJanitor
-from semantic_fleet.objects.look_up import LookUp
 from semantic_fleet.objects.manifests import Ends, Manifests
 from semantic_fleet.objects.names import generation_of, has_tail
-from semantic_fleet.objects.notices import Notices
 from semantic_fleet.objects.objects import Objects
-from semantic_fleet.objects.reading import Reader
+from semantic_fleet.objects.reading import LookUp, Reader
 from semantic_fleet.objects.vault import Vault
 
 

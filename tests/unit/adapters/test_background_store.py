@@ -19,8 +19,7 @@ from semantic.adapters.stores.background import (
     BackgroundStore,
 )
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.adapters.stores.write_order import LINGER
-from semantic.application.cache.upload_pace import UploadPace
+from semantic.adapters.stores.write_order import LINGER, UploadPace
 from semantic.domain.block_hash import PUBLIC_TENANT, BlockKey, Part, tenant_tag
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import Manifest, StoredBlock, Tier

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from semantic.adapters.stores import records as records_module
-from semantic.adapters.stores.disk_responses import FallbackResponses, SqliteResponses
+from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.errors import StoreError
 from tests.support.stored_responses import response

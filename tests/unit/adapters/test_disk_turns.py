@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import Buffer
 
-from semantic.adapters.stores.disk_turns import DiskTurns
+from semantic.adapters.stores.conversations import DiskTurns
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.history import Turn, thought_digest
 from semantic.ports.store import MOST_WAIT

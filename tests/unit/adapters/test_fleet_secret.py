@@ -8,9 +8,8 @@ from random import Random
 import pytest
 
 from semantic.adapters.stores.disk import DiskStore
-from semantic.adapters.stores.fleet_secret import read_fleet_secret
 from semantic.composition.engine_settings import Settings
-from semantic.composition.process_stores import FLEET_VARIABLE, open_store
+from semantic.composition.process_stores import FLEET_VARIABLE, open_store, read_fleet_secret
 from semantic.domain.block_hash import Scope, tenant_tag
 from semantic.domain.errors import InvalidRequestError
 from tests.support.store_blocks import block, chain, header, keys, manifest

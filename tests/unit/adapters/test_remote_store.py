@@ -23,8 +23,7 @@ from obstore.store import MemoryStore as ObjectsInMemory
 
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError
-from semantic.application.cache.discovery import Discovery
-from semantic.application.cache.prefix_lookup import window_links
+from semantic.application.cache.prefix_lookup import Discovery, window_links
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import require_shared, shared_place, shared_store
 from semantic.domain.block_hash import Part, Scope, tenant_tag

@@ -9,8 +9,13 @@ from itertools import pairwise
 
 import pytest
 
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven, Terms, TierCost
-from semantic.application.cache.loading import group_ends
+from semantic.application.cache.loading import (
+    NEVER_GIVEN_UP,
+    BreakEven,
+    Terms,
+    TierCost,
+    group_ends,
+)
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import BLOCK_TOKENS
 

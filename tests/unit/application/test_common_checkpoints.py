@@ -12,8 +12,8 @@ import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache import shared_prefill
-from semantic.application.cache.break_even import Terms
 from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
+from semantic.application.cache.loading import Terms
 from semantic.application.cache.shared_prefill import CommonPrefixes, computes_before
 from semantic.application.engine.scheduler import Chunk, Step
 from semantic.application.request import Phase, Request

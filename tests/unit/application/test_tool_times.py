@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.application.agents.tool_times import ToolTimes
+from semantic.application.cache.read_ahead import ToolTimes
 from tests.support.fake_clock import FakeClock
 
 

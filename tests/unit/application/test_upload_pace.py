@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from semantic.application.cache.upload_pace import (
+from semantic.adapters.stores.write_order import (
     ASSUMED_COST,
     FEWEST_STEPS,
     IDLE,

@@ -20,9 +20,8 @@ from typing import TypeAlias
 
 from semantic.adapters.stores.memory import data_of, fill
 from semantic.adapters.stores.neighbours import Children
-from semantic.adapters.stores.write_order import WriteOrder
-from semantic.application.agents.listing import walk
-from semantic.application.cache.upload_pace import UploadPace
+from semantic.adapters.stores.write_order import UploadPace, WriteOrder
+from semantic.application.agents.footprint import walk
 from semantic.domain.block_hash import (
     PUBLIC_TENANT,
     BlockHash,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 
-from semantic.application.agents.listing import walk
+from semantic.application.agents.footprint import walk
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import (

@@ -19,8 +19,8 @@ from semantic.application.agents.footprint import (
     ChainBlock,
     Chains,
     footprints,
+    walk,
 )
-from semantic.application.agents.listing import walk
 from semantic.application.cache.origin import (
     parent_in,
     parent_of,

@@ -1,16 +1,17 @@
 """AgentFootprint: which blocks of an agent a store holds, their bytes, and which are shared.
 
-Knows neither how they are displayed nor what the pool holds.
+`walk` lists agents page by page. Knows neither how they are displayed nor what the pool holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from semantic.domain.block_hash import BlockHash, BlockKey, Part
+from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.fair_share import FairLru
-from semantic.domain.stored import Found, Manifest
+from semantic.domain.stored import Found, Manifest, Place
 from semantic.ports.store import CacheStorePort
 
 _MAX_BLOCKS = 1 << 17
@@ -106,3 +107,23 @@ def footprints(
 
 def _keys(blocks: Chain) -> list[BlockKey]:
     return [block.key(part) for block in blocks for part in Part]
+
+
+_PAGE = 64
+
+
+def walk(
+    store: CacheStorePort, scope: Scope, page: int = _PAGE, after: Place | None = None
+) -> Iterator[Manifest]:
+    """A scope's manifests, newest first: those that come after `after`, read `page` at a time."""
+    while found := store.page(scope, page, after):
+        yield from found
+        if len(found) < page:
+            return
+        after = found[-1].place
+
+
+def newest_first(store: CacheStorePort) -> Iterator[Manifest]:
+    """The manifests of all scopes, newest first."""
+    of_scopes = [walk(store, scope) for scope in store.scopes()]
+    return heapq.merge(*of_scopes, key=lambda one: one.place, reverse=True)

@@ -1,19 +1,38 @@
 """ServedAgents: lists, shows, forks, pins, deletes and moves agents for event loops (`AgentsPort`).
 
-Reads the engine between two of its steps and the store on worker threads. Knows no transport.
+Reads the engine between two of its steps and the store on worker threads. AgentTransfers sends
+agents as archives to another server, and receives them. Knows no transport.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Collection, Sequence
-from typing import Final, TypeVar
+import threading
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
-from semantic.application.agents.agent_transfers import AgentTransfers, EngineCalls
-from semantic.application.agents.directory import Activity, AgentDirectory, Owner
+from semantic.application.agents.directory import Activity, AgentDirectory, Owner, require_id
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.fair_threads import FairThreads
+from semantic.application.fair_threads import FairThreads, guarded
+from semantic.domain.errors import (
+    AgentNotFoundError,
+    CapacityError,
+    InvalidRequestError,
+    OverloadedError,
+    StoreError,
+)
 from semantic.domain.stored import Manifest, StoreStats
 from semantic.ports.agents import (
     EVERY_AGENT,
@@ -22,15 +41,176 @@ from semantic.ports.agents import (
     AgentFilter,
     AgentPage,
     AgentSummary,
+    ExchangePort,
+    IncomingArchive,
+    OutgoingArchive,
     RunningRequest,
     Tenant,
     TenantId,
 )
 
+T = TypeVar("T")
+
+_THREADS: Final = 2
+"""One for the import, one for all exports while it runs."""
+_MOST_EXPORTS: Final = 4
+_RETRY_SECONDS: Final = 5
+_BATCH_BYTES: Final = 1 << 20
+"""Bytes that are collected for one call of a thread."""
+
+
+class EngineCalls(Protocol):
+    """Calls functions with an engine between two of its steps."""
+
+    def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
+        """Call `function` on the engine's thread; the future has its result or exception."""
+        ...
+
+
+class AgentTransfers:
+    """Exports and imports of one server's agents: one import at a time, and a few exports.
+
+    Runs what reads and writes blocks on threads of its own. Knows archives by their port.
+    """
+
+    def __init__(
+        self,
+        thread: EngineCalls,
+        directory: AgentDirectory,
+        exchange: ExchangePort,
+        tenants: Mapping[TenantId, str],
+    ) -> None:
+        """`tenants` are the names of those that have keys, by their ids."""
+        self._thread = thread
+        self._directory = directory
+        self._exchange = exchange
+        self._tenants = tenants
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="exchange")
+        self._n_exports = 0
+        self._is_importing = False
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End what runs, and return when nothing of it uses the store any more."""
+        self._is_closed = True
+        self._threads.shutdown(cancel_futures=True)
+
+    async def export(self, agent_id: str, tenant: Owner) -> AgentArchive:
+        if self._n_exports >= _MOST_EXPORTS:
+            raise _busy(f"{_MOST_EXPORTS} agents are being exported")
+        stopped = threading.Event()
+
+        def begin() -> OutgoingArchive:
+            manifest = self._directory.saved_agent(agent_id, tenant)
+            return self._exchange.export(manifest, lambda: self._require_open(stopped))
+
+        self._n_exports += 1
+        with ExitStack() as undo:
+            undo.callback(self._end_export)
+            archive = await self._work(begin, stopped)
+            undo.pop_all()
+        return AgentArchive(archive.n_bytes, self._pieces(archive), self._end_export)
+
+    async def import_(self, pieces: AsyncIterable[bytes], tenant: Tenant, name: str | None) -> str:
+        """See `AgentsPort.import_`; returns the agent's name."""
+        owner = self._receiving(tenant)
+        if self._is_importing:
+            raise _busy("an agent is being imported")
+        self._is_importing = True
+        try:
+            return await self._import(pieces, owner, name)
+        except StoreError as error:
+            raise CapacityError(str(error)) from error
+        finally:
+            self._is_importing = False
+
+    # Inside
+
+    def _receiving(self, tenant: Tenant) -> str:
+        """The name of a tenant that can send requests. Raises AgentNotFoundError for another."""
+        if isinstance(tenant, str):
+            return tenant
+        if tenant not in self._tenants:
+            raise AgentNotFoundError(
+                f"there is no tenant {tenant.id!r:.80} with a key: the server's log says at start "
+                "which there are"
+            )
+        return self._tenants[tenant]
+
+    async def _import(self, pieces: AsyncIterable[bytes], owner: str, name: str | None) -> str:
+        stopped = threading.Event()
+
+        def require_free(own: str) -> None:
+            self._require_free(own if name is None else name, owner)
+
+        def put() -> str:
+            tag = self._directory.scope(owner).tenant
+            saved = incoming.put(tag, name, lambda: self._require_open(stopped))
+            return saved.agent_id
+
+        incoming: IncomingArchive = self._exchange.receive(require_free)
+        try:
+            async for batch in _batches(pieces):
+                await self._work(partial(incoming.write, batch), stopped)
+            return await self._work(put, stopped)
+        finally:
+            incoming.close()
+
+    def _require_free(self, name: str, owner: str) -> None:
+        """Raise InvalidRequestError unless `name` may be a new agent's. Waits for the engine."""
+        require_id(name)
+        directory = self._directory
+        seen = self._thread.call(lambda engine: directory.activity(engine, owner, (name,))).result()
+        if name in seen or directory.is_saved(name, owner):
+            raise InvalidRequestError(
+                f"there is an agent {name!r} already: name in the query gives it another"
+            )
+
+    def _require_open(self, stopped: threading.Event) -> None:
+        if stopped.is_set() or self._is_closed:
+            raise _busy("the server is stopping")
+
+    async def _pieces(self, archive: OutgoingArchive) -> AsyncGenerator[bytes, None]:
+        stopped = threading.Event()
+        pieces = archive.pieces()
+        while (piece := await self._work(lambda: next(pieces, None), stopped)) is not None:
+            yield piece
+
+    def _end_export(self) -> None:
+        self._n_exports -= 1
+
+    async def _work(self, function: Callable[[], T], stopped: threading.Event) -> T:
+        """The result of `function` on a thread; a cancelled task sets `stopped` and waits for it,
+        so that it uses nothing any more that the task closes."""
+        if self._is_closed:
+            raise _busy("the server is stopping")
+        loop = asyncio.get_running_loop()
+        working = loop.run_in_executor(self._threads, guarded, function)
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            stopped.set()
+            await asyncio.wait((working,))
+            raise
+
+
+def _busy(reason: str) -> OverloadedError:
+    return OverloadedError(f"{reason}: retry later", retry_after=_RETRY_SECONDS)
+
+
+async def _batches(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in fewer pieces."""
+    batch = bytearray()
+    async for piece in pieces:
+        batch += piece
+        if len(batch) >= _BATCH_BYTES:
+            yield bytes(batch)
+            batch.clear()
+    yield bytes(batch)
+
+
 _OPERATORS: Final = "operators\0"
 """No tenant has this name."""
-
-T = TypeVar("T")
 
 
 class ServedAgents:

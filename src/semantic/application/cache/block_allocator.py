@@ -2,21 +2,24 @@
 
 Evicts idle caches, in their order, when the pool is full; preempting a running request
 is the scheduler's decision. Knows the pool, the idle caches and which blocks belong to which
-request; not when a request runs or what its blocks contain.
+request; not when a request runs or what its blocks contain. AgentCaches has an agent's cache
+between its requests, idle in the pool or saved in the store.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.cache.prefix_store import PrefixStore
-from semantic.application.request import Request, Restore
+from semantic.application.request import Request, Restore, Reuse
 from semantic.domain.entities import AgentBlocks, BlockId, KVBlock
-from semantic.domain.errors import IntegrityError, PoolExhaustedError
+from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExhaustedError
 from semantic.domain.prefix import reusable_prefix
 from semantic.domain.services import BlockPool
+from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
     CacheKey,
@@ -285,3 +288,51 @@ class BlockAllocator:
             if not self._idle.evict():
                 return False
         return True
+
+
+class AgentCaches:
+    """The agents of one engine. `lock` guards the allocator."""
+
+    def __init__(
+        self, allocator: BlockAllocator, prefixes: PrefixStore | None, lock: threading.RLock
+    ) -> None:
+        self._allocator = allocator
+        self._prefixes = prefixes
+        self._lock = lock
+
+    def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
+        """The manifest saved after the agent's last turn, or None."""
+        return None if self._prefixes is None else self._prefixes.manifest(agent_id, tenant)
+
+    def recall(self, agent_id: str, tenant: str) -> Reuse:
+        """What the agent has cached, for a new request. May read from disk."""
+        manifest = self.manifest(agent_id, tenant)
+        with self._lock:
+            history = self._allocator.idle_tokens(agent_id, tenant)
+        if history is None and manifest is not None:
+            history = manifest.token_ids
+        return Reuse(history=history, manifest=manifest)
+
+    def forget(self, agent_id: str, tenant: str) -> bool:
+        """Drop the agent's idle cache and its manifest; False if it has neither."""
+        with self._lock:
+            dropped = self._allocator.drop_idle(agent_id, tenant)
+        saved = self._prefixes is not None and self._prefixes.forget(agent_id, tenant)
+        return saved or dropped
+
+    def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
+        """Share everything that `agent_id` has cached with a new agent.
+
+        Raises InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists.
+        """
+        if not new_agent_id or self.recall(new_agent_id, tenant).history is not None:
+            raise InvalidRequestError(f"fork: expected a new agent's name, got {new_agent_id!r}")
+        known = self.recall(agent_id, tenant)
+        if known.history is None:
+            raise InvalidRequestError(f"fork: there is no agent {agent_id!r}")
+        if self._prefixes is not None:
+            self._prefixes.share_salt(agent_id, new_agent_id, tenant)
+            if known.manifest is not None:
+                self._prefixes.fork(known.manifest, new_agent_id)
+        with self._lock:
+            self._allocator.fork(agent_id, new_agent_id, tenant)

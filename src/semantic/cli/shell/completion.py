@@ -25,7 +25,7 @@ _HUB_FOLDER = re.compile(r"models--(.+?)--(.+)")
 
 def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of the local tenant's agents, last saved first."""
-    from semantic.adapters.stores.disk.agent_names import agent_names
+    from semantic.adapters.stores.disk.folder import agent_names
     from semantic.composition.engine_settings import Settings
     from semantic.composition.process_stores import store_folder
     from semantic.domain.errors import StoreError

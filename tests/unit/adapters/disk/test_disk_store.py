@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.stores.disk import DiskStore, agents
+from semantic.adapters.stores.disk import DiskStore, writing
 from semantic.adapters.stores.disk.entries import Entries
 from semantic.adapters.stores.disk.manifest_file import FiledManifest, ManifestFile, read_manifest
 from semantic.domain.block_hash import Part
@@ -229,7 +229,7 @@ def test_a_turn_without_checkpoints_reads_no_older_manifest(
         read.append(generation)
         return read_manifest(entries, key, generation)
 
-    monkeypatch.setattr(agents, "read_manifest", recorded)
+    monkeypatch.setattr(writing, "read_manifest", recorded)
     for n in (300, 400, 500, 600):
         put_all(store, make.chain(n))
         store.save(make.manifest("a", n))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores.disk import DiskStore, open_store
-from semantic.adapters.stores.disk.recovery import Recovery
+from semantic.adapters.stores.disk.open_store import Recovery
 from tests.support import store_blocks as make
 from tests.unit.adapters.disk.support import (
     PLENTY,

@@ -14,7 +14,7 @@ import pytest
 from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.disk.files import FileSystem
 from semantic.adapters.stores.disk.folder import Folder, open_folder
-from semantic.adapters.stores.disk.wear import (
+from semantic.adapters.stores.disk.quota import (
     MOST_DAYS,
     NAME,
     SETTLE_BYTES,

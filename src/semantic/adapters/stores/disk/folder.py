@@ -7,7 +7,7 @@
     tmp/<random>/ a session: unfinished files of one process, which holds the lock file in it
 
 Locks are the system's own and end with their process: no process id and no clock is trusted.
-Knows nothing of blocks, agents or the index.
+`agent_names` reads a store that is not opened. Knows nothing else of blocks, agents or the index.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import json
 import logging
 import os
 import secrets
+import sqlite3
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from semantic.adapters.stores.disk.entries import is_plain
 from semantic.adapters.stores.disk.files import (
@@ -40,8 +42,10 @@ from semantic.adapters.stores.disk.files import (
     sync_folder,
     write_whole,
 )
+from semantic.domain.block_hash import LOCAL_TENANT, tenant_tag
 from semantic.domain.errors import StoreError
 from semantic.domain.identity import digest
+from semantic.domain.stored import packed_name
 
 logger = logging.getLogger("semantic.store")
 
@@ -413,3 +417,40 @@ def _require_folder(path: Path, files: FileSystem) -> None:
             f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); "
             f"expected at most 0755"
         )
+
+
+_WAIT_SECONDS = 0.1
+_MOST_STEPS = 3_000_000
+"""Of SQLite's machine: some hundred thousand agents."""
+_NAMES = """
+SELECT name FROM agents WHERE tenant = ?1 AND substr(name, 1, length(?2)) = ?2
+GROUP BY name ORDER BY max(time) DESC LIMIT ?3
+"""
+
+
+def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
+    """At most `limit` names that begin so, of agents of requests without a key, last saved first.
+
+    For completions in a shell: soon and without a lock. Repairs nothing, so names may be old.
+    Empty for a store that is missing, damaged, of another format or locked, and for one with more
+    agents than can be looked at.
+    """
+    try:
+        with (root / "secret").open("rb") as file:
+            secret = file.read(SECRET_BYTES)
+        with closing(_opened(root.absolute() / "index.sqlite")) as db:
+            db.execute("PRAGMA trusted_schema = OFF")
+            db.set_progress_handler(lambda: 1, _MOST_STEPS)
+            wanted = (tenant_tag(secret, LOCAL_TENANT), packed_name(beginning), limit)
+            rows = db.execute(_NAMES, wanted).fetchall()
+    except (OSError, sqlite3.Error):
+        return []
+    packed = (name for (name,) in rows if isinstance(name, bytes))
+    return [name.decode("utf-8", "replace") for name in packed]
+
+
+def _opened(index: Path) -> sqlite3.Connection:
+    """Without a log the file is whole, and as immutable SQLite makes no files beside it."""
+    logged = index.with_name(f"{index.name}-wal").exists()
+    address = f"file:{quote(str(index))}?{'mode=ro' if logged else 'immutable=1'}"
+    return sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)

@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from semantic.adapters.stores.disk import agent_rows, block_rows, maintenance, schema
-from semantic.adapters.stores.disk.agents import Agents, QuotaExceededError
-from semantic.adapters.stores.disk.blocks import Blocks
 from semantic.adapters.stores.disk.entries import (
     DamagedError,
     Entries,
@@ -40,8 +38,9 @@ from semantic.adapters.stores.disk.files import FileSystem
 from semantic.adapters.stores.disk.folder import read_format
 from semantic.adapters.stores.disk.maintenance import CheckReport, CollectReport
 from semantic.adapters.stores.disk.open_store import Limit, OpenStore
+from semantic.adapters.stores.disk.quota import WriteLimits
 from semantic.adapters.stores.disk.schema import IndexBrokenError
-from semantic.adapters.stores.disk.wear import WriteLimits
+from semantic.adapters.stores.disk.writing import Agents, Blocks, QuotaExceededError
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import (
