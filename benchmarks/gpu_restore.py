@@ -36,7 +36,7 @@ from semantic.adapters.stores.disk.store import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
 from semantic.domain.value_objects import BLOCK_TOKENS, CompletedGeneration, TokenEvent
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.support.char_tokenizer import CharTokenizer
 
 GIB = 1 << 30
@@ -74,7 +74,7 @@ class Told:
 class Side:
     """An engine of its own around the model."""
 
-    def __init__(self, setup: Setup, store: CacheStorePort | None) -> None:
+    def __init__(self, setup: Setup, store: StorePort | None) -> None:
         self.setup = setup
         self.backend: MLXBackend = wrap_model(setup.model, "benchmark")
         spec = self.backend.cache_spec()
@@ -204,7 +204,7 @@ def said(told: Told) -> list[int]:
     return list(told.done.tokens)
 
 
-def restored(setup: Setup, store: CacheStorePort, tier: str, lines: Lines, without: float) -> None:
+def restored(setup: Setup, store: StorePort, tier: str, lines: Lines, without: float) -> None:
     """The agent restored into an empty pool, twice, and beside others."""
     for number in range(2):
         side = Side(setup, store)

@@ -30,7 +30,7 @@ from semantic.domain.value_objects import (
     TokenEvent,
     whole_blocks,
 )
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.support.char_tokenizer import CharTokenizer
 
 
@@ -59,7 +59,7 @@ class Rig:
         model: Module,
         *,
         target_gap: float = 0.25,
-        store: CacheStorePort | None = None,
+        store: StorePort | None = None,
         model_id: str | None = None,
     ) -> Rig:
         """An engine around `model` whose pool is never short.

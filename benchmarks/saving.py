@@ -26,7 +26,7 @@ from semantic.adapters.stores.tiered import TieredStore
 from semantic.domain.block_hash import Part, Scope
 from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.domain.value_objects import BLOCK_TOKENS
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 
 QUESTION = "How fast are blocks saved, and how much slower do agents decode meanwhile?"
 CRITERION = (
@@ -182,7 +182,7 @@ def decoded(model: Module, folder: Path) -> Iterator[Row]:
         raise AssertionError(f"the store did not write what it was to write: {counts}")
 
 
-def side(model: Module, store: CacheStorePort | None) -> Rig:
+def side(model: Module, store: StorePort | None) -> Rig:
     """Four agents, decoding."""
     rig = Rig.build(model, store=store, model_id=stored.MODEL_ID)
     rig.start_agents([RESIDENT] * 4)

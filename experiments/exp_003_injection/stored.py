@@ -33,7 +33,7 @@ from semantic.composition.process_stores import open_store
 from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import whole_blocks
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 
 BLOCKS = 20_000
 _SECONDS = 60.0
@@ -53,7 +53,7 @@ class StoreReader:
 
     def __init__(self, backend: MLXBackend, folder: Path) -> None:
         self._backend = backend
-        self._store: CacheStorePort = open_store(Settings(use_disk=True, store=folder))
+        self._store: StorePort = open_store(Settings(use_disk=True, store=folder))
         self._loader = Loader(backend, self._store)
         self._finder = PrefixLookup(self._store, backend.layout())
         namespace = namespace_of(backend.model_id, backend.layout().name)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from experiments import subjects
 from experiments.exp_004_extraction import files
+from semantic.application.agents.footprint import newest_first
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_store
@@ -75,7 +76,7 @@ def from_store(subject_name: str, folder: str, new_tokens: int) -> None:
         backend, subjects.TokenIds(), pool, backend.cache_spec(), store=store
     )
     begun = time.perf_counter()
-    for manifest in store.manifests():
+    for manifest in newest_first(store.agents):
         engine.submit(manifest.agent_id, manifest.token_ids, max_tokens=new_tokens)
     first: dict[str, float] = {}
     while engine.has_work:

@@ -28,7 +28,7 @@ from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_store
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 
 ID = "EXP-004"
 QUESTION = (
@@ -151,7 +151,7 @@ def compared(
 
 
 def answer(
-    subject: subjects.Subject, before: int, store: CacheStorePort | None = None
+    subject: subjects.Subject, before: int, store: StorePort | None = None
 ) -> list[CompletedGeneration]:
     """All agents in one batch of the engine."""
     backend = subject.backend

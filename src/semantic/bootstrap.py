@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from semantic.domain.services import BlockPool
     from semantic.domain.value_objects import ModelCacheSpec
     from semantic.ports.generation import BatchBackend, ModelProviderPort, Slices, Tokenizer
-    from semantic.ports.store import BlockObserver, CacheStorePort
+    from semantic.ports.store import BlockObserver, StorePort
 
 logger = logging.getLogger("semantic.server")
 
@@ -50,7 +50,7 @@ class App:
     tokenizer: Tokenizer
     pool: BlockPool
     spec: ModelCacheSpec
-    store: CacheStorePort
+    store: StorePort
     settings: Settings
 
 
@@ -61,7 +61,7 @@ class Shared:
 
     loop: StepLoop
     provider: ModelProviderPort
-    store: CacheStorePort
+    store: StorePort
     turns: TurnCache
     settings: Settings
 
@@ -153,7 +153,7 @@ def _open_or_report(
     settings: Settings,
     on_store_unavailable: OnStoreUnavailable | None,
     observer: BlockObserver | None = None,
-) -> tuple[CacheStorePort, Settings]:
+) -> tuple[StorePort, Settings]:
     """Return the store, and its settings: without a disk after a report of its failure."""
     try:
         return open_store(settings, observer), settings
@@ -190,7 +190,7 @@ def _new_app(
     model: BatchBackend,
     tokenizer: Tokenizer,
     pool: BlockPool,
-    store: CacheStorePort,
+    store: StorePort,
     settings: Settings,
 ) -> App:
     from semantic.application.engine.batch_engine import BlockPoolBatchEngine

@@ -314,7 +314,7 @@ def _build_serving(
         image_input=settings.image_input,
     )
     finder = AgentFinder(partial(tenant_tag, app.store.secret))
-    saved = SavedAgents(finder, newest_first(app.store))
+    saved = SavedAgents(finder, newest_first(app.store.agents))
     workers = FairThreads(_WORKERS, "prepare")
     # The first grammar of a tokenizer takes seconds: compiled now, and the start does not wait.
     workers.submit("", lambda: check_grammar(Grammar("json_schema", "{}")), is_short=False)

@@ -12,8 +12,8 @@ from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import default_store_folder, open_disk
 from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
 from semantic.domain.stored import Manifest
-from semantic.ports.store import CacheStorePort
-from tests.support.store_blocks import LAYOUT, block, text
+from semantic.ports.store import StorePort
+from tests.support.store_blocks import LAYOUT, block, saved_agents, text
 
 N_TOKENS = 700
 BLOCKS = 3
@@ -22,7 +22,7 @@ BODY_BYTES = N_TOKENS * 14
 
 
 @contextmanager
-def disk_store(folder: Path | None = None) -> Iterator[CacheStorePort]:
+def disk_store(folder: Path | None = None) -> Iterator[StorePort]:
     """The store that commands of this test use, or another one."""
     store = open_disk(Settings(use_disk=True, store=folder, disk_bytes=64 << 20))
     try:
@@ -32,7 +32,7 @@ def disk_store(folder: Path | None = None) -> Iterator[CacheStorePort]:
 
 
 def new_agent(
-    store: CacheStorePort,
+    store: StorePort,
     name: str = "ada",
     *,
     model: str = "tiny",
@@ -48,15 +48,15 @@ def new_agent(
     )
     for link in scope.chain(agent.token_ids):
         assert store.put(block(link))
-    assert store.save(agent)
+    assert store.agents.save(agent)
     return agent
 
 
 def changed(name: str, **fields: object) -> None:
     """Save an agent again with other fields."""
     with disk_store() as store:
-        (agent,) = (one for one in store.manifests() if one.agent_id == name)
-        assert store.save(replace(agent, **fields))  # type: ignore[arg-type]  # any of its fields
+        (agent,) = (one for one in saved_agents(store) if one.agent_id == name)
+        assert store.agents.save(replace(agent, **fields))  # type: ignore[arg-type]  # any of its fields
 
 
 def block_files() -> list[Path]:

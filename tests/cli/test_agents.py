@@ -30,7 +30,7 @@ from tests.cli.stocked import (
     new_agent,
 )
 from tests.cli.support import Ran, environment, process, semantic
-from tests.support.store_blocks import header
+from tests.support.store_blocks import header, saved_agents
 
 HOSTILE = [
     "../../../../etc/passwd",
@@ -278,7 +278,7 @@ def test_a_pin_is_kept_and_taken_off(ada: Manifest) -> None:
     assert asked("show", "ada")["saved_at"] == ada.saved_at
     assert agents("pin", "ada").out == "ada is now pinned\n"
     with disk_store() as store:
-        (saved,) = store.manifests()
+        (saved,) = saved_agents(store)
     assert saved.generation == 2  # what is pinned already is not saved again
     assert agents("pin", "ada", "--off").out == "ada is no longer pinned\n"
     assert asked("show", "ada")["pinned"] is False
@@ -393,7 +393,7 @@ def test_an_agent_moves_to_another_store(ada: Manifest, tmp_path: Path) -> None:
     shown = asked("show", "ada", *there)
     assert (shown["tokens"], shown["bytes"], shown["note"]) == (N_TOKENS, BODY_BYTES, "hello")
     with disk_store() as here, disk_store(tmp_path / "other") as other:
-        (moved,) = other.manifests()
+        (moved,) = saved_agents(other)
         chains = (agent.scope.chain(agent.token_ids) for agent in (ada, moved))
         for ours, theirs in zip(*chains, strict=True):
             assert ours.hash != theirs.hash

@@ -18,6 +18,7 @@ from semantic.adapters.stores.disk.folder import agent_names
 from semantic.cli.shell.completion import complete_models
 from tests.cli.stocked import disk_store, new_agent
 from tests.cli.support import command_line, environment
+from tests.support.store_blocks import saved_agents
 
 HOSTILE = [
     "$(touch pwned)", "`id`",
@@ -79,9 +80,9 @@ def test_names_are_bounded_and_begin_with_those_last_saved(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with disk_store(folder) as store:
-        (bob,) = (one for one in store.manifests() if one.agent_id == "bob")
-        assert store.save(replace(bob, agent_id="ape", saved_at=2e9))
-        assert store.save(replace(bob, agent_id="asp", saved_at=1e9))
+        (bob,) = (one for one in saved_agents(store) if one.agent_id == "bob")
+        assert store.agents.save(replace(bob, agent_id="ape", saved_at=2e9))
+        assert store.agents.save(replace(bob, agent_id="asp", saved_at=1e9))
     assert agent_names(folder, "a", 2) == ["ape", "asp"]
     monkeypatch.setattr(reader, "_MOST_STEPS", 10)
     assert agent_names(folder, "a", 2) == []

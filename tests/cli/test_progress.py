@@ -66,7 +66,7 @@ def test_a_check_counts_files_and_a_collection_blocks(read_data: bool) -> None:
         new_agent(store, "ada")
         gone = new_agent(store, "ben", seed=1)
         n_blocks = len(list(gone.scope.chain(gone.token_ids)))
-        store.remove(gone.scope, "ben")
+        store.agents.remove(gone.scope, "ben")
     disk = open_disk(Settings(use_disk=True, disk_bytes=64 << 20))
     checked, collected, shared = Seen(), Seen(), Seen()
     try:

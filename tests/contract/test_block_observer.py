@@ -14,7 +14,7 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
 from semantic.domain.block_hash import BlockLink, Part
 from semantic.domain.stored import BlockLayout, StoredBlock, Tier
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.contract.test_cache_store import empty_disk_bytes
 from tests.support.kv_subscriber import Mirror
 from tests.support.store_blocks import SCOPE, block, chain, header, keys, manifest
@@ -24,10 +24,10 @@ ROOM = 40 * 17_000
 """Of some 40 of its blocks: less than the chains below have."""
 CHAINS = [chain(2000, seed) for seed in range(12)]
 
-Make = Callable[[Path, Mirror], CacheStorePort]
+Make = Callable[[Path, Mirror], StorePort]
 
 
-def memory(_folder: Path, mirror: Mirror) -> CacheStorePort:
+def memory(_folder: Path, mirror: Mirror) -> StorePort:
     return MemoryStore(ROOM, observer=mirror)
 
 
@@ -35,7 +35,7 @@ def disk(folder: Path, mirror: Mirror) -> DiskStore:
     return DiskStore.open(folder / "store", ROOM + empty_disk_bytes(), observer=mirror)
 
 
-def both(folder: Path, mirror: Mirror) -> CacheStorePort:
+def both(folder: Path, mirror: Mirror) -> StorePort:
     cold = disk(folder, mirror)
     warm = MemoryStore(ROOM // 2, secret=cold.secret, observer=mirror)
     return TieredStore(warm, BackgroundStore(cold, 1 << 28))
@@ -48,9 +48,9 @@ def body(link: BlockLink) -> StoredBlock:
     return StoredBlock(header(link, layout=BIG), bytes(BIG.body_bytes(Part.FULL, len(link.tokens))))
 
 
-def found_in(store: CacheStorePort) -> dict[Tier, set[bytes]]:
+def found_in(store: StorePort) -> dict[Tier, set[bytes]]:
     """The whole blocks of `CHAINS` in each tier, as its own `find` has them."""
-    tiers: list[CacheStorePort] = [store]
+    tiers: list[StorePort] = [store]
     if isinstance(store, TieredStore):
         assert isinstance(store.cold, BackgroundStore)
         tiers = [store.warm, store.cold.inner]
@@ -73,7 +73,7 @@ def test_an_observer_knows_what_each_tier_has(make: Make, tmp_path: Path) -> Non
             case 0:
                 store.drop(keys(links[random.randrange(8) :]))
             case 1:
-                store.save(manifest(f"agent {step % 3}", 2000, CHAINS.index(links)))
+                store.agents.save(manifest(f"agent {step % 3}", 2000, CHAINS.index(links)))
             case 2:
                 store.touch(keys(links))
             case _:

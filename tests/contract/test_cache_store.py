@@ -1,4 +1,4 @@
-"""What every `CacheStorePort` does: give back exactly what it was given, or nothing."""
+"""What every `StorePort` does: give back exactly what it was given, or nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from semantic.composition.process_stores import remote_tier
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, begins_like
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import BlockHeader, BlockLayout, Manifest, StoredBlock, Tier
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from semantic_fleet.objects.objects import Objects
 from semantic_fleet.objects.remote_store import RemoteStore
 from tests.support.lanes import examples
@@ -43,11 +43,12 @@ from tests.support.store_blocks import (
     header,
     keys,
     manifest,
+    saved_agents,
     scope_of,
     text,
 )
 
-Make = Callable[[Path, int], CacheStorePort]
+Make = Callable[[Path, int], StorePort]
 
 AMPLE = 1 << 28
 BIG = BlockLayout("test: 64 KiB", full=(256,))
@@ -56,15 +57,15 @@ BIG_BYTES = 80 * 1024
 """More than a store counts for a block of `BIG`, and less than twice its body."""
 
 
-def background(inner: CacheStorePort) -> CacheStorePort:
+def background(inner: StorePort) -> StorePort:
     return BackgroundStore(inner, AMPLE)
 
 
-def tiered(cold: CacheStorePort, max_bytes: int) -> CacheStorePort:
+def tiered(cold: StorePort, max_bytes: int) -> StorePort:
     return TieredStore(MemoryStore(max_bytes, secret=cold.secret), cold)
 
 
-def memory(_folder: Path, max_bytes: int) -> CacheStorePort:
+def memory(_folder: Path, max_bytes: int) -> StorePort:
     return MemoryStore(max_bytes)
 
 
@@ -78,12 +79,12 @@ def empty_disk_bytes() -> int:
     return tier.n_bytes
 
 
-def disk(folder: Path, max_bytes: int) -> CacheStorePort:
+def disk(folder: Path, max_bytes: int) -> StorePort:
     """With `max_bytes` for blocks and manifests, beside what an empty folder takes."""
     return DiskStore.open(folder / "store", max_bytes + empty_disk_bytes())
 
 
-def disk_in_background(folder: Path, max_bytes: int) -> CacheStorePort:
+def disk_in_background(folder: Path, max_bytes: int) -> StorePort:
     return background(disk(folder, max_bytes))
 
 
@@ -110,17 +111,17 @@ def secret_in(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def remote(folder: Path, _max_bytes: int) -> CacheStorePort:
+def remote(folder: Path, _max_bytes: int) -> StorePort:
     return RemoteStore(Objects(ObjectsInMemory()), secret_in(folder))
 
 
-def remote_in_a_folder(folder: Path, _max_bytes: int) -> CacheStorePort:
+def remote_in_a_folder(folder: Path, _max_bytes: int) -> StorePort:
     bucket = folder / "bucket"
     bucket.mkdir(parents=True, exist_ok=True)
     return RemoteStore(Objects.open(bucket.absolute().as_uri()), secret_in(folder))
 
 
-def shared(folder: Path, max_bytes: int) -> CacheStorePort:
+def shared(folder: Path, max_bytes: int) -> StorePort:
     """All tiers of a replica."""
     secret = secret_in(folder)
     disk_tier = DiskStore.open(folder / "store", max_bytes + empty_disk_bytes(), secret=secret)
@@ -137,7 +138,7 @@ STORES = VOLATILE | LASTING
 
 
 @contextmanager
-def opened(make: Make, folder: Path, max_bytes: int = AMPLE) -> Iterator[CacheStorePort]:
+def opened(make: Make, folder: Path, max_bytes: int = AMPLE) -> Iterator[StorePort]:
     store = make(folder, max_bytes)
     try:
         yield store
@@ -156,7 +157,7 @@ def bounded(request: pytest.FixtureRequest) -> Make:
 
 
 @pytest.fixture
-def store(make: Make, tmp_path: Path) -> Iterator[CacheStorePort]:
+def store(make: Make, tmp_path: Path) -> Iterator[StorePort]:
     with opened(make, tmp_path) as one:
         yield one
 
@@ -170,24 +171,24 @@ def eager_threads() -> Iterator[None]:
     sys.setswitchinterval(kept)
 
 
-def total(store: CacheStorePort, name: str) -> int:
+def total(store: StorePort, name: str) -> int:
     return sum(tier.counts.get(name, 0) for tier in store.stats())
 
 
-def n_blocks(store: CacheStorePort) -> int:
+def n_blocks(store: StorePort) -> int:
     return sum(tier.n_blocks for tier in store.stats())
 
 
-def is_within_budget(store: CacheStorePort) -> bool:
+def is_within_budget(store: StorePort) -> bool:
     return all(tier.n_bytes <= tier.max_bytes for tier in store.stats())
 
 
-def put_all(store: CacheStorePort, many: Sequence[StoredBlock]) -> None:
+def put_all(store: StorePort, many: Sequence[StoredBlock]) -> None:
     kept = [store.put(one) for one in many]
     assert all(kept)
 
 
-def n_found(store: CacheStorePort, links: Sequence[BlockLink]) -> int:
+def n_found(store: StorePort, links: Sequence[BlockLink]) -> int:
     """How many of the chain are there, of which none may be behind a gap."""
     found = store.find(keys(links))
     there = [link.key(Part.FULL) in found for link in links]
@@ -195,7 +196,7 @@ def n_found(store: CacheStorePort, links: Sequence[BlockLink]) -> int:
     return sum(there)
 
 
-def press(store: CacheStorePort, seeds: Sequence[int]) -> None:
+def press(store: StorePort, seeds: Sequence[int]) -> None:
     """One large block of each of other chains, used once."""
     for seed in seeds:
         [link] = chain(256, seed)
@@ -220,15 +221,15 @@ def lengths_of(*parts: Part) -> list[object]:
     return found
 
 
-def test_an_empty_store_has_nothing(store: CacheStorePort) -> None:
+def test_an_empty_store_has_nothing(store: StorePort) -> None:
     [link] = chain(256)
     assert store.find([link.key(Part.FULL)]) == {}
     assert store.children(SCOPE.root, Part.FULL) == []
     assert store.read(header(link)) is None
     assert store.read_into([Room(header(link)).read]) == [False]
-    assert store.manifest(SCOPE, "a") is None
-    assert store.manifests() == []
-    assert store.remove(SCOPE, "a") is False
+    assert store.agents.manifest(SCOPE, "a") is None
+    assert saved_agents(store) == []
+    assert store.agents.remove(SCOPE, "a") is False
     assert n_blocks(store) == 0
     store.touch([link.key(Part.FULL)])
     store.flush()
@@ -236,7 +237,7 @@ def test_an_empty_store_has_nothing(store: CacheStorePort) -> None:
 
 @pytest.mark.parametrize(("n_tokens", "part", "flushed"), lengths_of(*Part))
 def test_a_body_comes_back_byte_for_byte(
-    store: CacheStorePort, n_tokens: int, part: Part, flushed: bool
+    store: StorePort, n_tokens: int, part: Part, flushed: bool
 ) -> None:
     [link] = chain(n_tokens)
     given = block(link, part)
@@ -249,7 +250,7 @@ def test_a_body_comes_back_byte_for_byte(
 
 @pytest.mark.parametrize(("n_tokens", "part", "flushed"), lengths_of(Part.FULL, Part.WINDOW))
 def test_a_body_is_read_into_the_front_of_its_targets(
-    store: CacheStorePort, n_tokens: int, part: Part, flushed: bool
+    store: StorePort, n_tokens: int, part: Part, flushed: bool
 ) -> None:
     [link] = chain(n_tokens)
     given = block(link, part)
@@ -262,7 +263,7 @@ def test_a_body_is_read_into_the_front_of_its_targets(
     assert room.rest_is_untouched
 
 
-def test_an_empty_body_is_a_body(store: CacheStorePort) -> None:
+def test_an_empty_body_is_a_body(store: StorePort) -> None:
     empty = BlockLayout("test: no full layers")
     [link] = chain(200)
     assert store.put(block(link, layout=empty))
@@ -273,7 +274,7 @@ def test_an_empty_body_is_a_body(store: CacheStorePort) -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [3, 256])
-def test_a_body_may_have_many_segments(store: CacheStorePort, n_tokens: int) -> None:
+def test_a_body_may_have_many_segments(store: StorePort, n_tokens: int) -> None:
     many = BlockLayout("test: 1,300 segments", full=tuple(2 + i % 3 for i in range(1300)))
     [link] = chain(n_tokens)
     given = block(link, layout=many)
@@ -285,7 +286,7 @@ def test_a_body_may_have_many_segments(store: CacheStorePort, n_tokens: int) -> 
     assert room.rest_is_untouched
 
 
-def test_many_reads_at_once_keep_their_order(store: CacheStorePort) -> None:
+def test_many_reads_at_once_keep_their_order(store: StorePort) -> None:
     links = chain(20 * 256 + 7)
     there = [link for i, link in enumerate(links) if i % 3]
     put_all(store, blocks(there))
@@ -295,7 +296,7 @@ def test_many_reads_at_once_keep_their_order(store: CacheStorePort) -> None:
     assert [rooms[link.start // 256].body for link in there] == [one.body for one in blocks(there)]
 
 
-def test_the_parts_of_a_block_are_kept_apart(store: CacheStorePort) -> None:
+def test_the_parts_of_a_block_are_kept_apart(store: StorePort) -> None:
     [link] = chain(256)
     put_all(store, [block(link, Part.FULL), block(link, Part.CHECKPOINT)])
     store.flush()
@@ -307,7 +308,7 @@ def test_the_parts_of_a_block_are_kept_apart(store: CacheStorePort) -> None:
     assert store.read(header(link, Part.CHECKPOINT)) == block(link, Part.CHECKPOINT).body
 
 
-def test_prefetching_changes_no_byte(store: CacheStorePort) -> None:
+def test_prefetching_changes_no_byte(store: StorePort) -> None:
     given = [*blocks(chain(300)), block(chain(300)[-1], Part.CHECKPOINT)]
     put_all(store, given)
     store.flush()
@@ -317,7 +318,7 @@ def test_prefetching_changes_no_byte(store: CacheStorePort) -> None:
     assert not store.prefetch(header(chain(256, seed=9)[0]))
 
 
-def test_what_is_lacking_is_what_was_not_put(store: CacheStorePort) -> None:
+def test_what_is_lacking_is_what_was_not_put(store: StorePort) -> None:
     links = chain(4 * 256)
     asked = keys(links)
     assert store.lacking(asked) == frozenset(asked)
@@ -327,7 +328,7 @@ def test_what_is_lacking_is_what_was_not_put(store: CacheStorePort) -> None:
     assert store.lacking(asked) == frozenset(asked[2:])
 
 
-def test_what_is_dropped_is_gone_and_can_be_put_again(store: CacheStorePort) -> None:
+def test_what_is_dropped_is_gone_and_can_be_put_again(store: StorePort) -> None:
     links = chain(4 * 256)
     put_all(store, blocks(links))
     for flushed in (False, True):
@@ -345,20 +346,20 @@ def test_what_is_dropped_is_gone_and_can_be_put_again(store: CacheStorePort) -> 
     assert is_within_budget(store)
 
 
-def test_a_pinned_agents_block_can_be_dropped(store: CacheStorePort) -> None:
+def test_a_pinned_agents_block_can_be_dropped(store: StorePort) -> None:
     links = chain(2 * 256)
     put_all(store, blocks(links))
     tokens = tuple(token for link in links for token in link.tokens)
-    assert store.save(Manifest(SCOPE, "ann", tokens, pinned=True))
+    assert store.agents.save(Manifest(SCOPE, "ann", tokens, pinned=True))
     store.flush()
     store.drop(keys(links))
     assert store.find(keys(links)) == {}
-    assert store.manifest(SCOPE, "ann") is not None
-    assert store.remove(SCOPE, "ann")
+    assert store.agents.manifest(SCOPE, "ann") is not None
+    assert store.agents.remove(SCOPE, "ann")
     assert sum(tier.pinned_bytes for tier in store.stats()) == 0
 
 
-def test_finding_says_what_is_there_in_any_order(store: CacheStorePort) -> None:
+def test_finding_says_what_is_there_in_any_order(store: StorePort) -> None:
     links = chain(4 * 256)
     put_all(store, blocks(links[:2]))
     asked = keys([links[3], links[1], links[0], links[1]])
@@ -399,7 +400,7 @@ def wrong_in(field: str, one: BlockHeader) -> BlockHeader:
     ],
 )
 def test_a_body_is_given_only_to_who_asks_for_it_in_every_field(
-    store: CacheStorePort, field: str, flushed: bool
+    store: StorePort, field: str, flushed: bool
 ) -> None:
     link = chain(2 * 256)[1]
     wide = BlockLayout(LAYOUT.name, full=LAYOUT.full, window=LAYOUT.full)
@@ -415,7 +416,7 @@ def test_a_body_is_given_only_to_who_asks_for_it_in_every_field(
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_what_was_asked_for_wrongly_is_still_there(store: CacheStorePort, flushed: bool) -> None:
+def test_what_was_asked_for_wrongly_is_still_there(store: StorePort, flushed: bool) -> None:
     given = block(chain(2 * 256)[1])
     assert store.put(given)
     if flushed:
@@ -429,7 +430,7 @@ def test_what_was_asked_for_wrongly_is_still_there(store: CacheStorePort, flushe
 
 
 @pytest.mark.parametrize("full", [(8, 2), (8, 2, 4, 1), (8, 2, 5)])
-def test_targets_of_another_shape_are_a_miss(store: CacheStorePort, full: tuple[int, ...]) -> None:
+def test_targets_of_another_shape_are_a_miss(store: StorePort, full: tuple[int, ...]) -> None:
     given = block(chain(256)[0])
     assert store.put(given)
     store.flush()
@@ -437,7 +438,7 @@ def test_targets_of_another_shape_are_a_miss(store: CacheStorePort, full: tuple[
     assert store.read_into([Room(given.header, other).read]) == [False]
 
 
-def test_children_are_the_blocks_that_follow(store: CacheStorePort) -> None:
+def test_children_are_the_blocks_that_follow(store: StorePort) -> None:
     first, second = chain(300)
     [shorter] = SCOPE.chain(second.tokens[:20], parent=first.hash, start=256)
     [other] = chain(256, seed=1)
@@ -459,7 +460,7 @@ def test_children_are_the_blocks_that_follow(store: CacheStorePort) -> None:
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_children_can_be_asked_for_by_how_they_begin(store: CacheStorePort, flushed: bool) -> None:
+def test_children_can_be_asked_for_by_how_they_begin(store: StorePort, flushed: bool) -> None:
     numbers = [*range(100, 200)]
     variants = {
         "same": numbers,
@@ -490,7 +491,7 @@ def test_children_can_be_asked_for_by_how_they_begin(store: CacheStorePort, flus
 
 
 @pytest.mark.parametrize("wide", [0, 1 << 31])
-def test_the_nearest_of_many_share_the_most_tokens(store: CacheStorePort, wide: int) -> None:
+def test_the_nearest_of_many_share_the_most_tokens(store: StorePort, wide: int) -> None:
     """Compared with a search of all: what `like` begins with, and what shares most with it."""
     random = Random(7)
     texts = {
@@ -510,7 +511,7 @@ def test_the_nearest_of_many_share_the_most_tokens(store: CacheStorePort, wide: 
         assert max((common_prefix(one, like) for one in found), default=0) == most
 
 
-def test_a_block_that_is_there_is_not_written_again(store: CacheStorePort) -> None:
+def test_a_block_that_is_there_is_not_written_again(store: StorePort) -> None:
     links = chain(600)
     put_all(store, blocks(links))
     store.flush()
@@ -560,9 +561,9 @@ def test_what_an_agent_left_is_evicted_after_what_ended_long_ago_and_before_what
     with opened(bounded, tmp_path, 12 * BIG_BYTES) as store:
         ended, live, old = chain(2 * 256, 4), chain(2 * 256, 1), chain(4 * 256, 2)
         put_all(store, [block(link, layout=BIG) for link in (*ended, *live, *old)])
-        assert store.save(manifest("ended", 2 * 256, 4))
-        assert store.save(manifest("live", 2 * 256, 1))
-        assert store.save(manifest("a", 4 * 256, 2))
+        assert store.agents.save(manifest("ended", 2 * 256, 4))
+        assert store.agents.save(manifest("live", 2 * 256, 1))
+        assert store.agents.save(manifest("a", 4 * 256, 2))
         for _ in range(20):
             store.touch(keys(live))
         store.touch(keys(old))
@@ -571,7 +572,7 @@ def test_what_an_agent_left_is_evicted_after_what_ended_long_ago_and_before_what
         kept = (*text(256, 2), *text(200, 3))
         new = list(SCOPE.chain(kept))
         put_all(store, [block(link, layout=BIG) for link in new])
-        assert store.save(replace(manifest("a", 0), token_ids=kept))
+        assert store.agents.save(replace(manifest("a", 0), token_ids=kept))
         store.flush()
         assert n_found(store, old) == 4, "it stays for as long as there is room"
         for seed in range(10, 30):
@@ -588,9 +589,9 @@ def test_what_an_agent_returns_to_is_evicted_as_any_other(bounded: Make, tmp_pat
     with opened(bounded, tmp_path, 10 * BIG_BYTES) as store:
         old, other = chain(4 * 256, 2), chain(3 * 256, 1)
         put_all(store, [block(link, layout=BIG) for link in (*other, *old)])
-        assert store.save(manifest("other", 3 * 256, 1))
+        assert store.agents.save(manifest("other", 3 * 256, 1))
         for seed, n_tokens in ((2, 4 * 256), (3, 0), (2, 4 * 256)):
-            assert store.save(manifest("a", n_tokens, seed))
+            assert store.agents.save(manifest("a", n_tokens, seed))
             store.flush()
         for seed in range(10, 14):
             press(store, [seed])
@@ -617,14 +618,14 @@ def test_pinned_agents_survive_pressure_until_they_are_unpinned(
         links = chain(3 * 256)
         put_all(store, [block(link, layout=BIG) for link in links])
         put_all(store, [StoredBlock(header(links[-1], Part.CHECKPOINT, BIG), b"state")])
-        assert store.save(manifest("a", 3 * 256, pinned=True))
+        assert store.agents.save(manifest("a", 3 * 256, pinned=True))
         store.flush()
         assert all(tier.pinned_bytes > 3 * 65536 for tier in store.stats() if tier.n_agents)
         press(store, range(1, 30))
         assert n_found(store, links) == 3
         assert store.read(header(links[-1], Part.CHECKPOINT, BIG)) == b"state"
-        assert store.manifest(SCOPE, "a") is not None
-        assert store.save(manifest("a", 3 * 256))
+        assert store.agents.manifest(SCOPE, "a") is not None
+        assert store.agents.save(manifest("a", 3 * 256))
         store.flush()
         press(store, range(30, 60))
         assert n_found(store, links) == 0
@@ -637,7 +638,7 @@ def test_pins_may_leave_no_room_but_the_budget_holds(bounded: Make, tmp_path: Pa
             store.put(block(link, layout=BIG))
             store.flush()
         there = [link for link in links if link.key(Part.FULL) in store.find(keys(links))]
-        store.save(manifest("a", 20 * 256, pinned=True))
+        store.agents.save(manifest("a", 20 * 256, pinned=True))
         store.flush()
         there = [link for link in there if link.key(Part.FULL) in store.find(keys(there))]
         press(store, range(1, 20))
@@ -666,63 +667,63 @@ STRANGE = [
 ]
 
 
-def test_an_agent_is_kept_as_it_was_saved(store: CacheStorePort) -> None:
+def test_an_agent_is_kept_as_it_was_saved(store: StorePort) -> None:
     given = replace(manifest("a", 300, pinned=True, parent="b"), model="a model", saved_at=1234.5)
-    assert store.save(given)
+    assert store.agents.save(given)
     for _ in range(2):
-        kept = store.manifest(SCOPE, "a")
+        kept = store.agents.manifest(SCOPE, "a")
         assert kept is not None
         assert kept == replace(given, generation=kept.generation)
         assert kept.generation > 0
-        assert store.manifests() == [kept]
+        assert saved_agents(store) == [kept]
         store.flush()
 
 
-def test_generations_rise(store: CacheStorePort) -> None:
+def test_generations_rise(store: StorePort) -> None:
     seen = []
     for n_tokens in (10, 300, 300, 20):
-        assert store.save(replace(manifest("a", n_tokens), generation=77))
+        assert store.agents.save(replace(manifest("a", n_tokens), generation=77))
         store.flush()
-        kept = store.manifest(SCOPE, "a")
+        kept = store.agents.manifest(SCOPE, "a")
         assert kept is not None
         assert len(kept.token_ids) == n_tokens
         seen.append(kept.generation)
     assert seen == list(range(seen[0], seen[0] + 4))
 
 
-def test_the_newest_manifest_is_seen_at_once(store: CacheStorePort) -> None:
+def test_the_newest_manifest_is_seen_at_once(store: StorePort) -> None:
     for n_tokens in range(1, 50):
-        assert store.save(manifest("a", n_tokens))
-        kept = store.manifest(SCOPE, "a")
+        assert store.agents.save(manifest("a", n_tokens))
+        kept = store.agents.manifest(SCOPE, "a")
         assert kept is not None
         assert len(kept.token_ids) == n_tokens
-        assert [len(one.token_ids) for one in store.manifests()] == [n_tokens]
+        assert [len(one.token_ids) for one in saved_agents(store)] == [n_tokens]
 
 
-def test_agents_are_listed_last_saved_first(store: CacheStorePort) -> None:
-    for agent in ("a", "b", "c", "a"):
-        assert store.save(manifest(agent, 10))
-    assert [one.agent_id for one in store.manifests()] == ["a", "c", "b"]
+def test_agents_are_listed_last_saved_first(store: StorePort) -> None:
+    for at, agent in enumerate(("a", "b", "c", "a")):
+        assert store.agents.save(replace(manifest(agent, 10), saved_at=float(at)))
+    assert [one.agent_id for one in saved_agents(store)] == ["a", "c", "b"]
     store.flush()
-    assert [one.agent_id for one in store.manifests()] == ["a", "c", "b"]
+    assert [one.agent_id for one in saved_agents(store)] == ["a", "c", "b"]
 
 
-def pages(store: CacheStorePort, limit: int) -> list[list[tuple[str, int]]]:
+def pages(store: StorePort, limit: int) -> list[list[tuple[str, int]]]:
     """All pages of the agents in `SCOPE`: names and generations."""
     found: list[list[tuple[str, int]]] = []
     after = None
-    while page := store.page(SCOPE, limit, after):
+    while page := store.agents.page(SCOPE, limit, after):
         found.append([(one.agent_id, one.generation) for one in page])
         after = page[-1].place
     return found
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_agents_are_listed_page_by_page(store: CacheStorePort, flushed: bool) -> None:
+def test_agents_are_listed_page_by_page(store: StorePort, flushed: bool) -> None:
     for at, agent in enumerate(("a", "b", "c", "\ud800", "e", "b", "a")):
-        assert store.save(replace(manifest(agent, 10 + at), saved_at=at // 2))
+        assert store.agents.save(replace(manifest(agent, 10 + at), saved_at=at // 2))
     other = replace(manifest("other", 10, scope=scope_of("other")), saved_at=9.0)
-    assert store.save(other)
+    assert store.agents.save(other)
     if flushed:
         store.flush()
     names = ["a", "e", "b", "\ud800", "c"]
@@ -730,142 +731,142 @@ def test_agents_are_listed_page_by_page(store: CacheStorePort, flushed: bool) ->
         listed = pages(store, limit)
         assert [name for page in listed for name, _ in page] == names
         assert all(len(page) == limit for page in listed[:-1])
-    assert [one.agent_id for one in store.page(other.scope, 5)] == ["other"]
-    assert store.remove(SCOPE, "e")
+    assert [one.agent_id for one in store.agents.page(other.scope, 5)] == ["other"]
+    assert store.agents.remove(SCOPE, "e")
     assert [name for page in pages(store, 2) for name, _ in page] == ["a", "b", "\ud800", "c"]
-    assert store.page(scope_of("third"), 5) == []
+    assert store.agents.page(scope_of("third"), 5) == []
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), -1.0, 1e300])
-def test_any_time_has_a_place(store: CacheStorePort, time: float) -> None:
+def test_any_time_has_a_place(store: StorePort, time: float) -> None:
     for agent in ("a", "b"):
-        assert store.save(replace(manifest(agent, 10), saved_at=time))
+        assert store.agents.save(replace(manifest(agent, 10), saved_at=time))
     store.flush()
     assert [name for page in pages(store, 1) for name, _ in page] == ["b", "a"]
 
 
-def test_the_children_of_an_agent_are_known(store: CacheStorePort) -> None:
+def test_the_children_of_an_agent_are_known(store: StorePort) -> None:
     for agent, parent in (("b", "a"), ("c", "a"), ("d", "b"), ("e", None)):
-        assert store.save(manifest(agent, 10, parent=parent))
+        assert store.agents.save(manifest(agent, 10, parent=parent))
     for flushed in (False, True):
         if flushed:
             store.flush()
-        assert list(store.child_agents(SCOPE, "a")) == ["b", "c"]
-        assert list(store.child_agents(SCOPE, "b")) == ["d"]
-        assert list(store.child_agents(SCOPE, "e")) == []
-        assert list(store.child_agents(scope_of("other"), "a")) == []
-    assert store.save(manifest("c", 20, parent="b"))
-    store.remove(SCOPE, "b")
+        assert list(store.agents.child_agents(SCOPE, "a")) == ["b", "c"]
+        assert list(store.agents.child_agents(SCOPE, "b")) == ["d"]
+        assert list(store.agents.child_agents(SCOPE, "e")) == []
+        assert list(store.agents.child_agents(scope_of("other"), "a")) == []
+    assert store.agents.save(manifest("c", 20, parent="b"))
+    store.agents.remove(SCOPE, "b")
     store.flush()
-    assert list(store.child_agents(SCOPE, "a")) == []
-    assert list(store.child_agents(SCOPE, "b")) == ["c", "d"]
+    assert list(store.agents.child_agents(SCOPE, "a")) == []
+    assert list(store.agents.child_agents(SCOPE, "b")) == ["c", "d"]
 
 
-def test_two_of_the_agents_that_need_a_block_are_known(store: CacheStorePort) -> None:
+def test_two_of_the_agents_that_need_a_block_are_known(store: StorePort) -> None:
     links = chain(600)
     for agent, n_tokens in (("a", 600), ("b", 512), ("c", 300)):
-        assert store.save(manifest(agent, n_tokens))
+        assert store.agents.save(manifest(agent, n_tokens))
     store.flush()
-    users = store.users([link.hash for link in links])
+    users = store.agents.users([link.hash for link in links])
     first, second, third = (users[link.hash] for link in links)
     assert len(first) >= 2
     assert first <= {(SCOPE, "a"), (SCOPE, "b"), (SCOPE, "c")}
     assert second == {(SCOPE, "a"), (SCOPE, "b")}
     assert third == {(SCOPE, "a")}
-    store.remove(SCOPE, "a")
-    assert not store.users([links[2].hash]).get(links[2].hash)
+    store.agents.remove(SCOPE, "a")
+    assert not store.agents.users([links[2].hash]).get(links[2].hash)
 
 
-def test_a_removed_agent_is_gone_and_its_blocks_stay(store: CacheStorePort) -> None:
+def test_a_removed_agent_is_gone_and_its_blocks_stay(store: StorePort) -> None:
     links = chain(300)
     put_all(store, blocks(links))
     for flushed in (False, True):
-        assert store.save(manifest("a", 300))
-        assert store.save(manifest("b", 300))
+        assert store.agents.save(manifest("a", 300))
+        assert store.agents.save(manifest("b", 300))
         if flushed:
             store.flush()
-        assert store.remove(SCOPE, "a") is True
-        assert store.remove(SCOPE, "a") is False
-        assert store.manifest(SCOPE, "a") is None
+        assert store.agents.remove(SCOPE, "a") is True
+        assert store.agents.remove(SCOPE, "a") is False
+        assert store.agents.manifest(SCOPE, "a") is None
         store.flush()
-        assert store.manifest(SCOPE, "a") is None
-        assert [one.agent_id for one in store.manifests()] == ["b"]
+        assert store.agents.manifest(SCOPE, "a") is None
+        assert [one.agent_id for one in saved_agents(store)] == ["b"]
         assert n_found(store, links) == 2
 
 
-def test_any_text_names_an_agent_and_no_two_are_one(store: CacheStorePort) -> None:
+def test_any_text_names_an_agent_and_no_two_are_one(store: StorePort) -> None:
     for i, agent in enumerate(STRANGE):
-        assert store.save(manifest(agent, 10 + i))
+        assert store.agents.save(replace(manifest(agent, 10 + i), saved_at=float(i)))
     store.flush()
-    assert [one.agent_id for one in store.manifests()] == STRANGE[::-1]
+    assert [one.agent_id for one in saved_agents(store)] == STRANGE[::-1]
     for i, agent in enumerate(STRANGE):
-        kept = store.manifest(SCOPE, agent)
+        kept = store.agents.manifest(SCOPE, agent)
         assert kept is not None
         assert len(kept.token_ids) == 10 + i
     for i, agent in enumerate(STRANGE):
-        assert store.remove(SCOPE, agent)
-        assert len(store.manifests()) == len(STRANGE) - i - 1
+        assert store.agents.remove(SCOPE, agent)
+        assert len(saved_agents(store)) == len(STRANGE) - i - 1
 
 
-def test_models_and_tenants_do_not_see_each_other(store: CacheStorePort) -> None:
+def test_models_and_tenants_do_not_see_each_other(store: StorePort) -> None:
     scopes = [scope_of(model, tenant) for model in "mn" for tenant in "tu"]
     for i, scope in enumerate(scopes):
-        assert store.save(manifest("a", 10 + i, scope=scope))
+        assert store.agents.save(manifest("a", 10 + i, scope=scope))
     [ours] = chain(256, scope=scopes[0])
     assert store.put(block(ours))
     store.flush()
     for i, scope in enumerate(scopes):
-        kept = store.manifest(scope, "a")
+        kept = store.agents.manifest(scope, "a")
         assert kept is not None
         assert (kept.scope, len(kept.token_ids)) == (scope, 10 + i)
         assert bool(store.find(keys(chain(256, scope=scope)))) == (i == 0)
         assert bool(store.children(scope.root, Part.FULL)) == (i == 0)
-    assert store.remove(scopes[1], "a")
-    assert store.manifest(scopes[0], "a") is not None
-    assert len(store.manifests()) == 3
+    assert store.agents.remove(scopes[1], "a")
+    assert store.agents.manifest(scopes[0], "a") is not None
+    assert len(saved_agents(store)) == 3
 
 
-def test_a_fork_stores_no_further_blocks(store: CacheStorePort) -> None:
+def test_a_fork_stores_no_further_blocks(store: StorePort) -> None:
     put_all(store, blocks(chain(700)))
-    assert store.save(manifest("a", 700))
+    assert store.agents.save(manifest("a", 700))
     store.flush()
     before = total(store, "written"), n_blocks(store)
     put_all(store, blocks(chain(700)))
-    assert store.save(manifest("b", 700, parent="a"))
+    assert store.agents.save(manifest("b", 700, parent="a"))
     store.flush()
     assert (total(store, "written"), n_blocks(store)) == before
-    forked = store.manifest(SCOPE, "b")
+    forked = store.agents.manifest(SCOPE, "b")
     assert forked is not None
     assert forked.parent == "a"
-    assert store.remove(SCOPE, "a")
+    assert store.agents.remove(SCOPE, "a")
     store.flush()
     assert n_found(store, chain(700)) == 3
 
 
-def test_a_tail_that_a_longer_one_replaces_is_dropped(store: CacheStorePort) -> None:
+def test_a_tail_that_a_longer_one_replaces_is_dropped(store: StorePort) -> None:
     first, tail = chain(300)
     put_all(store, [*blocks([first, tail]), block(tail, Part.CHECKPOINT)])
-    assert store.save(manifest("a", 300))
+    assert store.agents.save(manifest("a", 300))
     longer = chain(400)[1]
     assert store.put(block(longer))
-    assert store.save(manifest("a", 400))
+    assert store.agents.save(manifest("a", 400))
     store.flush()
     assert set(store.find(keys([first, tail, longer]))) == set(keys([first, longer]))
     assert store.find([tail.key(Part.CHECKPOINT)])
 
 
-def test_a_tail_that_another_agent_needs_is_kept(store: CacheStorePort) -> None:
+def test_a_tail_that_another_agent_needs_is_kept(store: StorePort) -> None:
     first, tail = chain(300)
     longer, other = chain(400)[1], chain(400, seed=1)[1]
     [unlike] = SCOPE.chain(other.tokens, parent=first.hash, start=256)
     put_all(store, blocks([first, tail]))
-    assert store.save(manifest("a", 300))
-    assert store.save(manifest("b", 300))
+    assert store.agents.save(manifest("a", 300))
+    assert store.agents.save(manifest("b", 300))
     put_all(store, blocks([longer, unlike]))
-    assert store.save(manifest("a", 400))
+    assert store.agents.save(manifest("a", 400))
     store.flush()
     assert len(store.find(keys([first, tail, longer, unlike]))) == 4
-    assert store.save(manifest("b", 400))
+    assert store.agents.save(manifest("b", 400))
     store.flush()
     assert len(store.find(keys([first, tail, longer, unlike]))) == 3
 
@@ -873,7 +874,7 @@ def test_a_tail_that_another_agent_needs_is_kept(store: CacheStorePort) -> None:
 # Life
 
 
-def test_the_secret_stays_the_same(store: CacheStorePort) -> None:
+def test_the_secret_stays_the_same(store: StorePort) -> None:
     assert len(store.secret) == 32
     assert store.secret == store.secret
 
@@ -883,7 +884,7 @@ def test_no_two_stores_have_the_same_secret(make: Make, tmp_path: Path) -> None:
         assert one.secret != other.secret
 
 
-def test_statistics_name_what_everybody_asks_for(store: CacheStorePort) -> None:
+def test_statistics_name_what_everybody_asks_for(store: StorePort) -> None:
     asked = {"hits", "misses", "dropped", "evicted", "damaged", "write_errors"}
     assert store.stats()
     for tier in store.stats():
@@ -898,13 +899,13 @@ def test_closing_keeps_all_that_was_accepted(name: str, tmp_path: Path) -> None:
     with opened(LASTING[name], tmp_path) as store:
         secret = store.secret
         put_all(store, blocks(links))
-        assert store.save(manifest("a", 30 * 256 + 5))
+        assert store.agents.save(manifest("a", 30 * 256 + 5))
     with opened(LASTING[name], tmp_path) as store:
         assert store.secret == secret
         tier = store if isinstance(store, RemoteStore) else remote_tier(store)
         if tier is not None:
             tier.look_up_agent(SCOPE, "a")
-        kept = store.manifest(SCOPE, "a")
+        kept = store.agents.manifest(SCOPE, "a")
         assert kept is not None
         assert kept.token_ids == text(30 * 256 + 5)
         assert [store.read(header(link)) for link in links] == [one.body for one in blocks(links)]
@@ -912,7 +913,7 @@ def test_closing_keeps_all_that_was_accepted(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("eager_threads")
-def test_several_threads_may_use_it(store: CacheStorePort) -> None:
+def test_several_threads_may_use_it(store: StorePort) -> None:
     wrong: list[str] = []
 
     def use(number: int) -> None:
@@ -927,12 +928,12 @@ def test_several_threads_may_use_it(store: CacheStorePort) -> None:
                 if not filled or room.body != block(link).body:
                     wrong.append(f"thread {number}, turn {turn}: block {link.start}")
             store.touch(keys(links))
-            store.save(manifest(f"agent {number}", 10 * turn))
-            kept = store.manifest(SCOPE, f"agent {number}")
+            store.agents.save(manifest(f"agent {number}", 10 * turn))
+            kept = store.agents.manifest(SCOPE, f"agent {number}")
             if kept is None or len(kept.token_ids) != 10 * turn:
                 wrong.append(f"thread {number}, turn {turn}: manifest")
-            store.remove(SCOPE, f"agent {(number + 10) % 13}")
-            store.manifests()
+            store.agents.remove(SCOPE, f"agent {(number + 10) % 13}")
+            saved_agents(store)
             store.children(SCOPE.root, Part.FULL)
             store.stats()
 
@@ -944,7 +945,7 @@ def test_several_threads_may_use_it(store: CacheStorePort) -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
     store.flush()
-    assert len(store.manifests()) == 3
+    assert len(saved_agents(store)) == 3
     assert is_within_budget(store)
 
 
@@ -1045,15 +1046,15 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def save(self, agent: str, n_tokens: int, seed: int, pinned: bool) -> None:
         given = manifest(agent, n_tokens, seed, pinned=pinned)
-        kept = self.store.save(given)
+        kept = self.store.agents.save(given)
         if kept:
             self.saved.setdefault(agent, []).append(given)
         assert kept or not self.is_ample
 
     @rule(agent=agents)
     def remove(self, agent: str) -> None:
-        removed = self.store.remove(SCOPE, agent)
-        assert self.store.manifest(SCOPE, agent) is None
+        removed = self.store.agents.remove(SCOPE, agent)
+        assert self.store.agents.manifest(SCOPE, agent) is None
         known = self.saved.pop(agent, None)
         assert known is not None or not removed
         assert removed or not (self.is_ample and known)
@@ -1067,7 +1068,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         assert is_within_budget(self.store)
-        listed = [replace(one, generation=0) for one in self.store.manifests()]
+        listed = [replace(one, generation=0) for one in saved_agents(self.store)]
         assert len({one.agent_id for one in listed}) == len(listed)
         assert all(one in self.saved[one.agent_id] for one in listed)
         if self.is_ample:

@@ -18,6 +18,7 @@ from semantic.domain.block_hash import Part
 from semantic.domain.errors import StoreError
 from tests.faults.folder import all_read, has_agent, is_read, open_descriptors, opened, works
 from tests.support import store_blocks as make
+from tests.support.store_blocks import saved_agents
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
@@ -98,7 +99,7 @@ def busy(root: str, seconds: str) -> None:
                 all_read(store, links)
                 store.find(make.keys(links))
                 store.children(make.SCOPE.root, Part.FULL)
-                store.manifests()
+                saved_agents(store)
                 store.stats()
         except BaseException as error:
             problems.append(error)
@@ -157,7 +158,7 @@ def crowd(root: str, number: str, times: str, budget: str) -> None:
                 assert same or not saved
             case 7:
                 store.save(make.manifest("everybody's", n_tokens, seed))
-                for found in store.manifests():
+                for found in saved_agents(store):
                     n_found = len(found.token_ids)
                     assert any(found.token_ids == make.text(n_found, one) for one in range(6))
             case 8:
@@ -199,7 +200,7 @@ def few_descriptors(root: str, limit: str) -> None:
             assert not done or room.body == make.block(link).body
         store.put(make.block(make.chain(256, seed=61)[0]))
         store.save(make.manifest("few", 256, 61))
-        store.manifests()
+        saved_agents(store)
         store.find(make.keys(links))
         counts = dict(store.stats()[0].counts)
         resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 200, in_use + 200))

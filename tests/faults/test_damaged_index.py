@@ -35,6 +35,7 @@ from tests.faults.processes import process
 from tests.support import store_blocks as make
 from tests.support.faulty_files import FaultyFiles
 from tests.support.lanes import THOROUGH, examples
+from tests.support.store_blocks import saved_agents
 
 _FLIPS = examples(60, thorough=400)
 _LOG_FLIPS = examples(40, thorough=100)
@@ -70,7 +71,7 @@ def answers(store: DiskStore) -> Mapping[str, object]:
             )
             for link in links
         },
-        "agents": {one.agent_id: one for one in store.manifests()},
+        "agents": {one.agent_id: one for one in saved_agents(store)},
         "sums": (stats.n_blocks, stats.n_agents, stats.n_bytes, stats.pinned_bytes),
     }
 

@@ -35,6 +35,7 @@ from tests.faults.folder import (
 )
 from tests.support import store_blocks as make
 from tests.support.lanes import examples
+from tests.support.store_blocks import saved_agents
 
 HEADER = struct.Struct("<8sIIIIQQ32s32s32s32s16s")
 FIELDS = ("magic", "version", "part", "n_tokens", "n_layout", "start", "n_body", "namespace",
@@ -86,7 +87,7 @@ def use(store: DiskStore) -> None:
     """Everything that meets the first block's file or the agent's manifest."""
     all_read(store, LINKS)
     store.manifest(make.SCOPE, "a")
-    store.manifests()
+    saved_agents(store)
     store.children(make.SCOPE.root, Part.FULL)
     store.find(make.keys(LINKS))
     store.check(read_data=True)
@@ -280,7 +281,7 @@ def test_random_fields_with_a_right_checksum(root: Path) -> None:
         with opened(root) as store:
             store.find(make.keys(LINKS))
             all_read(store, LINKS)
-            store.manifests()
+            saved_agents(store)
             assert works(store)
         restore()
 

@@ -16,6 +16,7 @@ from semantic.domain.block_hash import tenant_tag
 from tests.faults.folder import delete_index, fast_folder, opened
 from tests.support import store_blocks as make
 from tests.support.lanes import examples
+from tests.support.store_blocks import saved_agents
 
 PLAIN = re.compile(
     rb"[0-9a-f]{2}|[0-9a-f]{16}|[0-9a-f]{64}\.(full|window|checkpoint|[0-9]{20})|[0-9]+"
@@ -53,7 +54,7 @@ def test_hostile_names_are_names_and_nothing_else() -> None:
         delete_index(folder / "store")
         with opened(folder / "store") as store:
             assert_all_there(store)
-            assert {one.agent_id for one in store.manifests()} == set(HOSTILE)
+            assert {one.agent_id for one in saved_agents(store)} == set(HOSTILE)
         odd = {name for name in names_below(str(folder / "store")) if not PLAIN.fullmatch(name)}
         assert not odd
         assert set(folder.iterdir()) - before == {folder / "store"}

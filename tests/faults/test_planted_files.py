@@ -34,6 +34,7 @@ from tests.faults.folder import (
 )
 from tests.support import store_blocks as make
 from tests.support.open_files import open_files
+from tests.support.store_blocks import saved_agents
 
 SECONDS = 60
 """More than anything takes here that waits for nothing."""
@@ -248,7 +249,7 @@ def test_something_is_put_there_meanwhile(
                 for block in make.blocks(LINKS):
                     store.put(block)
                 store.save(make.manifest("a", 600))
-                store.manifests()
+                saved_agents(store)
                 store.touch(make.keys(LINKS))
                 store.children(make.SCOPE.root, Part.FULL)
                 store.flush()

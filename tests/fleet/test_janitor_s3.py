@@ -42,7 +42,7 @@ def filled(fleet: Fleet, seed: int, n_blocks: int) -> RemoteStore:
     store = RemoteStore(Objects.open(fleet.url), secret_of(fleet))
     for link in chain(n_blocks * 256, seed):
         assert store.put(block(link))
-    assert store.save(manifest(f"agent{seed}", n_blocks * 256, seed))
+    assert store.agents.save(manifest(f"agent{seed}", n_blocks * 256, seed))
     store.flush()
     return store
 
@@ -141,7 +141,7 @@ def test_janitors_in_threads_keep_the_budget_beside_writers_and_readers(fleet: F
                     found = store.read(block(link).header)
                     if found not in (None, block(link).body):
                         wrong.append(link.hash.hex())
-                store.save(manifest(f"agent{seed}", turn * 5 * 256, seed))
+                store.agents.save(manifest(f"agent{seed}", turn * 5 * 256, seed))
             store.close()
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]

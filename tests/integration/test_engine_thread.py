@@ -26,7 +26,7 @@ from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration, SampledToken
 from semantic.ports.generation import EngineEvent
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.durable import MIB, plain, text
 from tests.support.in_pages import tiny_backend
@@ -50,7 +50,7 @@ class Served:
         self.settings = settings
         self.failures: list[Exception] = []
         self.built_on: list[int] = []
-        self.store: CacheStorePort | None = None
+        self.store: StorePort | None = None
         self.thread: EngineThread = EngineThread(
             self._build, self._build, on_failure=self.failures.append
         )

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.stores import background
-from semantic.adapters.stores.background import Backoff
+from semantic.adapters.stores import write_queue
 from semantic.adapters.stores.conversations import DiskTurns
+from semantic.adapters.stores.write_queue import Backoff
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_responses
@@ -303,7 +303,7 @@ def test_a_request_waits_once_for_a_store_that_hangs(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its response, its history and its blocks are behind one circuit breaker."""
-    monkeypatch.setattr(background, "FIRST_PAUSE", 1e6)  # however slow this machine is
+    monkeypatch.setattr(write_queue, "FIRST_PAUSE", 1e6)  # however slow this machine is
     waited, attempt, hangs = list[bool](), Objects._attempt, False
 
     @contextmanager

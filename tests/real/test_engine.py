@@ -13,7 +13,7 @@ from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_store
 from semantic.domain.errors import InvalidRequestError, PoolExhaustedError
 from semantic.domain.value_objects import CompletedGeneration
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.real.likely import answers, tokenizer_of
 from tests.support.pools import available
 
@@ -30,7 +30,7 @@ QUESTIONS = (
 )
 
 
-def engine_of(subject: Subject, store: CacheStorePort | None = None) -> BlockPoolBatchEngine:
+def engine_of(subject: Subject, store: StorePort | None = None) -> BlockPoolBatchEngine:
     spec = subject.backend.cache_spec()
     pool = BlockPool(spec, total_blocks=_BLOCKS)
     return BlockPoolBatchEngine(subject.backend, tokenizer_of(subject), pool, spec, store=store)

@@ -15,7 +15,7 @@ from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from semantic.ports.generation import Tokenizer
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.in_pages import tiny_backend
 
@@ -38,7 +38,7 @@ class Rig:
         chunk: int | None = None,
         eos: frozenset[int] = frozenset(),
         max_batch: int = 32,
-        prefix_store: CacheStorePort | None = None,
+        prefix_store: StorePort | None = None,
         texts: MLXTokenizer | None = None,
     ) -> None:
         """The pool holds `columns` blocks of every layer; `chunk` fixes the prefill chunk.

@@ -18,7 +18,7 @@ from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.errors import SemanticError
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec
 from semantic.ports.agents import TenantId
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.support.fake_backend import FULL
 from tests.unit.application.world import World
 
@@ -46,7 +46,7 @@ class AgentsWorld:
 
     def __init__(
         self,
-        store: CacheStorePort | None = None,
+        store: StorePort | None = None,
         *,
         total_blocks: int = 100,
         layers: tuple[LayerSpec, ...] = (FULL, FULL),

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from random import Random
 
+from semantic.application.agents.footprint import newest_first
 from semantic.domain.block_hash import (
     BlockHash,
     BlockKey,
@@ -17,6 +18,7 @@ from semantic.domain.block_hash import (
 )
 from semantic.domain.stored import BlockHeader, BlockLayout, BlockRead, Manifest, StoredBlock
 from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic.ports.store import StorePort
 
 LAYOUT = BlockLayout("test: 3 segments", full=(8, 2, 4), window=(16,), window_tokens=512)
 """A full block of it has 3,584 bytes."""
@@ -84,6 +86,11 @@ def manifest(
 ) -> Manifest:
     """The manifest of an agent whose history is `text`."""
     return Manifest(scope, agent_id, text(n_tokens, seed), pinned=pinned, parent=parent)
+
+
+def saved_agents(store: StorePort) -> list[Manifest]:
+    """The manifests of all agents, newest first."""
+    return list(newest_first(store.agents))
 
 
 class Room:

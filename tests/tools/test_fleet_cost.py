@@ -96,13 +96,13 @@ def test_turns_moves_and_reads_ask_as_often_as_the_remote_tier(
     for is_first in (True, False):
         for link in links:
             store.put(block(link))
-        store.save(manifest("ann", 3 * 256 + 9))
+        store.agents.save(manifest("ann", 3 * 256 + 9))
         expected = end_of_turn(3 if is_first else 0, has_tail=is_first, is_first=is_first)
         assert objects.requests == +(expected - record)
         objects.requests.clear()
     later = chain(3 * 256 + 90)
     store.put(block(later[-1]))
-    store.save(manifest("ann", 3 * 256 + 90))
+    store.agents.save(manifest("ann", 3 * 256 + 90))
     expected = end_of_turn(0, has_tail=True, is_first=False, replaces_tail=True)
     assert objects.requests == +(expected - record)
     objects.requests.clear()

@@ -23,7 +23,7 @@ from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_id, tenant_ta
 from semantic.domain.errors import InvalidRequestError, StoreError
 from semantic.domain.stored import Manifest
 from semantic.ports.agents import EVERY_AGENT, AgentFilter
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import AgentIndexPort
 
 if TYPE_CHECKING:
     from semantic.adapters.stores.disk.store import DiskStore
@@ -166,17 +166,17 @@ def find_agent(
     )
 
 
-def require_free_name(store: CacheStorePort, like: Manifest, name: str) -> None:
+def require_free_name(agents: AgentIndexPort, like: Manifest, name: str) -> None:
     """Raises InvalidRequestError when `name` is empty or taken by an agent of the same model."""
     if not name:
         raise InvalidRequestError("an agent's name must not be empty")
-    if store.manifest(like.scope, name) is not None:
+    if agents.manifest(like.scope, name) is not None:
         raise InvalidRequestError(f"an agent {show_name(name)} of this model exists already")
 
 
-def save(store: CacheStorePort, manifest: Manifest) -> None:
+def save(agents: AgentIndexPort, manifest: Manifest) -> None:
     """Save `manifest`. Raises StoreError when the store does not accept it."""
-    if not store.save(manifest):
+    if not agents.save(manifest):
         raise StoreError(
             f"agent {show_name(manifest.agent_id)} could not be saved; "
             "`semantic cache stats` counts what goes wrong"

@@ -11,7 +11,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from semantic.ports.generation import StepObserver
     from semantic.ports.store import (
         BlockObserver,
-        CacheStorePort,
         DiskResponsesPort,
         EventsPort,
         OpensEvents,
         OpensShared,
         SharedStorePort,
+        StorePort,
     )
 
 
@@ -90,7 +90,7 @@ _TURNS_DISK_BYTES = 512 * _MIB
 _TURNS_MEMORY_BYTES = 64 * _MIB
 
 
-def open_store(settings: Settings, observer: BlockObserver | None = None) -> CacheStorePort:
+def open_store(settings: Settings, observer: BlockObserver | None = None) -> StorePort:
     """The store of `settings`, whose tiers of this machine report to `observer`.
 
     Raises StoreError when its folder cannot be used.
@@ -109,7 +109,7 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Cac
     if settings.use_disk:
         disk = open_disk(settings, observer)
         memory = MemoryStore(memory_bytes, secret=disk.secret, observer=observer)
-        own: CacheStorePort = TieredStore(memory, BackgroundStore(disk, queue_bytes))
+        own: StorePort = TieredStore(memory, BackgroundStore(disk, queue_bytes))
     else:
         own = MemoryStore(memory_bytes, secret=fleet_secret(settings), observer=observer)
     if shared is None:
@@ -169,56 +169,57 @@ def upload_threads(cores: int) -> int:
     return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
 
 
-def new_step_observer(store: CacheStorePort) -> StepObserver | None:
+def new_step_observer(store: StorePort) -> StepObserver | None:
     """What an engine in front of a store of `open_store` reports its steps to, if anything."""
     from semantic.adapters.stores.background import BackgroundStore
-    from semantic.adapters.stores.tiered import SharedTiers
 
-    if not (isinstance(store, SharedTiers) and isinstance(store.cold, BackgroundStore)):
-        return None
-    pace = store.cold.pace
+    queues = (one for one in _parts(store) if isinstance(one, BackgroundStore))
+    pace = next((one.pace for one in queues if one.pace is not None), None)
     return None if pace is None else pace.new_observer()
 
 
-def remote_tier(store: CacheStorePort) -> LookUpPort | None:
+def remote_tier(store: StorePort) -> LookUpPort | None:
     """The tier of a store of `open_store` that is asked before requests are queued, if any."""
-    from semantic.adapters.stores.background import BackgroundStore
-    from semantic.adapters.stores.tiered import SharedTiers
-
-    if not (isinstance(store, SharedTiers) and isinstance(store.cold, BackgroundStore)):
-        return None
-    return store.cold.inner if isinstance(store.cold.inner, LookUpPort) else None
+    return next((one for one in _parts(store) if isinstance(one, LookUpPort)), None)
 
 
-def durable_tier(store: CacheStorePort) -> CacheStorePort:
+def durable_tier(store: StorePort) -> StorePort:
     """The most durable tier on this machine of a store of `open_store`, without the queue before
     it."""
     from semantic.adapters.stores.background import BackgroundStore
-    from semantic.adapters.stores.tiered import SharedTiers, TieredStore
+    from semantic.adapters.stores.tiered import TieredStore
 
-    if isinstance(store, SharedTiers):
-        store = store.warm
-    if isinstance(store, TieredStore):
-        store = store.cold
-    return store.inner if isinstance(store, BackgroundStore) else store
+    made_of_others = TieredStore, BackgroundStore
+    *_, last = (one for one in _parts(store) if not isinstance(one, (*made_of_others, LookUpPort)))
+    return last
 
 
-def local_tiers(store: CacheStorePort) -> dict[Tier, MemoryStore | DiskStore]:
+def local_tiers(store: StorePort) -> dict[Tier, MemoryStore | DiskStore]:
     """The tiers on this machine of a store of `open_store`."""
     from semantic.adapters.stores.disk.store import DiskStore
     from semantic.adapters.stores.memory import MemoryStore
-    from semantic.adapters.stores.tiered import SharedTiers, TieredStore
     from semantic.domain.stored import Tier
 
-    own = store.warm if isinstance(store, SharedTiers) else store
-    warm = own.warm if isinstance(own, TieredStore) else own
     tiers: dict[Tier, MemoryStore | DiskStore] = {}
-    if isinstance(warm, MemoryStore):
-        tiers[Tier.MEMORY] = warm
-    cold = durable_tier(store)
-    if isinstance(cold, DiskStore):
-        tiers[Tier.DISK] = cold
+    for one in _parts(store):
+        if isinstance(one, MemoryStore):
+            tiers[Tier.MEMORY] = one
+        elif isinstance(one, DiskStore):
+            tiers[Tier.DISK] = one
     return tiers
+
+
+def _parts(store: StorePort) -> Iterator[StorePort]:
+    """A store and all that it is made of, the fastest tier first; a queue before what it fills."""
+    from semantic.adapters.stores.background import BackgroundStore
+    from semantic.adapters.stores.tiered import TieredStore
+
+    yield store
+    if isinstance(store, TieredStore):
+        yield from _parts(store.warm)
+        yield from _parts(store.cold)
+    elif isinstance(store, BackgroundStore):
+        yield from _parts(store.inner)
 
 
 def open_events(endpoint: str, topic: str) -> EventsPort:

@@ -1,4 +1,4 @@
-"""CacheStorePort: a store of blocks and manifests, in memory, on disk or both.
+"""StorePort: a store of blocks and of agents' manifests, in memory, on disk or both.
 
 A store is a cache, never a source of truth: whatever it dropped or cannot verify is a miss.
 Beside it `TurnsPort` and `ResponsesPort`: the turns and responses of conversations, found only by
@@ -116,7 +116,7 @@ class SharedTurnsPort(Protocol):
 
 
 class CacheStorePort(Protocol):
-    """Stores immutable block bodies by content hash, and agents' manifests.
+    """Stores immutable block bodies by content hash.
 
     No call raises for a failure of the disk: it is counted in `stats` and is a miss. A tier that
     implements `LookUpPort` besides has no quota of its own, and answers all that does not read or
@@ -133,8 +133,6 @@ class CacheStorePort(Protocol):
         """Whether interim blocks are not written to disk now, as the day's limit is reached, or not
         to other machines, as uploads fail or are behind."""
         ...
-
-    # Blocks
 
     def put(self, block: StoredBlock) -> bool:
         """Store `block`; does nothing if it is stored already.
@@ -205,7 +203,21 @@ class CacheStorePort(Protocol):
         """Record a use of `keys`, a chain in order; its root is evicted last."""
         ...
 
-    # Agents
+    def stats(self) -> Sequence[StoreStats]:
+        """One entry per tier."""
+        ...
+
+    def flush(self) -> None:
+        """Return when everything accepted is as durable as this store can make it."""
+        ...
+
+    def close(self) -> None:
+        """Flush, and release files and threads. Nothing may be called afterwards."""
+        ...
+
+
+class AgentIndexPort(Protocol):
+    """Agents' manifests, by scope and name. Thread-safe; fails as `CacheStorePort`."""
 
     def save(self, manifest: Manifest) -> bool:
         """Store `manifest` as its agent's newest, after all blocks that were put before it.
@@ -216,10 +228,6 @@ class CacheStorePort(Protocol):
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
         """The agent's newest manifest, or None."""
-        ...
-
-    def manifests(self) -> Sequence[Manifest]:
-        """The newest manifest of every agent of every model and tenant, newest first."""
         ...
 
     def scopes(self) -> Sequence[Scope]:
@@ -249,18 +257,13 @@ class CacheStorePort(Protocol):
         """What a tenant with this tag has pinned in the most durable tier, and its part of it."""
         ...
 
-    # Life
 
-    def stats(self) -> Sequence[StoreStats]:
-        """One entry per tier."""
-        ...
+class StorePort(CacheStorePort, Protocol):
+    """A store of blocks, and of the agents that need them."""
 
-    def flush(self) -> None:
-        """Return when everything accepted is as durable as this store can make it."""
-        ...
-
-    def close(self) -> None:
-        """Flush, and release files and threads. Nothing may be called afterwards."""
+    @property
+    def agents(self) -> AgentIndexPort:
+        """Its agents; closed with it."""
         ...
 
 
@@ -319,7 +322,7 @@ class SharedStorePort(Protocol):
     Opening it asks it nothing.
     """
 
-    def blocks(self) -> CacheStorePort:
+    def blocks(self) -> StorePort:
         """The tier of blocks and agents, a `LookUpPort` besides. With a budget it is kept to it."""
         ...
 

@@ -1,6 +1,6 @@
 """The remote tier: blocks, manifests, turns and responses in an object store, sealed.
 
-`remote_store` is the `CacheStorePort`: `reading` finds what is stored and reads it, by the
+`remote_store` is the `StorePort`: `reading` finds what is stored and reads it, by the
 `catalog` of what is known here; `bodies` and `manifests` are what the objects contain, `names`
 where they are. `objects` reads and writes with deadlines, `sealing` encrypts, `vault` derives and
 deletes keys. `remote_records` has turns and responses. `janitor` evicts, while it has the `lease`,

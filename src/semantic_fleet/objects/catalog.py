@@ -28,18 +28,18 @@ from typing import NamedTuple
 
 from semantic.adapters.stores.disk.entries import agent_key, manifest_entry
 from semantic.adapters.stores.memory import MemoryStore
+from semantic.application.agents.footprint import walk
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.stored import (
     COUNTERS,
-    AgentName,
     BlockHeader,
     Found,
     Manifest,
-    Place,
     StoredBlock,
     StoreStats,
     Tier,
 )
+from semantic.ports.store import AgentIndexPort
 from semantic_fleet.objects.names import depth_of, has_tail, name_of_body
 from semantic_fleet.objects.objects import Objects, UnavailableError
 from semantic_fleet.objects.uses import LOG_SECONDS, Evictions, UseLog, name_of
@@ -264,9 +264,9 @@ class Catalog:
             self._table.drop_tenant(tenant)
         for store in (self._tails, self._recent):
             store.drop([one.key for one in store.headers() if one.link.scope.tenant == tenant])
-        for one in self._tails.manifests():
-            if one.scope.tenant == tenant:
-                self._tails.remove(one.scope, one.agent_id)
+        for scope in [one for one in self._tails.scopes() if one.tenant == tenant]:
+            for agent in list(walk(self._tails, scope)):
+                self._tails.remove(scope, agent.agent_id)
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         sizes = {key: one.n_bytes for key, one in self._tails.find(keys).items()}
@@ -323,6 +323,11 @@ class Catalog:
 
     # Agents
 
+    @property
+    def agents(self) -> AgentIndexPort:
+        """Their manifests; `learn_agent` and `drop_agent` change them."""
+        return self._tails
+
     def learn_agent(self, manifest: Manifest) -> None:
         """This is an agent's newest manifest, with its generation."""
         with self._lock:  # as in `learn`
@@ -333,24 +338,6 @@ class Catalog:
         """An agent's manifest is gone; whether it was known."""
         with self._lock:
             return self._tails.remove(scope, agent_id)
-
-    def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
-        return self._tails.manifest(scope, agent_id)
-
-    def manifests(self) -> Sequence[Manifest]:
-        return self._tails.manifests()
-
-    def scopes(self) -> Sequence[Scope]:
-        return self._tails.scopes()
-
-    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        return self._tails.page(scope, limit, after)
-
-    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
-        return self._tails.child_agents(scope, parent)
-
-    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
-        return self._tails.users(hashes)
 
     # Life
 

@@ -138,7 +138,7 @@ class Ends:
         ends = list(before.values()) if has_points else _ends_of_chain(older)
         replaced = [link for link in ends if link.hash not in own]
         agent = newer.scope, newer.agent_id
-        users = self._catalog.users([link.hash for link in replaced])
+        users = self._catalog.agents.users([link.hash for link in replaced])
         return sum(
             self._delete(link, self._replaced_parts(link, links, has_points=has_points))
             for link in replaced

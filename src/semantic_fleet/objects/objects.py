@@ -27,7 +27,7 @@ from obstore.exceptions import (
 )
 from obstore.store import S3Store, from_url
 
-from semantic.adapters.stores.background import FAILURES, Backoff
+from semantic.adapters.stores.write_queue import FAILURES, Backoff
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:

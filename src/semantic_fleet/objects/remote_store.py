@@ -1,6 +1,6 @@
 """The remote tier: blocks and manifests as sealed objects that all replicas of a fleet share.
 
-Implements `CacheStorePort` and `LookUpPort`. Only the methods of `LookUpPort`, writes and reads ask
+Implements `StorePort` and `LookUpPort`. Only the methods of `LookUpPort`, writes and reads ask
 the object store; all others answer from a catalog of what this process has put, read or looked up.
 Whatever fails, is late or cannot be verified is a miss. Forgetting waits for nothing, so the thread
 that steps the engine may do it: `Deletions` deletes on a thread, nothing while it is written, and
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from semantic.adapters.stores.disk.block_file import MAX_BODY_BYTES
@@ -106,6 +106,92 @@ class Deletions:
                 self._changed.notify_all()
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteAgents:
+    """The fleet's agents, of which this process knows those that it has saved or looked up.
+
+    Methods without a docstring: see `AgentIndexPort`.
+    """
+
+    manifests: Manifests
+    ends: Ends
+    catalog: Catalog
+    deletions: Deletions
+    notices: Notices
+    tally: Tally
+
+    def look_up(self, scope: Scope, agent_id: str) -> None:
+        """See `LookUpPort.look_up_agent`."""
+        if self.deletions.is_waiting((scope, agent_id)):
+            return
+        with self.tally.misses():
+            self.notices.hear()
+            newest = self.manifests.newest(scope, agent_id)
+            known = self.catalog.agents.manifest(scope, agent_id)
+            if newest is None:
+                self.catalog.drop_agent(scope, agent_id)
+            elif known is None or known.generation != generation_of(newest):
+                try:
+                    self.catalog.learn_agent(self.manifests.read(scope, agent_id, newest))
+                except FileNotFoundError:
+                    return  # replaced at this moment
+                except (DamagedError, MismatchError, NewerFormatError) as error:
+                    self.tally.count("damaged", f"damaged: {error}")
+
+    def save(self, manifest: Manifest) -> bool:
+        agent = manifest.scope, manifest.agent_id
+        with self.deletions.writing(agent), self.tally.misses("write_errors"):
+            self.notices.hear()  # all that a process asks for may be on its own disk
+            known = self.catalog.agents.manifest(*agent)  # the newest there may be evicted
+            saved = self.manifests.save(manifest, 0 if known is None else known.generation)
+            if saved is None:
+                self.tally.count("dropped manifests")
+                return False
+            self._replace(saved, known)
+            self.catalog.learn_agent(saved)
+            self.notices.record_agent(saved)
+            return True
+        return False
+
+    def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
+        return self.catalog.agents.manifest(scope, agent_id)
+
+    def scopes(self) -> Sequence[Scope]:
+        return self.catalog.agents.scopes()
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        return self.catalog.agents.page(scope, limit, after)
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        return self.catalog.agents.child_agents(scope, parent)
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        return self.catalog.agents.users(hashes)
+
+    def remove(self, scope: Scope, agent_id: str) -> bool:
+        """See `AgentIndexPort.remove`. Asks nothing: False for an agent that was not looked up,
+        and the manifest is deleted later."""
+        was_known = self.catalog.drop_agent(scope, agent_id)
+        delete = partial(self._delete_agent, scope, agent_id)
+        self.deletions.begin((scope, agent_id), delete)
+        return was_known
+
+    def pinned(self, tenant: bytes) -> Pinned:  # noqa: ARG002
+        """See `AgentIndexPort.pinned`: nothing, this tier has no quota."""
+        return Pinned(0, None)
+
+    def _replace(self, saved: Manifest, older: Manifest | None) -> None:
+        """Delete what the turn before ended with."""
+        with self.tally.misses("write_errors"):
+            n_deleted = self.ends.saved(saved, older)
+            self.tally.count(*["superseded"] * n_deleted)
+
+    def _delete_agent(self, scope: Scope, agent_id: str) -> None:
+        self.catalog.drop_agent(scope, agent_id)  # it may have been saved meanwhile
+        with self.tally.misses("write_errors"):
+            self.manifests.delete(scope, agent_id)
+
+
 class RemoteStore:
     """Blocks and manifests of a fleet in one object store. Thread-safe.
 
@@ -132,10 +218,17 @@ class RemoteStore:
         self._catalog = Catalog(catalog_bytes, secret, self._deletions.is_waiting)
         vault = Vault(objects, secret, clock=clock, renewed=self._catalog.drop_tenant)
         self._bodies = Bodies(objects, vault)
-        self._manifests = Manifests(objects, vault)
         self._ends = Ends(self._bodies, self._catalog)
         self._look_up = LookUp(objects, self._bodies, self._catalog, self._tally)
         self._notices = Notices(objects, secret, self._catalog, self._tally, clock)
+        self.agents = RemoteAgents(
+            Manifests(objects, vault),
+            self._ends,
+            self._catalog,
+            self._deletions,
+            self._notices,
+            self._tally,
+        )
         self._reader = Reader(self._bodies, self._catalog, self._notices, self._tally)
 
     @property
@@ -146,21 +239,7 @@ class RemoteStore:
     # What asks the object store before a request is queued
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
-        if self._deletions.is_waiting((scope, agent_id)):
-            return
-        with self._tally.misses():
-            self._notices.hear()
-            newest = self._manifests.newest(scope, agent_id)
-            known = self._catalog.manifest(scope, agent_id)
-            if newest is None:
-                self._catalog.drop_agent(scope, agent_id)
-            elif known is None or known.generation != generation_of(newest):
-                try:
-                    self._catalog.learn_agent(self._manifests.read(scope, agent_id, newest))
-                except FileNotFoundError:
-                    return  # replaced at this moment
-                except (DamagedError, MismatchError, NewerFormatError) as error:
-                    self._tally.count("damaged", f"damaged: {error}")
+        self.agents.look_up(scope, agent_id)
 
     def look_up(
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
@@ -216,53 +295,6 @@ class RemoteStore:
         self._catalog.touch(keys)
         self._notices.record(keys)
 
-    # Agents
-
-    def save(self, manifest: Manifest) -> bool:
-        agent = manifest.scope, manifest.agent_id
-        with self._deletions.writing(agent), self._tally.misses("write_errors"):
-            self._notices.hear()  # all that a process asks for may be on its own disk
-            known = self._catalog.manifest(*agent)  # the newest there may be evicted
-            saved = self._manifests.save(manifest, 0 if known is None else known.generation)
-            if saved is None:
-                self._tally.count("dropped manifests")
-                return False
-            self._replace(saved, known)
-            self._catalog.learn_agent(saved)
-            self._notices.record_agent(saved)
-            return True
-        return False
-
-    def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
-        return self._catalog.manifest(scope, agent_id)
-
-    def manifests(self) -> Sequence[Manifest]:
-        return self._catalog.manifests()
-
-    def scopes(self) -> Sequence[Scope]:
-        return self._catalog.scopes()
-
-    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        return self._catalog.page(scope, limit, after)
-
-    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
-        return self._catalog.child_agents(scope, parent)
-
-    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
-        return self._catalog.users(hashes)
-
-    def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `CacheStorePort.remove`. Asks nothing: False for an agent that was not looked up,
-        and the manifest is deleted later."""
-        was_known = self._catalog.drop_agent(scope, agent_id)
-        delete = partial(self._delete_agent, scope, agent_id)
-        self._deletions.begin((scope, agent_id), delete)
-        return was_known
-
-    def pinned(self, tenant: bytes) -> Pinned:  # noqa: ARG002
-        """See `CacheStorePort.pinned`: nothing, this tier has no quota."""
-        return Pinned(0, None)
-
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
@@ -310,17 +342,6 @@ class RemoteStore:
                 self._catalog.learn(header, len(data))
             return True
         return False
-
-    def _replace(self, saved: Manifest, older: Manifest | None) -> None:
-        """Delete what the turn before ended with."""
-        with self._tally.misses("write_errors"):
-            n_deleted = self._ends.saved(saved, older)
-            self._tally.count(*["superseded"] * n_deleted)
-
-    def _delete_agent(self, scope: Scope, agent_id: str) -> None:
-        self._catalog.drop_agent(scope, agent_id)  # it may have been saved meanwhile
-        with self._tally.misses("write_errors"):
-            self._manifests.delete(scope, agent_id)
 
     def _delete_block(self, key: BlockKey, place: tuple[Scope, BlockHash | None] | None) -> None:
         self._catalog.drop([key])  # it may have been put meanwhile

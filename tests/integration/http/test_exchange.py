@@ -15,6 +15,7 @@ from semantic.composition.named_models import model_name
 from tests.support.http_server import RunningServer
 from tests.support.model_folder import small_model
 from tests.support.served_store import served
+from tests.support.store_blocks import saved_agents
 
 pytestmark = pytest.mark.process
 
@@ -72,7 +73,7 @@ def test_both_kinds_of_export_hold_the_same_files(tmp_path: Path) -> None:
         say(server, "ada", [])
         archive = server.ask("GET", "/v1/agents/ada/export").body
     store = DiskStore.open(tmp_path / "store", QUOTA)
-    (manifest,) = store.manifests()
+    (manifest,) = saved_agents(store)
     named = replace(manifest, model=model_name(manifest.model))  # as the command line does
     files = export_agent(store, named, tmp_path / "agent").files
     with tarfile.open(fileobj=io.BytesIO(archive)) as made:

@@ -11,15 +11,13 @@ from typing import TypeVar
 import pytest
 
 from semantic.adapters.stores.background import (
-    FAILURES,
-    FIRST_PAUSE,
-    MAX_PAUSE,
     MAX_TOUCHES,
     QUEUED_BLOCK_BYTES,
     BackgroundStore,
 )
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.write_order import LINGER, UploadPace
+from semantic.adapters.stores.write_queue import FAILURES, FIRST_PAUSE, MAX_PAUSE
 from semantic.domain.block_hash import PUBLIC_TENANT, BlockKey, Part, tenant_tag
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import Manifest, StoredBlock, Tier
@@ -34,6 +32,7 @@ from tests.support.store_blocks import (
     header,
     keys,
     manifest,
+    saved_agents,
     scope_of,
 )
 
@@ -192,7 +191,7 @@ def test_writing_never_waits_for_the_slow_store(world: World) -> None:
     def use() -> None:
         for one in blocks(chain(4 * 256)):
             world.store.put(one)
-        world.store.save(manifest("a", 4 * 256))
+        world.store.agents.save(manifest("a", 4 * 256))
         world.store.touch(keys(chain(4 * 256)))
 
     in_time(use)
@@ -248,15 +247,15 @@ def test_queued_and_written_blocks_are_read_together(world: World) -> None:
 
 
 def test_a_queued_manifest_is_seen_with_the_generation_it_will_have(world: World) -> None:
-    world.store.save(manifest("a", 10))
-    world.store.save(manifest("b", 10))
+    world.store.agents.save(manifest("a", 10))
+    world.store.agents.save(manifest("b", 10))
     world.store.flush()
     world.stall()
-    world.store.save(manifest("a", 20))
-    promised = world.store.manifest(SCOPE, "a")
+    world.store.agents.save(manifest("a", 20))
+    promised = world.store.agents.manifest(SCOPE, "a")
     assert promised is not None
     assert (len(promised.token_ids), promised.generation) == (20, 2)
-    assert [one.agent_id for one in world.store.manifests()] == ["a", "b"]
+    assert {one.agent_id for one in saved_agents(world.store)} == {"a", "b"}
     world.inner.open.set()
     world.store.flush()
     assert world.inner.manifest(SCOPE, "a") == promised
@@ -275,12 +274,12 @@ def test_a_manifest_that_is_just_being_written_has_its_generation_already(
         return kept
 
     monkeypatch.setattr(world.inner, "save", save_and_wait)
-    world.store.save(manifest("a", 10))
+    world.store.agents.save(manifest("a", 10))
     assert written.wait(PATIENCE)
-    seen = world.store.manifest(SCOPE, "a"), world.store.manifests()
+    seen = world.store.agents.manifest(SCOPE, "a"), saved_agents(world.store)
     leave.set()
     world.store.flush()
-    kept = world.store.manifest(SCOPE, "a")
+    kept = world.store.agents.manifest(SCOPE, "a")
     assert kept is not None
     assert kept.generation == 1
     assert seen == (kept, [kept])
@@ -288,10 +287,10 @@ def test_a_manifest_that_is_just_being_written_has_its_generation_already(
 
 def test_removing_forgets_what_is_queued(world: World) -> None:
     world.stall()
-    world.store.save(manifest("a", 10))
+    world.store.agents.save(manifest("a", 10))
     world.inner.open.set()
-    assert world.store.remove(SCOPE, "a")
-    assert world.store.manifest(SCOPE, "a") is None
+    assert world.store.agents.remove(SCOPE, "a")
+    assert world.store.agents.manifest(SCOPE, "a") is None
     world.store.flush()
     assert world.inner.manifest(SCOPE, "a") is None
 
@@ -299,10 +298,10 @@ def test_removing_forgets_what_is_queued(world: World) -> None:
 @pytest.mark.process
 def test_removing_waits_for_the_save_under_way(world: World) -> None:
     world.inner.open.clear()
-    world.store.save(manifest("a", 10))
+    world.store.agents.save(manifest("a", 10))
     assert world.inner.entered.acquire(timeout=PATIENCE)
     removed: list[bool] = []
-    thread = threading.Thread(target=lambda: removed.append(world.store.remove(SCOPE, "a")))
+    thread = threading.Thread(target=lambda: removed.append(world.store.agents.remove(SCOPE, "a")))
     thread.start()
     thread.join(0.1)
     assert thread.is_alive()
@@ -310,7 +309,7 @@ def test_removing_waits_for_the_save_under_way(world: World) -> None:
     thread.join(PATIENCE)
     assert removed == [True]
     world.store.flush()
-    assert world.store.manifest(SCOPE, "a") is None
+    assert world.store.agents.manifest(SCOPE, "a") is None
     assert world.inner.told == ["save a 10"]
 
 
@@ -318,10 +317,10 @@ def test_removing_waits_for_the_save_under_way(world: World) -> None:
 def test_removing_does_not_wait_for_other_writes(world: World) -> None:
     world.inner.open.clear()
     world.store.put(blocks(chain(256))[0])
-    world.store.save(manifest("a", 10))
+    world.store.agents.save(manifest("a", 10))
     assert world.inner.entered.acquire(timeout=PATIENCE)
-    in_time(lambda: world.store.remove(SCOPE, "a"))
-    assert world.store.manifest(SCOPE, "a") is None
+    in_time(lambda: world.store.agents.remove(SCOPE, "a"))
+    assert world.store.agents.manifest(SCOPE, "a") is None
 
 
 # Order
@@ -331,13 +330,13 @@ def test_writes_keep_their_order_and_only_the_newest_manifest_waits(world: World
     world.stall()
     first, second, third = blocks(chain(3 * 256))
     world.store.put(first)
-    world.store.save(manifest("a", 256))
-    world.store.save(manifest("b", 1))
+    world.store.agents.save(manifest("a", 256))
+    world.store.agents.save(manifest("b", 1))
     world.store.put(second)
-    world.store.save(manifest("a", 512))
+    world.store.agents.save(manifest("a", 512))
     world.store.touch([first.header.key])
     world.store.put(third)
-    world.store.save(manifest("a", 768))
+    world.store.agents.save(manifest("a", 768))
     world.inner.open.set()
     world.store.flush()
     assert world.inner.told == [
@@ -354,12 +353,12 @@ def test_writes_keep_their_order_and_only_the_newest_manifest_waits(world: World
 @pytest.mark.process
 def test_flushing_waits_for_the_manifest_that_was_saved_before(world: World) -> None:
     world.stall()
-    world.store.save(manifest("a", 10))
+    world.store.agents.save(manifest("a", 10))
     flushed = threading.Thread(target=world.store.flush)
     flushed.start()
-    while not world.store._flushing:
+    while not world.store._queue.is_flushing:
         flushed.join(0.001)
-    world.store.save(manifest("a", 20))
+    world.store.agents.save(manifest("a", 20))
     world.inner.open.set()
     flushed.join(PATIENCE)
     assert not flushed.is_alive()
@@ -386,14 +385,14 @@ def test_after_several_failures_nothing_is_written_for_a_while(world: World) -> 
     assert world.write(FAILURES, 1) == [True] * FAILURES
     told = list(world.inner.told)
     assert world.write(4, 2) == [False] * 4
-    assert not world.store.save(manifest("a", 10))
+    assert not world.store.agents.save(manifest("a", 10))
     assert world.inner.told == told
     assert (world.count("dropped"), world.count("dropped manifests")) == (4, 1)
-    assert world.store.manifest(SCOPE, "a") is None
+    assert world.store.agents.manifest(SCOPE, "a") is None
     world.clock.advance(FIRST_PAUSE)
     world.inner.fails = False
     assert world.write(2, 3) == [True, True]
-    assert world.store.save(manifest("a", 10))
+    assert world.store.agents.save(manifest("a", 10))
     world.store.flush()
     assert len(world.inner.told) == len(told) + 3
     assert world.count("back-offs") == 1
@@ -424,12 +423,12 @@ def test_what_waits_when_the_writes_begin_to_fail_is_dropped(world: World) -> No
     world.inner.fails = True
     for one in blocks(chain((FAILURES + 4) * 256)):
         assert world.store.put(one)
-    world.store.save(manifest("a", 10))
+    world.store.agents.save(manifest("a", 10))
     world.inner.open.set()
     world.store.flush()
     assert len(world.inner.told) == 1 + FAILURES
     assert (world.count("dropped"), world.count("dropped manifests")) == (4, 1)
-    assert world.store.manifest(SCOPE, "a") is None
+    assert world.store.agents.manifest(SCOPE, "a") is None
     assert world.store.stats()[0].n_bytes == 0
 
 
@@ -452,16 +451,16 @@ def test_closing_writes_all_and_ends_the_thread(world: World) -> None:
     world.stall()
     for one in blocks(chain(50 * 256)):
         assert world.store.put(one)
-    world.store.save(manifest("a", 50 * 256))
+    world.store.agents.save(manifest("a", 50 * 256))
     threading.Timer(0.05, world.inner.open.set).start()
     world.store.close()
     assert world.inner.told[1:] == [*(f"put {i}" for i in range(50)), f"save a {50 * 256}"]
     assert world.inner.is_closed
-    assert not any(one.is_alive() for one in world.store._threads)
+    assert not any(one.is_alive() for one in world.store._queue._threads)
 
 
 def test_the_thread_does_not_keep_a_process_alive(world: World) -> None:
-    assert all(one.daemon for one in world.store._threads)
+    assert all(one.daemon for one in world.store._queue._threads)
 
 
 def test_flushing_flushes_the_inner_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,7 +488,7 @@ def test_a_thread_that_dies_of_a_bug_hangs_nobody(world: World) -> None:
         in_time(call)
         assert [type(one.__cause__) for one in caught] == [ZeroDivisionError]
     assert world.inner.is_closed
-    assert not any(one.is_alive() for one in world.store._threads)
+    assert not any(one.is_alive() for one in world.store._queue._threads)
 
 
 @pytest.mark.process
@@ -506,9 +505,9 @@ def test_after_its_thread_has_died_a_store_still_reads_but_takes_no_more(world: 
     assert world.store.read(written.header) == written.body
     assert world.store.read(first.header) == first.body
     assert not world.store.put(second)
-    assert not world.store.save(manifest("a", 10))
+    assert not world.store.agents.save(manifest("a", 10))
     world.store.touch([written.header.key])
-    in_time(lambda: world.store.remove(SCOPE, "a"))
+    in_time(lambda: world.store.agents.remove(SCOPE, "a"))
     assert (world.count("dropped"), world.count("dropped manifests")) == (1, 1)
 
 
@@ -552,7 +551,7 @@ def test_what_the_next_turn_continues_from_is_uploaded_before_checkpoints_on_the
     for n_tokens in (256, 512):
         assert world.store.put(checkpoint(n_tokens))
     assert world.store.put(checkpoint(768, interim=False))
-    assert world.store.save(manifest("a", 768))
+    assert world.store.agents.save(manifest("a", 768))
     world.inner.open.set()
     world.store.flush()
     full = ["put 0", "put 1", "put 2"]
@@ -599,7 +598,7 @@ def test_of_several_threads_each_writes_a_block_and_a_manifest_waits_for_all_of_
     store = BackgroundStore(inner, PLENTY, threads=3)
     for one in blocks(chain(3 * 256)):
         assert store.put(one)
-    assert store.save(manifest("a", 3 * 256))
+    assert store.agents.save(manifest("a", 3 * 256))
     for _ in range(3):
         assert inner.entered.acquire(timeout=PATIENCE)
     assert not inner.entered.acquire(timeout=0.01)
@@ -644,7 +643,7 @@ def test_a_part_of_a_block_is_not_written_before_a_longer_one(
 def test_it_lingers_no_longer_than_its_time(lingering: World) -> None:
     world = lingering
     world.store.put(block(chain(300, seed=1)[1]))
-    world.store.save(manifest("a", 300, seed=1))
+    world.store.agents.save(manifest("a", 300, seed=1))
     until(lambda: world.inner.told == ["put 1", "save a 300"])
     world.clock.advance(LINGER)
     world.store.touch([])
@@ -722,10 +721,10 @@ def test_what_is_dropped_before_its_write_begins_does_not_come_back() -> None:
         store.drop(keys(links))
     store.flush()
     assert store.find(keys(links)) == {}
-    with under_way(inner, lambda: store.save(manifest("ann", 300))):
-        assert store.remove(SCOPE, "ann")
+    with under_way(inner, lambda: store.agents.save(manifest("ann", 300))):
+        assert store.agents.remove(SCOPE, "ann")
     store.flush()
-    assert store.manifest(SCOPE, "ann") is None
+    assert store.agents.manifest(SCOPE, "ann") is None
     store.close()
 
 

@@ -12,7 +12,7 @@ from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import FLEET_VARIABLE, open_store, read_fleet_secret
 from semantic.domain.block_hash import Scope, tenant_tag
 from semantic.domain.errors import InvalidRequestError
-from tests.support.store_blocks import block, chain, header, keys, manifest
+from tests.support.store_blocks import block, chain, header, keys, manifest, saved_agents
 
 DATA = bytes(range(40))
 ROOM = 1 << 24
@@ -105,5 +105,5 @@ def test_a_new_secret_finds_nothing_and_the_old_one_finds_all_again(tmp_path: Pa
             assert with_it.save(manifest("a", 256, scope=own))
         if finds:
             assert with_it.read(header(mine)) == block(link).body
-        assert len(with_it.manifests()) == 1
+        assert len(saved_agents(with_it)) == 1
         with_it.close()

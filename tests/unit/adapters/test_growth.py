@@ -16,7 +16,7 @@ from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import BlockLink, Part
 from semantic.domain.stored import StoredBlock
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.support.steps import steps_of
 from tests.support.store_blocks import SCOPE, block, chain, keys, manifest, scope_of, text
 
@@ -26,10 +26,10 @@ STORES = ("memory", "disk")
 SLACK = 1.1
 """A tree of many rows is a level deeper."""
 
-Call = Callable[[CacheStorePort], object]
+Call = Callable[[StorePort], object]
 
 
-Stocked = Callable[[str, Path, int], CacheStorePort]
+Stocked = Callable[[str, Path, int], StorePort]
 """Of a kind, in a folder: a store with so many agents."""
 
 
@@ -41,7 +41,7 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Stocked:
         with closing(opened(root, n)) as store:
             fill(store, n)
 
-    def stock(kind: str, folder: Path, n: int) -> CacheStorePort:
+    def stock(kind: str, folder: Path, n: int) -> StorePort:
         if kind == "disk":
             shutil.copytree(root / f"disk {n}", folder / f"disk {n}")
             return opened(folder, n)
@@ -62,7 +62,7 @@ def blocks_of(tokens: tuple[int, ...]) -> list[StoredBlock]:
     return [block(link) for link in SCOPE.chain(tokens)]
 
 
-def fill(store: CacheStorePort, n: int) -> None:
+def fill(store: StorePort, n: int) -> None:
     """With `n` agents that share a beginning, each with a block of its own."""
     for number in range(n):
         tokens = (*text(256), *text(20), number)
@@ -70,10 +70,10 @@ def fill(store: CacheStorePort, n: int) -> None:
             assert store.put(one)
         name = f"agent {number:04}"
         saved = replace(manifest(name, 0), token_ids=tokens, saved_at=number, parent="parent 1")
-        assert store.save(replace(saved, parent=f"parent {number}"))
+        assert store.agents.save(replace(saved, parent=f"parent {number}"))
 
 
-def limit_to(store: CacheStorePort, n_bytes: int) -> None:
+def limit_to(store: StorePort, n_bytes: int) -> None:
     """Leave the store no room for more than `n_bytes`."""
     if isinstance(store, MemoryStore):
         store._max_bytes = n_bytes
@@ -81,7 +81,7 @@ def limit_to(store: CacheStorePort, n_bytes: int) -> None:
         store._store.quota.max_bytes = n_bytes
 
 
-def steps(store: CacheStorePort, call: Call) -> int:
+def steps(store: StorePort, call: Call) -> int:
     """The steps of `call`, those of SQLite included."""
     if not isinstance(store, DiskStore):
         return steps_of(lambda: call(store))
@@ -91,7 +91,7 @@ def steps(store: CacheStorePort, call: Call) -> int:
     return steps_of(lambda: call(store), *databases)
 
 
-def steps_per_eviction(store: CacheStorePort) -> float:
+def steps_per_eviction(store: StorePort) -> float:
     """Of a put for which several blocks go."""
     [tier] = store.stats()
     limit_to(store, tier.n_bytes - 40_000)
@@ -103,15 +103,17 @@ def steps_per_eviction(store: CacheStorePort) -> float:
     return n_steps / n_evicted
 
 
-def save_again(store: CacheStorePort) -> None:
-    assert store.save(replace(manifest("agent 0003", 0), token_ids=(*text(256), *text(20), 3)))
+def save_again(store: StorePort) -> None:
+    assert store.agents.save(
+        replace(manifest("agent 0003", 0), token_ids=(*text(256), *text(20), 3))
+    )
 
 
-def save_new(store: CacheStorePort) -> None:
-    assert store.save(replace(manifest("new", 0), token_ids=(*text(256), *text(20), 10**6)))
+def save_new(store: StorePort) -> None:
+    assert store.agents.save(replace(manifest("new", 0), token_ids=(*text(256), *text(20), 10**6)))
 
 
-def nearest(store: CacheStorePort) -> None:
+def nearest(store: StorePort) -> None:
     parent = next(SCOPE.chain(text(256))).hash
     found = store.nearest(parent, Part.FULL, (*text(20), 3, 4))
     assert (*text(20), 3) in [one.link.tokens for one in found]
@@ -122,13 +124,13 @@ CALLS: dict[str, Call] = {
     "save a new agent": save_new,
     "nearest": nearest,
     "find": lambda store: store.find(keys(chain(600))),
-    "page": lambda store: store.page(SCOPE, 5),
-    "next page": lambda store: store.page(SCOPE, 3, (10_000_000, b"agent 0010")),
-    "scopes": lambda store: store.scopes(),
-    "children of an agent": lambda store: store.child_agents(SCOPE, "parent 3"),
-    "users": lambda store: store.users([link.hash for link in chain(256)]),
-    "manifest": lambda store: store.manifest(SCOPE, "agent 0003"),
-    "manifest of no agent": lambda store: store.manifest(scope_of("other"), "x"),
+    "page": lambda store: store.agents.page(SCOPE, 5),
+    "next page": lambda store: store.agents.page(SCOPE, 3, (10_000_000, b"agent 0010")),
+    "scopes": lambda store: store.agents.scopes(),
+    "children of an agent": lambda store: store.agents.child_agents(SCOPE, "parent 3"),
+    "users": lambda store: store.agents.users([link.hash for link in chain(256)]),
+    "manifest": lambda store: store.agents.manifest(SCOPE, "agent 0003"),
+    "manifest of no agent": lambda store: store.agents.manifest(scope_of("other"), "x"),
     "stats": lambda store: store.stats(),
     "touch": lambda store: store.touch(keys(chain(256))),
 }
@@ -155,7 +157,7 @@ def test_an_eviction(kind: str, tmp_path: Path, stocked: Stocked) -> None:
         assert steps_per_eviction(many) <= SLACK * steps_per_eviction(few)
 
 
-def put_block(store: CacheStorePort, *, link: BlockLink) -> None:
+def put_block(store: StorePort, *, link: BlockLink) -> None:
     assert store.put(block(link))
 
 
@@ -172,11 +174,11 @@ def test_an_eviction_for_another_tenant(kind: str, tmp_path: Path, stocked: Stoc
     assert counts[1] <= SLACK * counts[0]
 
 
-def pin(store: CacheStorePort, first: int, n: int) -> None:
+def pin(store: StorePort, first: int, n: int) -> None:
     for number in range(first, n):
-        found = store.manifest(SCOPE, f"agent {number:04}")
+        found = store.agents.manifest(SCOPE, f"agent {number:04}")
         assert found is not None
-        assert store.save(replace(found, pinned=True))
+        assert store.agents.save(replace(found, pinned=True))
 
 
 @pytest.mark.parametrize("kind", STORES)

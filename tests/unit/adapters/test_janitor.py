@@ -37,7 +37,17 @@ from semantic_fleet.objects.vault import SALT_SECONDS, Vault
 from tests.support.bucket import Bucket, Process
 from tests.support.fake_clock import FakeClock
 from tests.support.own_process import in_own_process
-from tests.support.store_blocks import LAYOUT, SCOPE, block, chain, header, keys, manifest, scope_of
+from tests.support.store_blocks import (
+    LAYOUT,
+    SCOPE,
+    block,
+    chain,
+    header,
+    keys,
+    manifest,
+    saved_agents,
+    scope_of,
+)
 
 SECRET = bytes(range(32))
 BODY = 3664
@@ -100,7 +110,7 @@ def save(store: RemoteStore, n_tokens: int, seed: int, scope: Scope = SCOPE) -> 
     links = chain(n_tokens, seed, scope)
     for link in links:
         assert store.put(block(link))
-    assert store.save(manifest(f"agent{seed}", n_tokens, seed, scope=scope))
+    assert store.agents.save(manifest(f"agent{seed}", n_tokens, seed, scope=scope))
     store.flush()
     return links
 
@@ -505,7 +515,7 @@ def test_a_process_learns_what_is_gone_and_writes_it_again(by: str, world: World
     if by == "look_up":
         store.look_up(SCOPE, chain(256, 9), LAYOUT)
     else:
-        assert store.save(manifest("agent2", 4 * 256, 2))
+        assert store.agents.save(manifest("agent2", 4 * 256, 2))
     assert store.lacking(keys([*old, *new])) == frozenset(keys(gone))
     for link in gone:
         assert store.put(block(link))
@@ -581,7 +591,7 @@ def test_what_a_tenant_had_under_another_key_is_written_again(
     links = [*mine, tail]
     store.look_up(SCOPE, mine, LAYOUT)
     assert store.lacking(keys(links)) == frozenset(keys(links))
-    assert [one.scope for one in store.manifests()] == [other]
+    assert [one.scope for one in saved_agents(store)] == [other]
     assert store.lacking(keys(theirs)) == frozenset()  # nothing was asked for it yet
     save(store, 4 * 256, 1)
     assert world.stored(mine) == [True] * 4
@@ -597,16 +607,16 @@ def test_an_agent_whose_manifest_is_gone_goes_on_with_its_generations(world: Wor
     other.look_up_agent(SCOPE, "agent1")
     world.evict(1)
     assert not world.bucket.paths("/agents/")
-    assert other.save(manifest("agent1", 300, 1))
+    assert other.agents.save(manifest("agent1", 300, 1))
     store.look_up_agent(SCOPE, "agent1")
-    found = store.manifest(SCOPE, "agent1")
+    found = store.agents.manifest(SCOPE, "agent1")
     assert found is not None
     assert found.generation == 4
     assert len(found.token_ids) == 300
     world.evict(1)
-    assert world.replica().save(manifest("agent1", 400, 1))  # one that knew none of them
+    assert world.replica().agents.save(manifest("agent1", 400, 1))  # one that knew none of them
     store.look_up_agent(SCOPE, "agent1")
-    found = store.manifest(SCOPE, "agent1")
+    found = store.agents.manifest(SCOPE, "agent1")
     assert found is not None
     assert len(found.token_ids) == 400
 

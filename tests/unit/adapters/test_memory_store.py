@@ -16,7 +16,7 @@ from semantic.domain.block_hash import Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Tier
 from tests.support.file_memory import traced
-from tests.support.store_blocks import SCOPE, block, blocks, chain, keys, manifest
+from tests.support.store_blocks import SCOPE, block, blocks, chain, keys, manifest, saved_agents
 
 BLOCK = 256 * 14 + 256 * TOKEN_BYTES + ENTRY_BYTES
 """What a full block counts."""
@@ -193,10 +193,10 @@ def test_manifests_nobody_used_make_room_for_blocks() -> None:
     store = MemoryStore(2 * BLOCK)
     for i in range(100):
         assert store.save(manifest(f"agent {i}", 100))
-    assert 0 < len(store.manifests()) < 10
-    assert store.manifests()[0].agent_id == "agent 99"
+    assert 0 < len(saved_agents(store)) < 10
+    assert saved_agents(store)[0].agent_id == "agent 99"
     assert [store.put(one) for one in blocks(chain(512))] == [True, True]
-    assert store.manifests() == []
+    assert saved_agents(store) == []
     assert counts(store)["evicted manifests"] == 100
 
 

@@ -153,7 +153,7 @@ def test_recording_uses_of_a_chain_costs_its_length(monkeypatch: pytest.MonkeyPa
     assert steps.total() == 401
     store.touch(keys(links))
     assert steps.total() <= 401 + 2 * 400
-    store.save(manifest("ann", 256 * 400))  # three parts of each
+    store.agents.save(manifest("ann", 256 * 400))  # three parts of each
     assert steps.total() <= 401 + 2 * 400 + 3 * 2 * 400
     store.close()
 

@@ -373,9 +373,9 @@ def test_what_cannot_be_reached_is_no_store() -> None:
     room = Room(header(chain(256)[0]))
     assert not store.put(block(chain(256)[0]))
     assert store.read_into([room.read]) == [False]
-    assert not store.save(manifest("a", 300))
-    assert store.manifest(SCOPE, "a") is None
-    assert not store.remove(SCOPE, "a")
+    assert not store.agents.save(manifest("a", 300))
+    assert store.agents.manifest(SCOPE, "a") is None
+    assert not store.agents.remove(SCOPE, "a")
     store.drop(keys(chain(256)))
     store.close()
 
@@ -383,20 +383,20 @@ def test_what_cannot_be_reached_is_no_store() -> None:
 def test_two_that_save_at_once_get_a_generation_each() -> None:
     objects = Counted()
     one, other = RemoteStore(objects, SECRET), RemoteStore(objects, SECRET)
-    assert one.save(manifest("a", 300))
+    assert one.agents.save(manifest("a", 300))
     listed = objects.listed
     objects.listed = lambda *_: []  # type: ignore[method-assign]  # it has not seen the other's
-    assert other.save(manifest("a", 512))
+    assert other.agents.save(manifest("a", 512))
     objects.listed = listed  # type: ignore[method-assign]
-    found = other.manifest(SCOPE, "a")
+    found = other.agents.manifest(SCOPE, "a")
     assert found is not None
     assert found.generation == 2
     one.look_up_agent(SCOPE, "a")
-    assert one.manifest(SCOPE, "a") == found
-    other.remove(SCOPE, "a")
+    assert one.agents.manifest(SCOPE, "a") == found
+    other.agents.remove(SCOPE, "a")
     other.flush()
     one.look_up_agent(SCOPE, "a")
-    assert one.manifest(SCOPE, "a") is None
+    assert one.agents.manifest(SCOPE, "a") is None
     for store in (one, other):
         store.close()
 
@@ -408,7 +408,7 @@ def test_what_is_forgotten_is_deleted_on_another_thread() -> None:
     queue = BackgroundStore(store, 1 << 20, forgets_at_once=True)
     first, second = chain(512)
     queue.put(block(first))
-    queue.save(manifest("ann", 256))
+    queue.agents.save(manifest("ann", 256))
     queue.flush()
     n_before = len(paths(objects))
     objects.threads.clear()
@@ -423,19 +423,19 @@ def test_what_is_forgotten_is_deleted_on_another_thread() -> None:
     queue.put(block(second))
     assert entered.wait(60)
     queue.drop(keys([first, second]))
-    assert queue.remove(SCOPE, "ann")
+    assert queue.agents.remove(SCOPE, "ann")
     assert not queue.find(keys([first]))
     assert store.read(block(first).header) is None  # though it is still there
-    assert queue.manifest(SCOPE, "ann") is None
+    assert queue.agents.manifest(SCOPE, "ann") is None
     store.look_up_agent(SCOPE, "ann")
-    assert queue.manifest(SCOPE, "ann") is None
+    assert queue.agents.manifest(SCOPE, "ann") is None
     goes_on.set()
     queue.flush()
     assert threading.current_thread() not in objects.threads
     assert not queue.find(keys([first, second]))
     assert len(paths(objects)) == n_before - 2
     assert queue.put(block(first))
-    assert queue.save(manifest("ann", 256))
+    assert queue.agents.save(manifest("ann", 256))
     queue.flush()
     assert len(paths(objects)) == n_before
     queue.close()
@@ -470,7 +470,7 @@ def take_turn(store: RemoteStore, agent: str, n_tokens: int, prompt: int, seed: 
     for link in {one.hash: one for one in (*ends_of_turn(own), links[-1])}.values():
         for part in (Part.WINDOW, Part.CHECKPOINT):
             assert store.put(block(link, part))
-    assert store.save(own)
+    assert store.agents.save(own)
 
 
 def partial_objects(objects: Objects) -> int:
@@ -542,7 +542,7 @@ def test_what_an_agent_may_return_to_or_has_nothing_newer_for_stays() -> None:
     assert store.read(header(tail)) == block(tail).body
     take_turn(store, "bob", 400, 390, seed=2)
     [end] = chain(400, seed=2)[1:]
-    assert store.save(replace(manifest("bob", 600, 2), prompt_tokens=590))
+    assert store.agents.save(replace(manifest("bob", 600, 2), prompt_tokens=590))
     for part in Part:
         assert store.read(header(end, part)) == block(end, part).body
     store.close()
@@ -558,7 +558,7 @@ def test_a_store_that_deletes_nothing_takes_the_next_turn() -> None:
 
     objects.delete_all = refuse  # type: ignore[method-assign]
     take_turn(store, "ann", 600, 590)
-    found = store.manifest(SCOPE, "ann")
+    found = store.agents.manifest(SCOPE, "ann")
     assert found is not None
     assert found.generation == 2
     store.close()
@@ -616,7 +616,7 @@ def test_small_objects_that_are_not_small_are_not_read(monkeypatch: pytest.Monke
     objects = Counted()
     store = RemoteStore(objects, SECRET)
     store.put(block(chain(300)[1]))
-    store.save(manifest("ada", 300))
+    store.agents.save(manifest("ada", 300))
     store.close()
     monkeypatch.setattr("semantic_fleet.objects.objects._MOST_BYTES", 1 << 14)
     for page in list(objects.pages()):
@@ -626,7 +626,7 @@ def test_small_objects_that_are_not_small_are_not_read(monkeypatch: pytest.Monke
     again = RemoteStore(objects, SECRET)
     again.look_up_agent(SCOPE, "ada")
     again.look_up(SCOPE, chain(300), LAYOUT)
-    assert again.manifest(SCOPE, "ada") is None
+    assert again.agents.manifest(SCOPE, "ada") is None
     assert again.lacking(keys(chain(300))) == frozenset(keys(chain(300)))
     again.close()
 
@@ -636,7 +636,7 @@ def test_objects_reveal_no_token_and_no_name() -> None:
     store = RemoteStore(objects, SECRET)
     link = chain(300)[1]
     store.put(block(link))
-    store.save(manifest("the-agent", 300))
+    store.agents.save(manifest("the-agent", 300))
     folders = "tenants", SCOPE.namespace.hex()
     paths = [one.path for folder in folders for one in objects.listed(folder, 99)]
     assert len(paths) == 4
@@ -851,7 +851,7 @@ def test_a_mount_that_ends_is_missed_and_not_replaced_by_a_folder(
         bucket.mkdir()
     assert store.read(header(first)) is None
     assert not store.put(block(second))
-    assert not store.save(manifest("ann", 256))
+    assert not store.agents.save(manifest("ann", 256))
     assert not list(tmp_path.glob("bucket/*"))
     assert bucket.exists() == (how == "not mounted")
     assert [one.split(": ")[0] for one in reports] == [
@@ -1069,13 +1069,13 @@ def test_a_stop_does_not_wait_for_a_long_queue_of_uploads(monkeypatch: pytest.Mo
     queue = BackgroundStore(store, 1 << 24, clock=clock, forgets_at_once=True, close_seconds=5.0)
     for link in links:
         assert queue.put(block(link))
-    drain = queue._drain
+    drain = queue._queue.drain
 
     def draining() -> None:
         stopping.set()
         drain()
 
-    monkeypatch.setattr(queue, "_drain", draining)
+    monkeypatch.setattr(queue._queue, "drain", draining)
     queue.close()
     counts = queue.stats()[0].counts
     assert 0 < counts["dropped"] < 40

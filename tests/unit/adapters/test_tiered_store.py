@@ -21,6 +21,7 @@ from tests.support.store_blocks import (
     header,
     keys,
     manifest,
+    saved_agents,
 )
 
 SECRET = b"s" * 32
@@ -57,7 +58,7 @@ def test_a_page_of_agents_is_one_page_of_each(monkeypatch: pytest.MonkeyPatch) -
     world = World()
     for number in range(9):
         saved = replace(manifest(f"agent {number}", 0), saved_at=float(number))
-        assert world.store.save(saved)
+        assert world.store.agents.save(saved)
     pages: list[int] = []
     page = MemoryStore.page
 
@@ -68,7 +69,11 @@ def test_a_page_of_agents_is_one_page_of_each(monkeypatch: pytest.MonkeyPatch) -
         return page(store, scope, limit, after)
 
     monkeypatch.setattr(MemoryStore, "page", counted)
-    assert [one.agent_id for one in world.store.page(SCOPE, 3)] == ["agent 8", "agent 7", "agent 6"]
+    assert [one.agent_id for one in world.store.agents.page(SCOPE, 3)] == [
+        "agent 8",
+        "agent 7",
+        "agent 6",
+    ]
     assert pages == [3, 3], "one of the warm store and one of the cold"
 
 
@@ -161,11 +166,11 @@ def test_one_that_keeps_it_is_enough(warm: int, cold: int) -> None:
     given = block(chain(256)[0])
     kept = warm + cold > 2
     assert world.store.put(given) is kept
-    assert world.store.save(manifest("a", 256)) is kept
+    assert world.store.agents.save(manifest("a", 256)) is kept
     assert world.store.read(given.header) == (given.body if kept else None)
-    assert (world.store.manifest(SCOPE, "a") is not None) is kept
-    assert world.store.remove(SCOPE, "a") is kept
-    assert world.store.manifests() == []
+    assert (world.store.agents.manifest(SCOPE, "a") is not None) is kept
+    assert world.store.agents.remove(SCOPE, "a") is kept
+    assert saved_agents(world.store) == []
 
 
 def test_children_of_both_are_listed_once() -> None:
@@ -183,21 +188,21 @@ def test_the_cold_manifest_counts_with_its_generation() -> None:
     world = World()
     for n_tokens in (10, 20):
         world.cold.save(manifest("a", n_tokens))
-    world.store.save(manifest("a", 30))
-    kept = world.store.manifest(SCOPE, "a")
+    world.store.agents.save(manifest("a", 30))
+    kept = world.store.agents.manifest(SCOPE, "a")
     assert kept is not None
     assert (len(kept.token_ids), kept.generation) == (30, 3)
-    assert world.store.manifests() == [kept]
+    assert saved_agents(world.store) == [kept]
 
 
-def test_agents_of_both_are_listed_once_those_of_this_process_first() -> None:
+def test_agents_of_both_are_listed_once() -> None:
     world = World()
     world.cold.save(manifest("before", 10))
-    world.store.save(manifest("a", 10))
-    world.store.save(manifest("b", 10))
+    world.store.agents.save(manifest("a", 10))
+    world.store.agents.save(manifest("b", 10))
     world.warm.save(manifest("only warm", 10))
-    agents = [one.agent_id for one in world.store.manifests()]
-    assert agents == ["only warm", "b", "a", "before"]
+    agents = sorted(one.agent_id for one in saved_agents(world.store))
+    assert agents == ["a", "b", "before", "only warm"]
 
 
 def test_the_cold_store_is_closed_even_when_the_warm_one_cannot_be(

@@ -23,6 +23,7 @@ from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Manifest, Place
 from semantic.ports.agents import AgentDetail, AgentFilter, AgentSummary
 from tests.support.served_agents import AgentsWorld
+from tests.support.store_blocks import saved_agents
 from tests.unit.application.thread_world import Panic
 from tests.unit.application.world import SPECS
 
@@ -189,12 +190,12 @@ def test_a_page_of_chosen_agents_reads_no_more_than_it_may_look_at(
     served: AgentsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.turn("wanted", 20)
-    (first,) = served.store.manifests()
+    (first,) = saved_agents(served.store)
     for number in range(700):
         name = f"wanted {number}" if number in {3, 600} else f"agent {number}"
-        served.store.save(replace(first, agent_id=name, saved_at=float(number)))
+        served.store.agents.save(replace(first, agent_id=name, saved_at=float(number)))
     read: list[int] = []
-    page_of = served.store.page
+    page_of = served.store.agents.page
 
     def counted(scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
         found = page_of(scope, limit, after)
@@ -219,9 +220,9 @@ def test_a_page_of_chosen_agents_reads_no_more_than_it_may_look_at(
 
 def test_an_agent_that_runs_is_found_behind_any_number_that_do_not(served: AgentsWorld) -> None:
     served.turn("ada", 20)
-    (ada,) = served.store.manifests()
+    (ada,) = saved_agents(served.store)
     for number in range(400):
-        served.store.save(replace(ada, agent_id=f"agent {number}", saved_at=1e12 + number))
+        served.store.agents.save(replace(ada, agent_id=f"agent {number}", saved_at=1e12 + number))
     served.submit("ada", 6000)
     served.engine.step_once()
     page = asyncio.run(served.agents.page("", 20, None, AgentFilter(state="prefill")))
@@ -391,8 +392,8 @@ def test_a_tenant_sees_its_own_agents_only(served: AgentsWorld) -> None:
 
 def test_agents_of_another_model_are_not_listed(served: AgentsWorld) -> None:
     served.turn("ada", 20)
-    (ada,) = served.store.manifests()
-    served.store.save(replace(ada, scope=Scope(bytes(32), ada.scope.tenant), agent_id="bob"))
+    (ada,) = saved_agents(served.store)
+    served.store.agents.save(replace(ada, scope=Scope(bytes(32), ada.scope.tenant), agent_id="bob"))
     assert names(served) == ["ada"]
 
 

@@ -17,6 +17,7 @@ from semantic.domain.value_objects import CacheKey, ModelCacheSpec
 from tests.support.fake_backend import FULL
 from tests.support.served_agents import AgentsWorld
 from tests.support.steps import steps_of
+from tests.support.store_blocks import saved_agents
 from tests.unit.application.world import World, text_of
 
 FEW, MANY = 10, 300
@@ -86,11 +87,11 @@ def served_with(n: int) -> AgentsWorld:
     """`n` saved agents in the pool and a store in memory."""
     served = AgentsWorld(MemoryStore(64 << 20), total_blocks=2 * n + 100)
     served.turn("agent", 20)
-    (agent,) = served.store.manifests()
+    (agent,) = saved_agents(served.store)
     for number in range(n):
         name, tokens = f"agent {number:03}", (*agent.token_ids, number)
         one = replace(agent, agent_id=name, token_ids=tokens, saved_at=number, parent="agent")
-        assert served.store.save(replace(one, parent=f"agent {number - 1:03}"))
+        assert served.store.agents.save(replace(one, parent=f"agent {number - 1:03}"))
         add_idle(served.engine, served.world.backend.model_id, name, number)
     return served
 

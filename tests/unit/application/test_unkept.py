@@ -9,6 +9,7 @@ import pytest
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec
 from tests.support.rig import FixedBudget
+from tests.support.store_blocks import saved_agents
 from tests.unit.application.world import SPECS, World, completions, expected, text_of
 
 every_spec = pytest.mark.parametrize("layers", SPECS.values(), ids=SPECS.keys())
@@ -27,7 +28,7 @@ def kept_of(of: World) -> tuple[object, ...]:
     caches = [cache for key in of.store.lru_order() if (cache := of.store.get(key)) is not None]
     return (
         sorted(map(repr, store._blocks)),
-        [(one.agent_id, one.token_ids, one.turns) for one in store.manifests()],
+        [(one.agent_id, one.token_ids, one.turns) for one in saved_agents(store)],
         [(one.owner, one.token_ids, [*map(id, one.all_blocks())]) for one in caches],
     )
 

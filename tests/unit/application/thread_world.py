@@ -22,7 +22,7 @@ from semantic.domain.value_objects import (
     TokenEvent,
 )
 from semantic.ports.generation import Clock
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FakeBackend
 from tests.unit.application.world import SPECS, VARIANTS, Done, Event, World, expected, text_of
@@ -132,7 +132,7 @@ class Life:
         columns: int = 50,
         max_batch: int = 8,
         limits: QueueLimits | None = None,
-        store: CacheStorePort | None = None,
+        store: StorePort | None = None,
         rebuilds: bool = True,
         build: Callable[[FakeEngine], FakeEngine] = lambda engine: engine,
         rebuild: Callable[[FakeEngine], FakeEngine] = lambda engine: engine,

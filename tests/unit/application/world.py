@@ -19,7 +19,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
 )
 from semantic.ports.generation import EngineEvent
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import (
     FULL,
@@ -113,7 +113,7 @@ class World:
     largest_chunk: int = 256
     silent_steps: int = 0
     clock: FakeClock = field(default_factory=FakeClock)
-    prefix_store: CacheStorePort | None = None
+    prefix_store: StorePort | None = None
 
     def __post_init__(self) -> None:
         self.backend = FakeBackend(self.spec, clock=self.clock, silent_steps=self.silent_steps)

@@ -37,7 +37,7 @@ from semantic.domain.block_hash import Part
 from semantic.domain.errors import CapacityError, InvalidRequestError, StoreError
 from semantic.domain.stored import BlockHeader, BlockLayout, Manifest
 from semantic.ports.agents import Check
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 
 DOCUMENT, CONTAINER = "agent.json", "agent.safetensors"
 
@@ -55,8 +55,8 @@ class AgentArchives:
 
     def __init__(
         self,
-        store: CacheStorePort,
-        durable: CacheStorePort,
+        store: StorePort,
+        durable: StorePort,
         namespace: bytes,
         layout: BlockLayout,
         folder: Path | None,
@@ -123,7 +123,7 @@ class AgentArchives:
 class Outgoing:
     """Implements `OutgoingArchive`: bodies are read again, as each is sent."""
 
-    store: CacheStorePort
+    store: StorePort
     manifest: Manifest
     bodies: Sequence[tuple[BlockHeader, BodyEntry]]
 
@@ -157,7 +157,7 @@ class Incoming:
 
     def __init__(
         self,
-        store: CacheStorePort,
+        store: StorePort,
         accept: Callable[[AgentDocument], None],
         folder: Path | None,
         model: str,

@@ -39,7 +39,7 @@ from semantic.domain.stored import (
     no_progress,
 )
 from semantic.domain.value_objects import BLOCK_TOKENS
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 
 _SUFFIXES = (".safetensors", ".json")
 _OWNER_ONLY = 0o600
@@ -84,7 +84,7 @@ class Exported:
 
 
 def export_agent(
-    store: CacheStorePort,
+    store: StorePort,
     manifest: Manifest,
     given: Path,
     on_progress: OnProgress = no_progress,
@@ -119,7 +119,7 @@ def export_agent(
     return Exported(files, len(bodies), document.n_bytes, n_blocks, n_blocks - len(present))
 
 
-def stored_bodies(store: CacheStorePort, manifest: Manifest) -> list[tuple[BlockHeader, BodyEntry]]:
+def stored_bodies(store: StorePort, manifest: Manifest) -> list[tuple[BlockHeader, BodyEntry]]:
     """An agent's stored bodies in the order of a container; their checksums are not known yet."""
     headers = dict(_headers(store, list(manifest.scope.chain(manifest.token_ids))))
     found = store.find([header.key for header in headers.values()])
@@ -147,7 +147,7 @@ def document_of(
 
 
 def _headers(
-    store: CacheStorePort, links: Sequence[BlockLink]
+    store: StorePort, links: Sequence[BlockLink]
 ) -> Iterator[tuple[tuple[int, Part], BlockHeader]]:
     """The header of every stored body, by the index of its block and its part."""
     for block, link in enumerate(links):
@@ -157,7 +157,7 @@ def _headers(
                     yield (block, part), header
 
 
-def _read_body(store: CacheStorePort, header: BlockHeader, entry: BodyEntry) -> bytes:
+def _read_body(store: StorePort, header: BlockHeader, entry: BodyEntry) -> bytes:
     body = store.read(header)
     if body is None or len(body) != entry.n_bytes:
         raise InvalidRequestError(
@@ -177,7 +177,7 @@ class Imported:
 
 
 def import_agent(
-    store: CacheStorePort,
+    store: StorePort,
     given: Path,
     *,
     tenant: str = "",
@@ -241,7 +241,7 @@ def manifest_of(document: AgentDocument, tenant: bytes, name: str | None) -> Man
 
 
 def put_agent(
-    store: CacheStorePort,
+    store: StorePort,
     manifest: Manifest,
     document: AgentDocument,
     file: BinaryIO,
@@ -274,22 +274,22 @@ def put_agent(
                 store.flush()
                 unsynced = 0
         check_save()
-        if not store.save(manifest):
+        if not store.agents.save(manifest):
             raise StoreError(f"agent {manifest.agent_id!r} could not be saved")
         undo.pop_all()
 
 
-def _drop(store: CacheStorePort, keys: Sequence[BlockKey]) -> None:
+def _drop(store: StorePort, keys: Sequence[BlockKey]) -> None:
     for key in keys:  # one by one: other writers wait for a call
         store.drop([key])
 
 
-def _model_here(store: CacheStorePort, document: AgentDocument) -> str:
+def _model_here(store: StorePort, document: AgentDocument) -> str:
     """Where agents of the same model content in `store` have it from; else what the document
     says."""
-    for scope in store.scopes():
+    for scope in store.agents.scopes():
         if scope.namespace == document.namespace:
-            for manifest in store.page(scope, 1):
+            for manifest in store.agents.page(scope, 1):
                 return manifest.model
     return document.model
 
@@ -306,16 +306,16 @@ def _read_document(path: Path) -> AgentDocument:
         raise InvalidRequestError(f"{path}: {error}") from error
 
 
-def _require_free_name(store: CacheStorePort, manifest: Manifest) -> None:
+def _require_free_name(store: StorePort, manifest: Manifest) -> None:
     if not manifest.agent_id:
         raise InvalidRequestError("an agent's name must not be empty")
-    if store.manifest(manifest.scope, manifest.agent_id) is not None:
+    if store.agents.manifest(manifest.scope, manifest.agent_id) is not None:
         raise InvalidRequestError(
             f"an agent {manifest.agent_id!r} of this model exists already; --as gives another name"
         )
 
 
-def _require_room(store: CacheStorePort, document: AgentDocument) -> None:
+def _require_room(store: StorePort, document: AgentDocument) -> None:
     needed, room = document.n_bytes, max(tier.max_bytes for tier in store.stats())
     if needed > room:
         raise CapacityError(

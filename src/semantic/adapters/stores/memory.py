@@ -1,6 +1,7 @@
 """The memory tier: blocks and manifests in this process, within one quota of bytes, LRU-evicted.
 
-Implements `CacheStorePort`. Nothing survives the process; knows no files and starts no thread.
+Implements `StorePort` and `AgentIndexPort`. Nothing survives the process; knows no files and starts
+no thread.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class MemoryStore:
     last, and otherwise its own that are not pinned. Public prefixes count as no tenant: beside them
     alone a tenant may pin everything, and its pins hold against them.
 
-    Methods without a docstring: see `CacheStorePort`.
+    Methods without a docstring: see its ports.
     """
 
     def __init__(
@@ -206,6 +207,10 @@ class MemoryStore:
     def holds_back(self) -> bool:
         """See `CacheStorePort.holds_back`. Never: nothing is written."""
         return False
+
+    @property
+    def agents(self) -> MemoryStore:
+        return self
 
     # Blocks
 
@@ -338,11 +343,6 @@ class MemoryStore:
         with self._lock:
             saved = self._agents.get((scope, agent_id))
         return None if saved is None else saved.manifest
-
-    def manifests(self) -> Sequence[Manifest]:
-        with self._lock:
-            saved = list(reversed(self._agents.values()))
-        return [one.manifest for one in saved]
 
     def scopes(self) -> Sequence[Scope]:
         with self._lock:

@@ -49,7 +49,7 @@ from semantic.ports.agents import (
     Tenant,
     TenantId,
 )
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 
 MAX_ID_LENGTH = 256
 """Characters in an agent's name."""
@@ -78,9 +78,10 @@ class Activity:
 class AgentDirectory:
     """The agents of one model, tenant by tenant."""
 
-    def __init__(self, store: CacheStorePort, namespace: bytes, model: str) -> None:
+    def __init__(self, store: StorePort, namespace: bytes, model: str) -> None:
         """`namespace` identifies the model's content (see `namespace_of`), `model` is its name."""
         self._store = store
+        self._agents = store.agents
         self._namespace = namespace
         self._model = model
         self._lock = threading.Lock()  # guards `_chains`
@@ -107,7 +108,7 @@ class AgentDirectory:
         names |= {key.tenant for key in engine.idle_caches.lru_order()}
         found: dict[bytes, Owner] = {
             scope.tenant: scope.tenant
-            for scope in self._store.scopes()
+            for scope in self._agents.scopes()
             if scope.namespace == self._namespace
         }
         found |= {tenant_tag(secret, name): name for name in names}
@@ -175,10 +176,10 @@ class AgentDirectory:
     ) -> None:
         """See `AgentsPort.pin`. Raises StoreError when the store has no room for the change."""
         self._require(agent_id, tenant, self.activity(engine, tenant, (agent_id,)))
-        saved = self._store.manifest(self.scope(tenant), agent_id)
+        saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
             raise InvalidRequestError(f"agent {agent_id!r} has not been saved yet")
-        if saved.pinned != pinned and not self._store.save(replace(saved, pinned=pinned)):
+        if saved.pinned != pinned and not self._agents.save(replace(saved, pinned=pinned)):
             raise StoreError(f"agent {agent_id!r} could not be saved")
 
     def forget(self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner) -> None:
@@ -187,12 +188,12 @@ class AgentDirectory:
         if agent_id in seen and not _is_idle(agent_id, seen):
             raise InvalidRequestError(f"agent {agent_id!r} has a request: wait until it has ended")
         if isinstance(tenant, bytes):
-            self._store.remove(self.scope(tenant), agent_id)
+            self._agents.remove(self.scope(tenant), agent_id)
         else:
             engine.forget(agent_id, tenant=tenant)
 
     def _require(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> None:
-        saved = self._store.manifest(self.scope(tenant), agent_id)
+        saved = self._agents.manifest(self.scope(tenant), agent_id)
         if agent_id not in seen and saved is None:
             raise _unknown(agent_id)
 
@@ -209,11 +210,11 @@ class AgentDirectory:
 
     def is_saved(self, agent_id: str, tenant: Owner) -> bool:
         """Whether the tenant has a saved agent of that name."""
-        return self._store.manifest(self.scope(tenant), agent_id) is not None
+        return self._agents.manifest(self.scope(tenant), agent_id) is not None
 
     def saved_agent(self, agent_id: str, tenant: Owner) -> Manifest:
         """The agent after its last turn. Raises AgentNotFoundError if it is not saved."""
-        saved = self._store.manifest(self.scope(tenant), agent_id)
+        saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
             raise AgentNotFoundError(f"there is no saved agent {agent_id!r:.300}")
         return saved
@@ -221,7 +222,7 @@ class AgentDirectory:
     def require_pinnable(self, agent_id: str, tenant: Owner) -> None:
         """Raise PinLimitError if the tenant would have more pinned than its part of the store."""
         scope = self.scope(tenant)
-        saved, part = self._store.manifest(scope, agent_id), self._store.pinned(scope.tenant)
+        saved, part = self._agents.manifest(scope, agent_id), self._agents.pinned(scope.tenant)
         if saved is None or saved.pinned or part.max_bytes is None:
             return
         (footprint,) = self._footprints([saved])
@@ -251,12 +252,12 @@ class AgentDirectory:
         """
         scope, last = self.scope(tenant), None
         if after is not None:
-            before = self._store.manifest(scope, after)
+            before = self._agents.manifest(scope, after)
             if before is None:
                 raise _unknown(after)
             last = before.place
         idle, states = Activity(), seen or {}
-        walked = walk(self._store, scope, limit + 1, last)
+        walked = walk(self._agents, scope, limit + 1, last)
         if only.state not in {None, idle.state}:
             names = [name for name, one in states.items() if one.state == only.state]
             busy = self._saved_of(scope, names)
@@ -273,7 +274,7 @@ class AgentDirectory:
 
     def _saved_of(self, scope: Scope, names: Collection[str]) -> list[Manifest]:
         """The manifests of the agents `names` that have one, last saved first."""
-        saved = [one for name in names if (one := self._store.manifest(scope, name)) is not None]
+        saved = [one for name in names if (one := self._agents.manifest(scope, name)) is not None]
         return sorted(saved, key=lambda one: one.place, reverse=True)
 
     def page(
@@ -293,14 +294,14 @@ class AgentDirectory:
         new = [
             self._unsaved(name, one)
             for name, one in (seen.items() if is_first else ())
-            if name not in names and self._store.manifest(scope, name) is None
+            if name not in names and self._agents.manifest(scope, name) is None
         ]
         found = [*filter(partial(_is_one, only), new), *self._summaries(saved, seen)]
         return [replace(one, children=self._children(one.id, tenant, seen)) for one in found]
 
     def show(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> AgentDetail:
         """See `AgentsPort.show`; `seen` is the result of `activity` for its name."""
-        manifest = self._store.manifest(self.scope(tenant), agent_id)
+        manifest = self._agents.manifest(self.scope(tenant), agent_id)
         activity = seen.get(agent_id)
         children = self._children(agent_id, tenant, seen)
         if manifest is None:
@@ -318,7 +319,7 @@ class AgentDirectory:
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
         """The agents whose parent is `agent_id`: saved, or with a request."""
-        saved = self._store.child_agents(self.scope(tenant), agent_id)
+        saved = self._agents.child_agents(self.scope(tenant), agent_id)
         asking = (name for name, one in seen.items() if parent_in(one.note) == agent_id)
         return tuple(sorted({*saved, *asking}))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.fair_share import FairLru
 from semantic.domain.stored import Found, Manifest, Place
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import AgentIndexPort, StorePort
 
 _MAX_BLOCKS = 1 << 17
 """Blocks whose hashes are cached; 200 bytes each."""
@@ -88,13 +88,13 @@ class AgentFootprint:
 
 
 def footprints(
-    store: CacheStorePort,
+    store: StorePort,
     manifests: Sequence[Manifest],
     chain: Callable[[Manifest], Chain] = chain_of,
 ) -> list[AgentFootprint]:
     """The footprints of some agents; costs by their blocks, however many other agents there are."""
     chains = [chain(manifest) for manifest in manifests]
-    users = store.users(list({block.hash: None for blocks in chains for block in blocks}))
+    users = store.agents.users(list({block.hash: None for blocks in chains for block in blocks}))
     stored = store.find([key for blocks in chains for key in _keys(blocks)])
     found = []
     for manifest, blocks in zip(manifests, chains, strict=True):
@@ -113,17 +113,17 @@ _PAGE = 64
 
 
 def walk(
-    store: CacheStorePort, scope: Scope, page: int = _PAGE, after: Place | None = None
+    agents: AgentIndexPort, scope: Scope, page: int = _PAGE, after: Place | None = None
 ) -> Iterator[Manifest]:
     """A scope's manifests, newest first: those that come after `after`, read `page` at a time."""
-    while found := store.page(scope, page, after):
+    while found := agents.page(scope, page, after):
         yield from found
         if len(found) < page:
             return
         after = found[-1].place
 
 
-def newest_first(store: CacheStorePort) -> Iterator[Manifest]:
+def newest_first(agents: AgentIndexPort) -> Iterator[Manifest]:
     """The manifests of all scopes, newest first."""
-    of_scopes = [walk(store, scope) for scope in store.scopes()]
+    of_scopes = [walk(agents, scope) for scope in agents.scopes()]
     return heapq.merge(*of_scopes, key=lambda one: one.place, reverse=True)

@@ -29,7 +29,7 @@ from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import BlockHeader, BlockLayout, Found, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.generation import BatchBackend
-from semantic.ports.store import CacheStorePort, LookUpPort
+from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Discovery:
     def __init__(
         self,
         model: BatchBackend,
-        store: CacheStorePort,
+        store: StorePort,
         remote: LookUpPort,
         *,
         seconds: float = _SECONDS,
@@ -302,6 +302,6 @@ class Discovery:
     def _scope(self, agent_id: str, tenant: str) -> Scope:
         """The scope of an agent's blocks: salted if it was imported."""
         scope = Scope(self._namespace, tenant_tag(self._store.secret, tenant))
-        manifest = self._store.manifest(scope, agent_id)
+        manifest = self._store.agents.manifest(scope, agent_id)
         salt = b"" if manifest is None else manifest.scope.salt
         return replace(scope, salt=salt) if salt else scope

@@ -37,7 +37,7 @@ from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import BlockHeader, Manifest, StoredBlock, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.generation import BatchBackend, Clock
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 
 _READ_PART = 16
 """One part in so many of the process' memory, at most, is what loads have read and not copied."""
@@ -95,7 +95,7 @@ class PrefixStore:
     def __init__(
         self,
         model: BatchBackend,
-        store: CacheStorePort,
+        store: StorePort,
         *,
         prefill_seconds: Callable[[int], float | None],
         model_name: str = "",
@@ -158,7 +158,7 @@ class PrefixStore:
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
         """The agent's newest manifest, or None."""
-        return self._store.manifest(self.scope(tenant), agent_id)
+        return self._store.agents.manifest(self.scope(tenant), agent_id)
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
         """Let a fork stay among the blocks of the import that its origin came from."""
@@ -169,12 +169,12 @@ class PrefixStore:
     def fork(self, manifest: Manifest, new_agent_id: str) -> None:
         """Save `manifest` under another agent's name; the blocks are shared."""
         forked = replace(manifest, agent_id=new_agent_id, parent=manifest.agent_id, pinned=False)
-        self._store.save(replace(forked, generation=0, turns=0, saved_at=self._now()))
+        self._store.agents.save(replace(forked, generation=0, turns=0, saved_at=self._now()))
 
     def forget(self, agent_id: str, tenant: str) -> bool:
         """Remove the agent's manifest; its blocks stay until they are evicted."""
         self._salts.pop((tenant, agent_id), None)
-        return self._store.remove(self.scope(tenant), agent_id)
+        return self._store.agents.remove(self.scope(tenant), agent_id)
 
     # Restoring
 
@@ -348,7 +348,7 @@ class PrefixStore:
         # Read again, not taken from the request: it may have been pinned meanwhile.
         before = self.manifest(request.agent_id, request.tenant)
         parent = None if before is None else before.parent
-        self._store.save(
+        self._store.agents.save(
             Manifest(
                 self._scope_of(request),
                 request.agent_id,

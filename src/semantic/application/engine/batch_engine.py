@@ -40,7 +40,7 @@ from semantic.domain.value_objects import (
     TokenEvent,
 )
 from semantic.ports.generation import BatchBackend, Clock, EngineEvent, StepObserver, Tokenizer
-from semantic.ports.store import CacheStorePort
+from semantic.ports.store import StorePort
 
 _LOAD_WAIT = 0.02
 """Seconds that a step with nothing but loads waits for one of them to finish."""
@@ -70,7 +70,7 @@ class BlockPoolBatchEngine:
         pool: BlockPool,
         spec: ModelCacheSpec,
         *,
-        store: CacheStorePort | None = None,
+        store: StorePort | None = None,
         budget: PrefillBudget | None = None,
         max_batch: int = 32,
         clock: Clock = time.perf_counter,

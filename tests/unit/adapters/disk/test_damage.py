@@ -14,6 +14,7 @@ from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.disk.entries import MAX_QUARANTINED
 from semantic.domain.block_hash import Part
 from tests.support import store_blocks as make
+from tests.support.store_blocks import saved_agents
 from tests.unit.adapters.disk.support import (
     bad_files,
     count,
@@ -291,7 +292,7 @@ def test_an_agent_whose_manifests_are_all_damaged_is_unknown(root: Path) -> None
     (path,) = manifest_files(root)
     path.write_bytes(b"junk")
     with opened(root) as store:
-        assert store.manifests() == []
+        assert saved_agents(store) == []
         assert store.manifest(make.SCOPE, "a") is None
         assert len(bad_files(root)) == 1
         assert store.save(make.manifest("a", 6))

@@ -22,6 +22,7 @@ from tests.support import store_blocks as make
 from tests.support.faulty_files import ALL_CALLS, FaultyFiles, until_untouched
 from tests.support.lanes import examples
 from tests.support.open_files import open_files
+from tests.support.store_blocks import saved_agents
 from tests.unit.adapters.disk.support import (
     FAST_FOLDER,
     NEVER,
@@ -61,7 +62,7 @@ def use(store: DiskStore) -> None:
         is_read_or_missed(store, link)
     store.children(NEW[0].hash, Part.FULL)
     store.touch(make.keys(NEW))
-    store.manifests()
+    saved_agents(store)
     store.manifest(make.SCOPE, "b")
     store.remove(make.SCOPE, "b")
     store.flush()
@@ -83,7 +84,7 @@ def judge(root: Path) -> None:
         assert report.damaged == ()
         assert report.foreign == ()
         assert bad_files(root) == []
-        held = {one.agent_id: one.token_ids for one in store.manifests()}
+        held = {one.agent_id: one.token_ids for one in saved_agents(store)}
         assert held.get("a") in (make.text(300, 1), make.text(600, 1))
         assert held.get("b") in (None, make.text(40, 2))
         assert is_read(store, OLD[0])
@@ -291,7 +292,7 @@ def test_what_a_full_index_cannot_remember_does_not_lie_there_uncounted(root: Pa
         assert not all(saved)
         assert count(store, "write_errors: ENOSPC") == kept.count(False) + saved.count(False)
         assert len(block_files(root)) == len(OLD) + sum(kept) == store.stats()[0].n_blocks
-        assert len(manifest_files(root)) == sum(saved) == len(store.manifests())
+        assert len(manifest_files(root)) == sum(saved) == len(saved_agents(store))
         assert store.stats()[0].n_bytes >= disk_usage(root)
         with store._store.index.writing() as db:
             db.execute("PRAGMA max_page_count = 1000000")

@@ -16,6 +16,7 @@ from semantic.adapters.stores.disk.schema import VERSION, number
 from semantic.domain.block_hash import BlockHash, Part
 from tests.support import store_blocks as make
 from tests.support.lanes import examples
+from tests.support.store_blocks import saved_agents
 from tests.unit.adapters.disk.support import count, is_read, opened, path_of, put_all
 
 LINKS = [*make.chain(256 * 5 + 9, seed=1), *make.chain(700, seed=2)]
@@ -39,7 +40,7 @@ def answers(store: DiskStore) -> tuple[object, ...]:
         for parent in parents
     }
     stats = store.stats()[0]
-    return found, children, store.manifests(), stats.n_blocks, stats.n_agents, stats.pinned_bytes
+    return found, children, saved_agents(store), stats.n_blocks, stats.n_agents, stats.pinned_bytes
 
 
 def index_files(root: Path) -> list[Path]:
@@ -180,7 +181,7 @@ def test_flipped_bits_of_the_index_never_give_a_wrong_answer(root: Path) -> None
             for parent in (make.SCOPE.root, LINKS[0].hash):
                 for header in store.children(parent, Part.FULL):
                     assert header.link.scope.hash_of(parent, header.link.tokens) == header.key.hash
-            assert {one.agent_id for one in store.manifests()} <= {"a", "b"}
+            assert {one.agent_id for one in saved_agents(store)} <= {"a", "b"}
             assert store.put(make.block(make.chain(256, seed=9)[0]))
             assert count(store, "damaged") == 0
             store.rebuild_index()

@@ -12,6 +12,7 @@ import pytest
 from semantic.adapters.stores.disk import DiskStore, open_store
 from semantic.adapters.stores.disk.open_store import Recovery
 from tests.support import store_blocks as make
+from tests.support.store_blocks import saved_agents
 from tests.unit.adapters.disk.support import (
     PLENTY,
     bad_files,
@@ -68,7 +69,7 @@ def seal_of(root: Path) -> Path:
 
 def answers(store: DiskStore) -> object:
     [tier] = store.stats()
-    manifests = [one.agent_id for one in store.manifests()]
+    manifests = [one.agent_id for one in saved_agents(store)]
     return dict(store.find(make.keys([*LINKS, *OTHERS]))), manifests, tier.n_blocks, tier.n_agents
 
 
@@ -97,7 +98,7 @@ def test_what_a_sealed_store_writes_is_there_after_the_next_seal(
         assert store.save(make.manifest("b", 256, 2))
     with opened(sealed) as store:
         assert all(is_read(store, link) for link in more)
-        assert {one.agent_id for one in store.manifests()} == {"a", "b"}
+        assert {one.agent_id for one in saved_agents(store)} == {"a", "b"}
     assert recoveries.n == 0
 
 
@@ -175,7 +176,7 @@ def test_a_seal_that_does_not_match_is_none(
         for link in (*LINKS, *OTHERS):
             there = path_of(sealed, make.keys([link])[0]).exists()
             assert is_read(store, link) == there
-        assert [one.agent_id for one in store.manifests()] == ["a"]
+        assert [one.agent_id for one in saved_agents(store)] == ["a"]
 
 
 def test_after_a_crash_there_is_no_seal(

@@ -25,6 +25,7 @@ from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.served_agents import MODEL, AgentsWorld
+from tests.support.store_blocks import saved_agents
 
 pytestmark = pytest.mark.process
 
@@ -167,13 +168,13 @@ def test_an_archive_names_the_model_and_not_its_folder(
     server: RunningServer, served: AgentsWorld, archive: bytes
 ) -> None:
     served.turn("eve", 600)
-    (saved,) = served.store.manifests()
-    assert served.store.save(replace(saved, model=MODEL))
+    (saved,) = saved_agents(served.store)
+    assert served.store.agents.save(replace(saved, model=MODEL))
     sent = members(server.ask("GET", "/v1/agents/eve/export").body)
     assert read_document(sent[DOCUMENT]).model == "tiny"
     assert b"folders" not in sent[DOCUMENT]
     assert server.ask("POST", IMPORT, archive).status == 200
-    assert {one.model for one in served.store.manifests()} == {MODEL}
+    assert {one.model for one in saved_agents(served.store)} == {MODEL}
 
 
 def test_an_import_reuses_what_it_brought_and_gives_it_to_no_other(
@@ -321,7 +322,7 @@ def test_a_server_that_stops_takes_back_what_it_has_put(archive: bytes) -> None:
             503,
             "the server is stopping: retry later",
         )
-        assert (n_blocks(world), world.store.manifests()) == (0, [])
+        assert (n_blocks(world), saved_agents(world.store)) == (0, [])
 
 
 def test_a_block_that_is_evicted_while_it_is_sent_breaks_the_export_off(

@@ -17,6 +17,7 @@ from semantic_server.http.metrics import AnswerRecord, Metrics
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
 from tests.support.served_agents import AgentsWorld
+from tests.support.store_blocks import saved_agents
 
 
 @pytest.fixture
@@ -61,10 +62,10 @@ def test_a_word_that_is_part_of_a_name_is_done_to_nobody(
     server: RunningServer, served: AgentsWorld, action: str, body: dict[str, object]
 ) -> None:
     served.turn("ada", 300)
-    before = served.store.manifests()
+    before = saved_agents(served.store)
     reply = server.ask("POST", f"/v1/agents/{quote(f'ada/{action}', safe='')}", body)
     assert reply.status == 400
-    assert served.store.manifests() == before
+    assert saved_agents(served.store) == before
     assert server.ask("POST", f"/v1/agents/ada/{action}", body).status == 200
 
 

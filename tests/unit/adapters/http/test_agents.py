@@ -21,6 +21,7 @@ from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running
 from tests.support.served_agents import AgentsWorld
+from tests.support.store_blocks import saved_agents
 
 pytestmark = pytest.mark.process
 
@@ -179,9 +180,9 @@ def test_wrong_bodies_change_nothing(
     server: RunningServer, served: AgentsWorld, action: str, body: object
 ) -> None:
     served.turn("ada", 20)
-    before = served.store.manifests()
+    before = saved_agents(served.store)
     assert error(server.ask("POST", path("ada", action), body))[0] == 400
-    assert served.store.manifests() == before
+    assert saved_agents(served.store) == before
 
 
 def test_while_it_has_a_request_it_is_not_forgotten(
@@ -276,7 +277,7 @@ def test_an_operator_takes_back_what_a_tenant_has_pinned(tenants: Tenants) -> No
 
 def test_an_operator_manages_the_agents_of_a_key_that_is_gone(served: AgentsWorld) -> None:
     served.turn("ada", 20, tenant="of a key that is no longer used")
-    (saved,) = served.store.manifests()
+    (saved,) = saved_agents(served.store)
     later = AgentsWorld(served.store)  # after a restart no request names the tenant
     operators = (SecretStr(OPERATOR),)
     app = create_app(

@@ -35,12 +35,6 @@ class Listed:
     place: Place
 
 
-def keys(db: sqlite3.Connection) -> list[bytes]:
-    """The key of every agent, last saved first."""
-    rows = db.execute("SELECT key FROM agents ORDER BY saved DESC, id DESC")
-    return [blob(row[0]) for row in rows]
-
-
 def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
     """The agent's stored generations, newest first; empty when it has no row."""
     rows = db.execute(

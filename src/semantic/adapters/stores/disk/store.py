@@ -1,7 +1,7 @@
 """The disk tier: blocks and manifests as files in one folder, for all models and processes.
 
-Implements `CacheStorePort`. Whatever cannot be verified is a miss. Calls block on the disk; put a
-write-behind queue in front where that matters.
+Implements `StorePort` and `AgentIndexPort`. Whatever cannot be verified is a miss. Calls block on
+the disk; put a write-behind queue in front where that matters.
 
     put    temporary file -> rename -> index row
     save   blocks synced -> manifest synced -> rename -> index row -> folder synced
@@ -79,7 +79,7 @@ class FolderView:
 class DiskStore:
     """At most `max_bytes` in one folder, all processes together. Thread-safe.
 
-    Methods without a docstring: see `CacheStorePort`. None raises for a fault of the disk.
+    Methods without a docstring: see its ports. None raises for a fault of the disk.
     """
 
     def __init__(self, store: OpenStore) -> None:
@@ -157,6 +157,10 @@ class DiskStore:
     def holds_back(self) -> bool:
         return self._store.written.holds_back
 
+    @property
+    def agents(self) -> DiskStore:
+        return self
+
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
@@ -224,9 +228,6 @@ class DiskStore:
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
         return self._newest(agent_key(scope, agent_id))
 
-    def manifests(self) -> Sequence[Manifest]:
-        return self._all_newest(self._query(agent_rows.keys, failed=list[bytes]()))
-
     def scopes(self) -> Sequence[Scope]:
         tenants = self._query(agent_rows.tenants, failed=list[bytes]())
         return [scope for tenant in tenants for scope in self.scopes_of(tenant)]
@@ -238,7 +239,8 @@ class DiskStore:
             rows = self._query(query, failed=list[agent_rows.Listed]())
             if not rows:
                 break
-            found += self._all_newest([row.key for row in rows])  # some may be unreadable
+            newest = (self._newest(row.key) for row in rows)
+            found += [one for one in newest if one is not None]  # some may be unreadable
             after = rows[-1].place
         return found
 
@@ -403,10 +405,6 @@ class DiskStore:
     def _touch(self, keys: Sequence[BlockKey]) -> None:
         with self._store.index.writing() as db:
             block_rows.touch(db, keys)
-
-    def _all_newest(self, keys: Sequence[bytes]) -> list[Manifest]:
-        found = map(self._newest, keys)
-        return [manifest for manifest in found if manifest is not None]
 
     def _newest(self, key: bytes) -> Manifest | None:
         try:

@@ -1,0 +1,207 @@
+"""Agents of stores that are made of others: TierAgents of two tiers, QueuedAgents behind a queue.
+
+Implement `AgentIndexPort`. Know no blocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from semantic.adapters.stores.write_queue import WriteQueue
+from semantic.application.agents.footprint import walk
+from semantic.domain.block_hash import BlockHash, Scope
+from semantic.domain.stored import AgentName, Manifest, Pinned, Place
+from semantic.ports.store import AgentIndexPort
+
+
+class TierAgents:
+    """Agents of two tiers. A manifest in `cold` takes precedence, with its generation; pins are for
+    the quota of `pins`, one of the two.
+
+    Methods without a docstring: see `AgentIndexPort`.
+    """
+
+    def __init__(self, warm: AgentIndexPort, cold: AgentIndexPort, pins: AgentIndexPort) -> None:
+        self._warm = warm
+        self._cold = cold
+        self._pins = pins
+
+    def save(self, manifest: Manifest) -> bool:
+        """See `AgentIndexPort.save`. True when either tier accepts it."""
+        warm, cold = self._warm.save(manifest), self._cold.save(manifest)
+        return warm or cold
+
+    def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
+        manifest = self._cold.manifest(scope, agent_id)
+        return self._warm.manifest(scope, agent_id) if manifest is None else manifest
+
+    def scopes(self) -> Sequence[Scope]:
+        return list(dict.fromkeys([*self._warm.scopes(), *self._cold.scopes()]))
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        """See `AgentIndexPort.page`. Of `warm` those that `cold` does not have."""
+        cold = ((one, True) for one in walk(self._cold, scope, limit, after))
+        warm = ((one, False) for one in walk(self._warm, scope, limit, after))
+        found: dict[str, Manifest] = {}
+        for one, is_cold in heapq.merge(cold, warm, key=lambda one: one[0].place, reverse=True):
+            name = one.agent_id
+            if is_cold or (name not in found and self._cold.manifest(scope, name) is None):
+                found[name] = one
+            if len(found) == limit:  # before another is asked for: that would read a page more
+                break
+        return list(found.values())
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        tiers = (self._warm, self._cold)
+        return sorted({name for tier in tiers for name in tier.child_agents(scope, parent)})
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        """See `AgentIndexPort.users`. Up to two of each tier."""
+        warm, cold = self._warm.users(hashes), self._cold.users(hashes)
+        nothing: frozenset[AgentName] = frozenset()
+        return {one: warm.get(one, nothing) | cold.get(one, nothing) for one in hashes}
+
+    def remove(self, scope: Scope, agent_id: str) -> bool:
+        warm, cold = self._warm.remove(scope, agent_id), self._cold.remove(scope, agent_id)
+        return warm or cold
+
+    def pinned(self, tenant: bytes) -> Pinned:
+        return self._pins.pinned(tenant)
+
+
+@dataclass(slots=True, eq=False)
+class _Save:
+    manifest: Manifest
+    number: int = 0
+    generation: int | None = None
+    """The one it will get; determined when it is first needed."""
+
+    @property
+    def agent(self) -> AgentName:
+        return self.manifest.scope, self.manifest.agent_id
+
+
+class QueuedAgents:
+    """Manifests that wait in `queue` behind the blocks that were put before them, and those of the
+    store behind it.
+
+    Of an agent's manifests only the newest is queued; a replaced one gets no generation. Methods
+    without a docstring: see `AgentIndexPort`.
+    """
+
+    def __init__(self, queue: WriteQueue, inner: AgentIndexPort, *, waits: bool) -> None:
+        """Unless it `waits` for a write, `remove` relies on `inner` to keep the order."""
+        self._queue = queue
+        self._changed = queue.changed
+        self._inner = inner
+        self._waits = waits
+        self._saves: OrderedDict[AgentName, _Save] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many manifests are queued."""
+        return len(self._saves)
+
+    def save(self, manifest: Manifest) -> bool:
+        """See `AgentIndexPort.save`. True means accepted."""
+        save = _Save(manifest)
+        with self._changed:
+            if not self._queue.accepts():
+                self._queue.counts["dropped manifests"] += 1
+                return False
+            older = self._saves.pop(save.agent, None)
+            # A waiting `flush` waits for the older one.
+            if older is not None and not self._queue.is_flushing:
+                self._queue.take(older.number)
+            self._saves[save.agent] = save
+            write, ended = partial(self._write, save), partial(self._ended, save)
+            save.number = self._queue.add(save, write, ended)
+            return True
+
+    def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
+        with self._changed:
+            save = self._saves.get((scope, agent_id))
+        return (
+            self._inner.manifest(scope, agent_id) if save is None else self._with_generation(save)
+        )
+
+    def scopes(self) -> Sequence[Scope]:
+        with self._changed:
+            queued = [scope for scope, _ in self._saves]
+        return list(dict.fromkeys([*queued, *self._inner.scopes()]))
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        saves = self._queued(scope)
+        queued = map(self._with_generation, saves.values())
+        places = sorted((one for one in queued if after is None or one.place < after), key=_place)
+        written = (
+            one for one in walk(self._inner, scope, limit, after) if one.agent_id not in saves
+        )
+        merged = heapq.merge(reversed(places), written, key=_place, reverse=True)
+        return list(itertools.islice(merged, limit))
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        queued = {name: save.manifest.parent for name, save in self._queued(scope).items()}
+        written = (one for one in self._inner.child_agents(scope, parent) if one not in queued)
+        return sorted({*written, *(name for name, of in queued.items() if of == parent)})
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        """See `AgentIndexPort.users`. Queued manifests do not count yet."""
+        return self._inner.users(hashes)
+
+    def remove(self, scope: Scope, agent_id: str) -> bool:
+        """See `AgentIndexPort.remove`. Not queued: the agent is removed on return."""
+        agent = scope, agent_id
+        with self._changed:
+            was_queued = self._saves.pop(agent, None) is not None
+            for number, job in self._queue.waiting():
+                if isinstance(job, _Save) and job.agent == agent:
+                    self._queue.take(number)
+            self._changed.wait_for(lambda: not (self._waits and self._is_saving(agent)))
+        return self._inner.remove(scope, agent_id) or was_queued
+
+    def pinned(self, tenant: bytes) -> Pinned:
+        """See `AgentIndexPort.pinned`. Queued manifests do not count yet."""
+        return self._inner.pinned(tenant)
+
+    def _queued(self, scope: Scope) -> Mapping[str, _Save]:
+        with self._changed:
+            return {name: save for (of, name), save in self._saves.items() if of == scope}
+
+    def _with_generation(self, save: _Save) -> Manifest:
+        """The queued manifest with the generation that it will have."""
+        with self._changed:
+            generation = save.generation
+        if generation is None:
+            before = self._inner.manifest(*save.agent)
+            with self._changed:
+                # The thread may have written it meanwhile; then `before` may be this manifest.
+                if save.generation is None:
+                    save.generation = 1 + (before.generation if before else 0)
+                generation = save.generation
+        return replace(save.manifest, generation=generation)
+
+    def _write(self, save: _Save) -> None:
+        """Called by a thread."""
+        self._with_generation(save)
+        self._queue.attempt(lambda: self._inner.save(save.manifest), "dropped manifests")
+        if not self._waits and save.agent not in self._saves:  # removed before
+            self._inner.remove(*save.agent)
+
+    # With `_changed` held
+
+    def _ended(self, save: _Save) -> None:
+        if self._saves.get(save.agent) is save:
+            del self._saves[save.agent]
+
+    def _is_saving(self, agent: AgentName) -> bool:
+        jobs = self._queue.current()
+        return any(isinstance(job, _Save) and job.agent == agent for job in jobs)
+
+
+def _place(manifest: Manifest) -> Place:
+    return manifest.place
