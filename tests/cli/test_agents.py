@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.application.cache.origin import origin_of
+from semantic.application.cache.agent_notes import origin_of
 from semantic.cli import agents as agents_command
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.report import columns, show_age, show_name

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from semantic.application.cache.origin import origin_of
+from semantic.application.cache.agent_notes import origin_of
 from semantic.domain.answer import TextDelta
 from semantic.domain.identity import Identity
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport

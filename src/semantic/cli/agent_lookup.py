@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semantic.application.agents.footprint import walk
-from semantic.application.cache.origin import parent_of
+from semantic.application.cache.agent_notes import parent_of
 from semantic.cli.options import StoreOptions
 from semantic.cli.report import show_name
 from semantic.cli.shell.completion import complete_agents

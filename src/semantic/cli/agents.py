@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from semantic.application.agents.footprint import AgentFootprint, footprints
-from semantic.application.cache.origin import parent_of, session_and_client_in
+from semantic.application.cache.agent_notes import parent_of, session_and_client_in
 from semantic.cli.agent_lookup import (
     AgentName,
     IsPinned,

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from semantic.application.cache.match_report import (
+from semantic.application.cache.agent_notes import (
     TokenReader,
     cache_miss_reason,
     end_reason,

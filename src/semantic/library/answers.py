@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self
 
-from semantic.application.cache.match_report import cache_miss_reason
+from semantic.application.cache.agent_notes import cache_miss_reason
 from semantic.domain.answer import AnswerEvent, AnswerReason, TextDelta, Usage
 from semantic.domain.chat import Message, ToolCall
 from semantic.domain.errors import BackendError

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Literal, Unpack, overload
 
 from semantic.application.agents.directory import require_id
-from semantic.application.cache.match_report import explain
+from semantic.application.cache.agent_notes import explain
 from semantic.application.chat.answer_reader import AnswerMessage
 from semantic.application.chat.transcript import transcript_of
 from semantic.application.serving import Serving

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from semantic.application.cache.match_report import cache_miss_reason, end_reason
+from semantic.application.cache.agent_notes import cache_miss_reason, end_reason
 from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, SemanticError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.ports.agents import (

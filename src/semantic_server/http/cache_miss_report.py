@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from semantic.application.cache.match_report import cache_miss_reason
+from semantic.application.cache.agent_notes import cache_miss_reason
 from semantic.domain.answer import Usage
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind

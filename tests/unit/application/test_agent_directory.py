@@ -10,7 +10,7 @@ import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.agents.footprint import Chains, chain_of
-from semantic.application.cache.origin import origin_of
+from semantic.application.cache.agent_notes import origin_of
 from semantic.domain.block_hash import BlockKey, Part, Scope
 from semantic.domain.errors import (
     AgentNotFoundError,

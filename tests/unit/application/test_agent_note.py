@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.cache.origin import Origin, note_of, origin_in, parts_in
+from semantic.application.cache.agent_notes import Origin, note_of, origin_in, parts_in
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.identity import Identity
 from semantic.domain.request_parts import MAX_MESSAGES, Answered, Parts, parts_of

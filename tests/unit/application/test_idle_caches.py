@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semantic.application.cache.idle_caches import IdleCaches
+from semantic.application.cache.block_allocator import IdleCaches
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.identity import NO_HINTS, Hints
 from semantic.domain.services import BlockPool

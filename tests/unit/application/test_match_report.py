@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.cache.match_report import end_reason
-from semantic.application.cache.origin import note_of
+from semantic.application.cache.agent_notes import end_reason, note_of
 from semantic.domain.block_hash import BlockHash, BlockKey, Part
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.match import CacheMiss, MatchEnd

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from semantic.application.cache.match_report import cache_miss_reason, end_reason, part_words
+from semantic.application.cache.agent_notes import cache_miss_reason, end_reason, part_words
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 

@@ -8,7 +8,12 @@ import pytest
 
 from semantic.application.agents.finder import AgentFinder, AgentNames, is_auto_named
 from semantic.application.agents.sessions import SessionAgents
-from semantic.application.cache.origin import Origin, origin_in, origin_of, session_and_client_in
+from semantic.application.cache.agent_notes import (
+    Origin,
+    origin_in,
+    origin_of,
+    session_and_client_in,
+)
 from semantic.application.chat.preparation import Prepared
 from semantic.domain.block_hash import Scope, tenant_tag
 from semantic.domain.chat import Chat, Message, Tool

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.cache.origin import Origin, note_of, parts_in
+from semantic.application.cache.agent_notes import Origin, note_of, parts_in
 from semantic.application.chat.transcript import (
     MAX_TRANSCRIPT,
     message_of,

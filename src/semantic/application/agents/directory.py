@@ -21,7 +21,7 @@ from semantic.application.agents.footprint import (
     footprints,
     walk,
 )
-from semantic.application.cache.origin import (
+from semantic.application.cache.agent_notes import (
     parent_in,
     parent_of,
     session_and_client_in,

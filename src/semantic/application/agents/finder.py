@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from semantic.application.agents.sessions import SessionAgents, digests_of
-from semantic.application.cache.origin import Origin, note_of, origin_in, origin_of, parts_in
+from semantic.application.cache.agent_notes import Origin, note_of, origin_in, origin_of, parts_in
 from semantic.application.chat.preparation import Prepared
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.prefix import without_generation_prompt

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from semantic.application.cache.origin import Origin
+from semantic.application.cache.agent_notes import Origin
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.request_parts import SHORT, common_messages
 

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from semantic.application.cache.agent_notes import match_report, parent_in
 from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
 from semantic.application.cache.loading import NEVER_GIVEN_UP, BreakEven, Load, Loader, Terms
-from semantic.application.cache.match_report import match_report
-from semantic.application.cache.origin import parent_in
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix, window_links
 from semantic.application.cache.shared_prefill import SharedPrefill
 from semantic.application.request import Phase, Request
