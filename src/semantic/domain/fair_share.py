@@ -1,5 +1,5 @@
 """Equal parts for tenants: FairShare and RoundRobin of what is used one after the other, FairRoom
-and FairLru of what is held.
+and FairLru of what is held; functions for what is held in stores.
 
 FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) with costs that are known
 afterwards. FairRoom bounds what is not taken back, by a threshold that moves with what is free
@@ -11,7 +11,7 @@ equal part. None knows a clock or a thread.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -177,3 +177,31 @@ class FairLru(Generic[K, V]):
     def _count(self, tenant: Hashable, weight: int) -> None:
         self.weight += weight
         self._weights[tenant] = self._weights.get(tenant, 0) + weight
+
+
+def equal_part(most: int, n_others: int) -> int | None:
+    """What a tenant is sure of beside others; None without others: it may have everything."""
+    return most // (1 + n_others) if n_others else None
+
+
+def pins_hold(n_others: int, *, is_public: bool) -> bool:
+    """Whether what others have pinned is kept from a tenant: from the public one, which counts as
+    none, if there is one other."""
+    return is_public and n_others == 1
+
+
+def kept(held: int, pinned: int, then: int) -> int:
+    """What another tenant keeps of what it has `held` for one that has `then` afterwards: as much
+    as that, and what it has `pinned`, 0 if pins do not hold."""
+    return max(min(held, then), pinned)
+
+
+def most_each(sizes: Sequence[int], room: int) -> int:
+    """The most of one tenant if all are to fit into `room`: of several none loses anything while it
+    has less than an equal part."""
+    left = len(sizes)
+    for size in sorted(sizes):
+        if size * left > room:
+            return room // left
+        room, left = room - size, left - 1
+    return max(sizes, default=0)

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from semantic.domain.fair_share import most_each
 from semantic_fleet.objects.lease import PERIOD, RENEWALS, Lease, LostLeaseError
 from semantic_fleet.objects.objects import PAGE, Listed, Objects, UnavailableError
 from semantic_fleet.objects.uses import (
@@ -342,8 +343,8 @@ def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, i
     sizes = {group: one.n_bytes for group, one in groups.items()}
     blocks = [n for group, n in sizes.items() if not group.is_record]
     records = [n for group, n in sizes.items() if group.is_record]
-    most_records = share(records, max(int(room * RECORDS), room - sum(blocks)))
-    most_blocks = share(blocks, room - sum(min(n, most_records) for n in records))
+    most_records = most_each(records, max(int(room * RECORDS), room - sum(blocks)))
+    most_blocks = most_each(blocks, room - sum(min(n, most_records) for n in records))
     return {
         group: groups[group].oldest(n - most)
         for group, n in sizes.items()
@@ -356,17 +357,6 @@ def seconds_to_fill(before: float, last: Report, report: Report, now: float) -> 
     grown = report.n_bytes + report.freed_bytes - last.n_bytes
     room = max(0, report.max_bytes - report.n_bytes)
     return room * (now - before) / grown if grown > 0 else float("inf")
-
-
-def share(sizes: Sequence[int], room: int) -> int:
-    """The most bytes of one if all are to fit into `room`: of several none loses anything while it
-    has less than an equal part."""
-    left = len(sizes)
-    for n_bytes in sorted(sizes):
-        if n_bytes * left > room:
-            return room // left
-        room, left = room - n_bytes, left - 1
-    return max(sizes, default=0)
 
 
 def _item(listed: Listed, use_of: Callable[[int], int]) -> Item | None:

@@ -326,7 +326,7 @@ class RemoteStore:
         header = block.header
         if self._catalog.find([header.key]):
             return True
-        data = data_of(block)
+        data = data_of(block, header)
         if data is None or len(data) > MAX_BODY_BYTES:
             self._tally.count("dropped")
             return False

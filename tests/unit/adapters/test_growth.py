@@ -76,7 +76,7 @@ def fill(store: StorePort, n: int) -> None:
 def limit_to(store: StorePort, n_bytes: int) -> None:
     """Leave the store no room for more than `n_bytes`."""
     if isinstance(store, MemoryStore):
-        store._max_bytes = n_bytes
+        store._order.max_bytes = n_bytes
     elif isinstance(store, DiskStore):
         store._store.quota.max_bytes = n_bytes
 

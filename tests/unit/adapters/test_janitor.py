@@ -26,7 +26,6 @@ from semantic_fleet.objects.janitor import (
     Janitor,
     Report,
     seconds_to_fill,
-    share,
 )
 from semantic_fleet.objects.lease import PERIOD, Lease, LostLeaseError
 from semantic_fleet.objects.objects import Listed, Objects, UnavailableError
@@ -759,17 +758,6 @@ def test_the_next_pass_is_when_the_budget_will_be_reached(
     last = Report(9, 900, 1000)
     report = Report(9, left, 1000, freed_bytes=900 + grown - left)
     assert seconds_to_fill(400.0, last, report, 1000.0) == seconds
-
-
-@given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 300))
-def test_shares_are_equal_and_use_the_room(sizes: list[int], room: int) -> None:
-    most = share(sizes, room)
-    kept = sum(min(size, most) for size in sizes)
-    assert kept <= room
-    if sum(sizes) > room:
-        assert kept > room - len(sizes)
-    else:
-        assert kept == sum(sizes)
 
 
 @given(

@@ -6,12 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from semantic.adapters.stores.memory import (
-    ENTRY_BYTES,
-    LINK_BYTES,
-    TOKEN_BYTES,
-    MemoryStore,
-)
+from semantic.adapters.stores.agent_index import ENTRY_BYTES, LINK_BYTES, TOKEN_BYTES
+from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Tier
@@ -207,7 +203,7 @@ def test_what_a_manifest_pins_and_needs_ends_with_it() -> None:
             store.put(one)
         store.save(manifest("a", 300, seed, pinned=True))
     store.remove(SCOPE, "a")
-    assert not store._users
+    assert not store._agents.users
     assert not store._pinned
     [tier] = store.stats()
     assert (tier.pinned_bytes, tier.n_agents, tier.n_blocks) == (0, 0, 6)

@@ -61,7 +61,7 @@ def n_blocks(store: StorePort, scope: Scope, number: int) -> int:
 def parts(store: StorePort) -> dict[bytes, int]:
     """The bytes of each tenant."""
     if isinstance(store, MemoryStore):
-        return {tag: one.n_bytes for tag, one in store._tenants.items()}
+        return {tag: one.n_bytes for tag, one in store._order.tenants.items()}
     assert isinstance(store, DiskStore)
     with store._store.index.reading() as db:
         return dict(db.execute("SELECT tag, bytes FROM tenants WHERE bytes > 0"))

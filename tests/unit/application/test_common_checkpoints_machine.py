@@ -115,7 +115,7 @@ class SharingMachine(StoredEngineMachine):
         keys = [key for key in list(self.store._blocks) if key.part is part]
         for key in draw.sample(keys, len(keys) // 2):
             if key in self.store._blocks:
-                for each in self.store._dependents_first(key):
+                for each in self.store._order._dependents_first(key):
                     self.store._evict(each)
 
     @rule(slower=st.booleans())

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.domain.fair_share import FairRoom, FairShare, RoundRobin
+from semantic.domain.fair_share import (
+    FairRoom,
+    FairShare,
+    RoundRobin,
+    equal_part,
+    kept,
+    most_each,
+    pins_hold,
+)
 
 COSTS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=5)
 
@@ -150,3 +158,48 @@ def test_one_tenant_gets_half_and_of_two_each_a_third() -> None:
     assert filled("a") == [30]
     assert filled("a", "b") == [20, 20]
     assert filled("a", "b", "c") == [15, 15, 15]
+
+
+@given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 300))
+def test_shares_are_equal_and_use_the_room(sizes: list[int], room: int) -> None:
+    most = most_each(sizes, room)
+    left = sum(min(size, most) for size in sizes)
+    assert left <= room
+    if sum(sizes) > room:
+        assert left > room - len(sizes)
+        assert all(min(size, most) == size for size in sizes if size <= room // len(sizes))
+    else:
+        assert left == sum(sizes)
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 50))
+def test_another_keeps_what_it_pinned_and_as_much_as_the_one_that_asks(
+    held: int, pinned: int, then: int
+) -> None:
+    left = kept(held, min(held, pinned), then)
+    assert left <= held
+    assert left >= min(held, pinned)
+    assert left == held or left >= then
+    assert kept(held, 0, then) == min(held, then)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 100))
+def test_of_several_each_keeps_an_equal_part_against_the_largest_claim(
+    others: list[int], most: int
+) -> None:
+    part = equal_part(most, len(others))
+    assert part is not None
+    assert part * (1 + len(others)) <= most < (part + 1) * (1 + len(others))
+    for held in others:
+        assert kept(held, 0, part) >= min(held, part)
+
+
+def test_a_tenant_without_others_has_no_part() -> None:
+    assert equal_part(100, 0) is None
+
+
+def test_pins_are_kept_only_from_what_is_public_and_only_those_of_one() -> None:
+    assert pins_hold(1, is_public=True)
+    assert not pins_hold(2, is_public=True)
+    assert not pins_hold(0, is_public=True)
+    assert not pins_hold(1, is_public=False)

@@ -1,22 +1,144 @@
-"""Agents of stores that are made of others: TierAgents of two tiers, QueuedAgents behind a queue.
+"""Agents of stores: AgentTable in memory, TierAgents of two tiers, QueuedAgents behind a queue.
 
-Implement `AgentIndexPort`. Know no blocks.
+The latter implement `AgentIndexPort`. Know manifests; no blocks, nor what manifests do to them.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
+from typing import TypeVar
 
 from semantic.adapters.stores.write_queue import WriteQueue
 from semantic.application.agents.footprint import walk
-from semantic.domain.block_hash import BlockHash, Scope
+from semantic.domain.block_hash import BlockHash, BlockLink, Scope, pack_tokens, unpack_tokens
 from semantic.domain.stored import AgentName, Manifest, Pinned, Place
 from semantic.ports.store import AgentIndexPort
+
+ENTRY_BYTES = 1024
+"""What a block or manifest costs beside its body and tokens: objects, keys, table entries."""
+TOKEN_BYTES = 48
+"""What a token costs: an int and two pointers. Ints shared by entries count in each."""
+LINK_BYTES = 640
+"""What a manifest costs for each of its blocks: the hash, and which agents need it."""
+_CHARACTER_BYTES = 4
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAgent:
+    """A manifest without its tokens, which are packed, and the blocks that follow from it."""
+
+    bare: Manifest
+    tokens: bytes
+    chain: tuple[BlockHash, ...]
+    last: tuple[BlockLink, ...]
+    """The last block, if there is any."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> SavedAgent:
+        links = list(manifest.scope.chain(manifest.token_ids))
+        tokens, chain = pack_tokens(manifest.token_ids), tuple(link.hash for link in links)
+        return cls(replace(manifest, token_ids=()), tokens, chain, tuple(links[-1:]))
+
+    @property
+    def name(self) -> AgentName:
+        return self.bare.scope, self.bare.agent_id
+
+    @property
+    def manifest(self) -> Manifest:
+        return replace(self.bare, token_ids=unpack_tokens(self.tokens))
+
+    @property
+    def n_bytes(self) -> int:
+        bare = self.bare
+        texts = (bare.agent_id, bare.model, bare.parent or "", bare.note)
+        n_bytes = ENTRY_BYTES + len(self.tokens) + LINK_BYTES * len(self.chain)
+        n_bytes += TOKEN_BYTES * sum(len(link.tokens) for link in self.last)
+        return n_bytes + _CHARACTER_BYTES * sum(map(len, texts))
+
+
+class AgentTable:
+    """The newest manifest of each agent. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.users: dict[BlockHash, dict[AgentName, None]] = {}
+        """The agents that need each block."""
+        self._saved: dict[AgentName, SavedAgent] = {}
+        self._listed: dict[Scope, list[Place]] = {}  # sorted
+        self._names: dict[tuple[Scope, str], dict[str, None]] = {}  # of agents, by parent
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    def __getitem__(self, agent: AgentName) -> SavedAgent:
+        return self._saved[agent]
+
+    def get(self, agent: AgentName) -> SavedAgent | None:
+        """What is saved of an agent."""
+        return self._saved.get(agent)
+
+    def add(self, saved: SavedAgent) -> None:
+        """An agent that has nothing saved."""
+        bare = saved.bare
+        self._saved[saved.name] = saved
+        insort(self._listed.setdefault(bare.scope, []), bare.place)
+        if bare.parent is not None:
+            self._names.setdefault((bare.scope, bare.parent), {})[bare.agent_id] = None
+        for block in saved.chain:
+            self.users.setdefault(block, {})[saved.name] = None
+
+    def remove(self, saved: SavedAgent) -> None:
+        """Undo `add`."""
+        bare = saved.bare
+        del self._saved[saved.name]
+        places = self._listed[bare.scope]
+        del places[bisect_left(places, bare.place)]
+        if bare.parent is not None:
+            _discard(self._names, (bare.scope, bare.parent), bare.agent_id)
+        for block in saved.chain:
+            _discard(self.users, block, saved.name)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for table in (self.users, self._saved, self._listed, self._names):
+            table.clear()
+
+    def scopes(self) -> Sequence[Scope]:
+        """See `AgentIndexPort.scopes`."""
+        return [scope for scope, places in self._listed.items() if places]
+
+    def page(self, scope: Scope, limit: int, after: Place | None) -> Sequence[SavedAgent]:
+        """See `AgentIndexPort.page`."""
+        places = self._listed.get(scope, [])
+        stop = len(places) if after is None else bisect_left(places, after)
+        names = [name for _, name in reversed(places[max(0, stop - limit) : stop])]
+        return [self._saved[scope, name.decode("utf-8", "surrogatepass")] for name in names]
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        """See `AgentIndexPort.child_agents`."""
+        return sorted(self._names.get((scope, parent), ()))
+
+    def users_of(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        """See `AgentIndexPort.users`."""
+        users = {one: self.users.get(one, {}) for one in hashes}
+        return {one: frozenset(itertools.islice(some, 2)) for one, some in users.items()}
+
+
+def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
+    """Remove a member, and its group with the last one; a chain may name a block twice."""
+    members = groups.get(group, {})
+    members.pop(member, None)
+    if not members:
+        groups.pop(group, None)
 
 
 class TierAgents:
@@ -125,9 +247,9 @@ class QueuedAgents:
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
         with self._changed:
             save = self._saves.get((scope, agent_id))
-        return (
-            self._inner.manifest(scope, agent_id) if save is None else self._with_generation(save)
-        )
+        if save is None:
+            return self._inner.manifest(scope, agent_id)
+        return self._with_generation(save)
 
     def scopes(self) -> Sequence[Scope]:
         with self._changed:
@@ -136,12 +258,13 @@ class QueuedAgents:
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
         saves = self._queued(scope)
-        queued = map(self._with_generation, saves.values())
-        places = sorted((one for one in queued if after is None or one.place < after), key=_place)
+        place = attrgetter("place")
+        queued = sorted(map(self._with_generation, saves.values()), key=place, reverse=True)
+        first = (one for one in queued if after is None or one.place < after)
         written = (
             one for one in walk(self._inner, scope, limit, after) if one.agent_id not in saves
         )
-        merged = heapq.merge(reversed(places), written, key=_place, reverse=True)
+        merged = heapq.merge(first, written, key=place, reverse=True)
         return list(itertools.islice(merged, limit))
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
@@ -201,7 +324,3 @@ class QueuedAgents:
     def _is_saving(self, agent: AgentName) -> bool:
         jobs = self._queue.current()
         return any(isinstance(job, _Save) and job.agent == agent for job in jobs)
-
-
-def _place(manifest: Manifest) -> Place:
-    return manifest.place

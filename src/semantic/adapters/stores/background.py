@@ -194,10 +194,10 @@ class BackgroundStore:
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         with self._changed:
-            jobs = [self._blocks.get(header.key) for header in headers]
+            blocks = [self._queued(header) for header in headers]
         found = dict(self.inner.resident(headers))
-        for header, job in zip(headers, jobs, strict=True):
-            data = None if job is None or job.block.header != header else data_of(job.block)
+        for header, block in zip(headers, blocks, strict=True):
+            data = data_of(block, header)
             if data is not None:
                 found[header.key] = data
         self._count_hits(len(found))
@@ -205,10 +205,8 @@ class BackgroundStore:
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         with self._changed:
-            jobs = [self._blocks.get(read.header.key) for read in reads]
-        filled = [
-            job is not None and fill(read, job.block) for read, job in zip(reads, jobs, strict=True)
-        ]
+            blocks = [self._queued(read.header) for read in reads]
+        filled = [fill(read, block) for read, block in zip(reads, blocks, strict=True)]
         self._count_hits(sum(filled))
         rest = [i for i, done in enumerate(filled) if not done]
         written = self.inner.read_into([reads[i] for i in rest]) if rest else ()
@@ -218,8 +216,8 @@ class BackgroundStore:
 
     def read(self, header: BlockHeader) -> bytes | None:
         with self._changed:
-            job = self._blocks.get(header.key)
-        data = None if job is None or job.block.header != header else data_of(job.block)
+            block = self._queued(header)
+        data = data_of(block, header)
         if data is None:
             return self.inner.read(header)
         self._count_hits(1)
@@ -284,6 +282,10 @@ class BackgroundStore:
                 self.inner.drop([job.block.header.key])
 
     # With `_changed` held
+
+    def _queued(self, header: BlockHeader) -> StoredBlock | None:
+        job = self._blocks.get(header.key)
+        return None if job is None else job.block
 
     def _ended(self, job: _Put) -> None:
         key = job.block.header.key

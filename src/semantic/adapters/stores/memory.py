@@ -6,20 +6,17 @@ no thread.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import secrets
 import threading
-from bisect import bisect_left, insort
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
-from operator import itemgetter
-from typing import TypeAlias, TypeVar
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from cachetools import FIFOCache
 
+from semantic.adapters.stores.agent_index import ENTRY_BYTES, TOKEN_BYTES, AgentTable, SavedAgent
+from semantic.adapters.stores.eviction_order import EvictionOrder
 from semantic.adapters.stores.neighbours import Children
 from semantic.domain.block_hash import (
     PUBLIC_TENANT,
@@ -28,9 +25,7 @@ from semantic.domain.block_hash import (
     BlockLink,
     Part,
     Scope,
-    pack_tokens,
     tenant_tag,
-    unpack_tokens,
 )
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import (
@@ -45,125 +40,23 @@ from semantic.domain.stored import (
     StoredBlock,
     StoreStats,
     Tier,
-    left_at,
 )
 from semantic.ports.store import BlockObserver
 
-ENTRY_BYTES = 1024
-"""What a block or manifest costs beside its body and tokens: objects, keys, table entries."""
-TOKEN_BYTES = 48
-"""What a token costs: an int and two pointers. Ints shared by entries count in each."""
-LINK_BYTES = 640
-"""What a manifest costs for each of its blocks: the hash, and which agents need it."""
-_CHARACTER_BYTES = 4
 _MAX_REFUSED = 1000
 """Refused blocks that are remembered. Dropping one too early only worsens an eviction."""
 _SECRET_BYTES = 32
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-_Agent: TypeAlias = AgentName
-_Entry: TypeAlias = BlockKey | _Agent
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """A manifest without its tokens, which are packed, and the blocks that follow from it."""
-
-    bare: Manifest
-    tokens: bytes
-    chain: tuple[BlockHash, ...]
-    last: tuple[BlockLink, ...]
-    """The last block, if there is any."""
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> _Saved:
-        links = list(manifest.scope.chain(manifest.token_ids))
-        tokens, chain = pack_tokens(manifest.token_ids), tuple(link.hash for link in links)
-        return cls(replace(manifest, token_ids=()), tokens, chain, tuple(links[-1:]))
-
-    @property
-    def manifest(self) -> Manifest:
-        return replace(self.bare, token_ids=unpack_tokens(self.tokens))
-
-    @property
-    def n_bytes(self) -> int:
-        bare = self.bare
-        texts = (bare.agent_id, bare.model, bare.parent or "", bare.note)
-        n_bytes = ENTRY_BYTES + len(self.tokens) + LINK_BYTES * len(self.chain)
-        n_bytes += TOKEN_BYTES * sum(len(link.tokens) for link in self.last)
-        return n_bytes + _CHARACTER_BYTES * sum(map(len, texts))
-
-
-@dataclass(slots=True)
-class _Tenant:
-    """A tenant's entries, least recently used first, each with when that was by a counter of uses:
-    those that are not pinned, those of them that agents left, and those that are pinned."""
-
-    lru: OrderedDict[_Entry, int] = field(default_factory=OrderedDict)
-    left: OrderedDict[_Entry, int] = field(default_factory=OrderedDict)
-    pinned: OrderedDict[_Entry, int] = field(default_factory=OrderedDict)
-    n_bytes: int = 0
-    pinned_bytes: int = 0
-    uses: int = 0
-
-    def add(self, entry: _Entry, size: int, *, pinned: bool) -> None:
-        self._insert(self.pinned if pinned else self.lru, entry)
-        self.n_bytes += size
-        self.pinned_bytes += size if pinned else 0
-
-    def remove(self, entry: _Entry, size: int) -> None:
-        self.n_bytes -= size
-        if self._take(entry) is self.pinned:
-            self.pinned_bytes -= size
-
-    def is_evictable(self, entry: _Entry) -> bool:
-        """Whether the entry is here and not pinned."""
-        return entry in self.lru or entry in self.left
-
-    def entries(self, *, pinned: bool) -> Iterator[_Entry]:
-        """In order of eviction, with or without those that are `pinned`."""
-        used = heapq.merge(self.left.items(), self.lru.items(), key=itemgetter(1))
-        return itertools.chain(map(itemgetter(0), used), self.pinned if pinned else ())
-
-    def abandon(self, entries: Iterable[_Entry]) -> None:
-        """Evict `entries` as if they had been used last at `left_at`."""
-        firsts = (next(iter(one.values()), self.uses) for one in (self.lru, self.left))
-        at = left_at(min(firsts), self.uses)
-        for entry in entries:
-            if self.lru.get(entry, at) > at:
-                del self.lru[entry]
-                self.left[entry] = at
-
-    def use(self, entry: _Entry) -> None:
-        taken = self._take(entry)
-        self._insert(self.pinned if taken is self.pinned else self.lru, entry)
-
-    def _insert(self, order: OrderedDict[_Entry, int], entry: _Entry) -> None:
-        self.uses += 1
-        order[entry] = self.uses
-
-    def _take(self, entry: _Entry) -> OrderedDict[_Entry, int]:
-        """Remove the entry; where it was."""
-        orders = (self.lru, self.left, self.pinned)
-        order = next(one for one in orders if entry in one)
-        del order[entry]
-        return order
+_Entry: TypeAlias = BlockKey | AgentName
 
 
 class MemoryStore:
     """At most `max_bytes` of the most recently used blocks and manifests. Thread-safe.
 
-    A block counts its body, its tokens and `ENTRY_BYTES`; a manifest likewise. The least recently
-    used entry is evicted first, manifests too, and before a block the blocks that depend on it.
-    What an agent's newest manifest needs no more counts as used longer ago, see `left_at`, if no
-    other agent needs it. A block never evicts its ancestors, so a chain that is too long retains
-    its head. Only calls that return all entries cost more because more exist.
-
-    For a tenant entries of those that have more are evicted first, of the largest, pinned ones
-    last, and otherwise its own that are not pinned. Public prefixes count as no tenant: beside them
-    alone a tenant may pin everything, and its pins hold against them.
+    A block counts its body, its tokens and `ENTRY_BYTES`; a manifest likewise, and both are evicted
+    in one `EvictionOrder`. What an agent's newest manifest needs no more counts as used longer ago,
+    see `left_at`, if no other agent needs it. A block never evicts its ancestors, so a chain that
+    is too long retains its head. Only calls that return all entries cost more because more exist.
 
     Methods without a docstring: see its ports.
     """
@@ -186,19 +79,14 @@ class MemoryStore:
         if secret is not None and len(secret) != _SECRET_BYTES:
             raise InvalidRequestError(f"secret must be {_SECRET_BYTES} bytes, got {len(secret)}")
         self.secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
-        self._public = tenant_tag(self.secret, PUBLIC_TENANT)
-        self._max_bytes = max_bytes
+        public = tenant_tag(self.secret, PUBLIC_TENANT)
+        self._order = EvictionOrder[_Entry](max_bytes, public, self._size, self._dependents)
         self._counts_bodies = counts_bodies
         self._observer = observer
-        self._n_bytes = 0
         self._lock = threading.Lock()
         self._blocks: dict[BlockKey, StoredBlock] = {}
         self._children = Children()
-        self._agents: OrderedDict[_Agent, _Saved] = OrderedDict()
-        self._listed: dict[Scope, list[Place]] = {}  # sorted
-        self._names: dict[tuple[Scope, str], dict[str, None]] = {}  # of agents, by parent
-        self._tenants: dict[bytes, _Tenant] = {}  # those that have entries
-        self._users: dict[BlockHash, dict[_Agent, None]] = {}
+        self._agents = AgentTable()
         self._pinned: Counter[BlockHash] = Counter()
         self._refused: FIFOCache[BlockHash, None] = FIFOCache(maxsize=_MAX_REFUSED)
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -220,7 +108,8 @@ class MemoryStore:
             if key in self._blocks:
                 return True
             if not self._evict_for_block(block):
-                self._refuse(key.hash)
+                self._counts["dropped"] += 1
+                self._refused.setdefault(key.hash, None)
                 return False
             self._refused.pop(key.hash, None)
             self._blocks[key] = block
@@ -276,11 +165,8 @@ class MemoryStore:
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         with self._lock:
             blocks = [self._blocks.get(header.key) for header in headers]
-        found: dict[BlockKey, bytes | memoryview] = {}
-        for header, block in zip(headers, blocks, strict=True):
-            data = None if block is None or block.header != header else data_of(block)
-            if data is not None:
-                found[header.key] = data
+        each = zip(headers, blocks, strict=True)
+        found = {one.key: data for one, block in each if (data := data_of(block, one)) is not None}
         with self._lock:
             self._counts["hits"] += len(found)
         return found
@@ -288,17 +174,14 @@ class MemoryStore:
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         with self._lock:
             blocks = [self._blocks.get(read.header.key) for read in reads]
-        filled = [
-            block is not None and fill(read, block)
-            for read, block in zip(reads, blocks, strict=True)
-        ]
+        filled = [fill(read, block) for read, block in zip(reads, blocks, strict=True)]
         self._count_reads(filled)
         return filled
 
     def read(self, header: BlockHeader) -> bytes | None:
         with self._lock:
             block = self._blocks.get(header.key)
-        found = None if block is None or block.header != header else data_of(block)
+        found = data_of(block, header)
         self._count_reads([found is not None])
         return None if found is None else bytes(found)
 
@@ -321,19 +204,19 @@ class MemoryStore:
         return self._save(manifest, manifest.generation)
 
     def _save(self, manifest: Manifest, generation: int | None = None) -> bool:
-        agent = manifest.scope, manifest.agent_id
-        saved = _Saved.of(manifest)
+        saved = SavedAgent.of(manifest)
         with self._lock:
-            older = self._agents.get(agent)
+            older = self._agents.get(saved.name)
             self._mark_used(_keys(saved.chain))
             n_more = saved.n_bytes - (older.n_bytes if older else 0)
-            if not self._evict_for(manifest.scope.tenant, n_more, {agent}):
+            if not self._evict_for(manifest.scope.tenant, n_more, {saved.name}):
                 self._counts["dropped manifests"] += 1
                 return False
             if older is not None:
-                self._drop_agent(agent)
-            next_one = 1 + (older.bare.generation if older else 0)
-            self._insert_agent(agent, saved, next_one if generation is None else generation)
+                self._drop_agent(older)
+            if generation is None:
+                generation = 1 + (older.bare.generation if older else 0)
+            self._insert_agent(replace(saved, bare=replace(saved.bare, generation=generation)))
             self._drop_superseded(older.last if older else (), saved.last)
             if older is not None:
                 self._abandon(older.chain)
@@ -346,38 +229,31 @@ class MemoryStore:
 
     def scopes(self) -> Sequence[Scope]:
         with self._lock:
-            return [scope for scope, places in self._listed.items() if places]
+            return self._agents.scopes()
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
         with self._lock:
-            places = self._listed.get(scope, [])
-            stop = len(places) if after is None else bisect_left(places, after)
-            names = [name for _, name in reversed(places[max(0, stop - limit) : stop])]
-            agents = [(scope, name.decode("utf-8", "surrogatepass")) for name in names]
-            saved = [self._agents[agent] for agent in agents]
+            saved = self._agents.page(scope, limit, after)
         return [one.manifest for one in saved]
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
         with self._lock:
-            return sorted(self._names.get((scope, parent), ()))
+            return self._agents.child_agents(scope, parent)
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
         with self._lock:
-            users = {one: self._users.get(one, {}) for one in hashes}
-            return {one: frozenset(itertools.islice(some, 2)) for one, some in users.items()}
+            return self._agents.users_of(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
         with self._lock:
-            if (scope, agent_id) not in self._agents:
-                return False
-            self._drop_agent((scope, agent_id))
-            return True
+            saved = self._agents.get((scope, agent_id))
+            if saved is not None:
+                self._drop_agent(saved)
+            return saved is not None
 
     def pinned(self, tenant: bytes) -> Pinned:
         with self._lock:
-            n_bytes = self._tenants.get(tenant, _Tenant()).pinned_bytes
-            n_tenants = len(self._tenants.keys() - {self._public} | {tenant})
-        return Pinned(n_bytes, None if n_tenants == 1 else self._max_bytes // n_tenants)
+            return self._order.pinned_of(tenant)
 
     # Life
 
@@ -390,10 +266,10 @@ class MemoryStore:
                 StoreStats(
                     Tier.MEMORY,
                     n_blocks=len(self._blocks),
-                    n_bytes=self._n_bytes,
-                    max_bytes=self._max_bytes,
+                    n_bytes=self._order.n_bytes,
+                    max_bytes=self._order.max_bytes,
                     n_agents=len(self._agents),
-                    pinned_bytes=sum(one.pinned_bytes for one in self._tenants.values()),
+                    pinned_bytes=self._order.pinned_bytes,
                     counts=dict(self._counts),
                 )
             ]
@@ -404,8 +280,7 @@ class MemoryStore:
         Pinned entries stay.
         """
         with self._lock:
-            order = self._in_order_of_eviction(b"", 0, frozenset(), pins_hold=True)
-            victims, _ = self._first(order, n_bytes)
+            victims = self._order.oldest(n_bytes)
             for victim in victims:
                 self._evict(victim)
         return bool(victims)
@@ -419,179 +294,64 @@ class MemoryStore:
             self._blocks.clear()
             self._children.clear()
             self._agents.clear()
-            self._listed.clear()
-            self._names.clear()
-            self._tenants.clear()
-            self._users.clear()
+            self._order.clear()
             self._pinned.clear()
             self._refused.clear()
-            self._n_bytes = 0
 
     # Order of use. From here on the lock is held
 
     def _mark_used(self, keys: Sequence[BlockKey]) -> None:
         for key in reversed(keys):
             if key in self._blocks:
-                self._tenants[self._tenant(key)].use(key)
+                self._order.use(self._tenant(key), key)
 
     def _abandon(self, chain: Sequence[BlockHash]) -> None:
         """Let the blocks of `chain` that no agent needs any more be evicted sooner, its end
         first."""
-        left = (name for name in reversed(chain) if name not in self._users)
+        left = (name for name in reversed(chain) if name not in self._agents.users)
         keys = [key for key in _keys(left) if key in self._blocks]
         if keys:
-            self._tenants[self._tenant(keys[0])].abandon(keys)
+            self._order.abandon(self._tenant(keys[0]), keys)
 
     def _evict_for_block(self, block: StoredBlock) -> bool:
         n_bytes = self._block_bytes(block)
-        if self._n_bytes + n_bytes <= self._max_bytes:
+        if self._order.n_bytes + n_bytes <= self._order.max_bytes:
             return True
         # A descendant of a refused block would evict the head of its own chain, which `_lineage`
         # does not see beyond the gap. Other gaps are fine: a colder tier may fill them.
         if block.header.link.parent in self._refused:
             return False
         link = block.header.link
-        return self._evict_for(link.scope.tenant, n_bytes, self._lineage(link))
+        return self._evict_for(link.scope.tenant, n_bytes, {*_keys(self._lineage(link))})
 
-    def _refuse(self, name: BlockHash) -> None:
-        self._counts["dropped"] += 1
-        self._refused.setdefault(name, None)
-
-    def _evict_for(
-        self, tenant: bytes, n_bytes: int, spared: AbstractSet[BlockHash | _Agent]
-    ) -> bool:
-        """Evict until `n_bytes` more of `tenant` fit; False, with nothing evicted, when they do not
-        fit beside its pinned and spared entries and what others keep."""
-        excess = self._n_bytes + n_bytes - self._max_bytes
-        if excess <= 0:
-            return True
-        own = self._tenants.get(tenant, _Tenant())
-        then = own.n_bytes + n_bytes
-        others = [one for tag, one in self._tenants.items() if tag != tenant]
-        pins_hold = tenant == self._public and len(others) == 1
-        kept = own.pinned_bytes + self._unpinned_bytes(own, spared)
-        for one in others:
-            kept += max(min(then, one.n_bytes), one.pinned_bytes if pins_hold else 0)
-        if kept + n_bytes > self._max_bytes:
-            return False
-        order = self._in_order_of_eviction(tenant, then, spared, pins_hold=pins_hold)
-        victims, n_found = self._first(order, excess)
-        if n_found < excess:
-            return False
-        for victim in victims:
+    def _evict_for(self, tenant: bytes, n_bytes: int, spared: Collection[_Entry]) -> bool:
+        """Evict until `n_bytes` more of `tenant` fit; False, with nothing evicted, when they do
+        not."""
+        victims = self._order.victims(tenant, n_bytes, spared)
+        for victim in victims or ():
             self._evict(victim)
-        return True
+        return victims is not None
 
-    def _first(self, order: Iterable[_Entry], n_bytes: int) -> tuple[dict[_Entry, None], int]:
-        """The first different entries that have `n_bytes`, or all, and what they have."""
-        found: dict[_Entry, None] = {}
-        total = 0
-        for entry in order:
-            if entry not in found:
-                found[entry] = None
-                total += self._size(entry)
-            if total >= n_bytes:
-                break
-        return found, total
-
-    def _in_order_of_eviction(
-        self,
-        tenant: bytes,
-        then: int,
-        spared: AbstractSet[BlockHash | _Agent],
-        *,
-        pins_hold: bool,
-    ) -> Iterator[_Entry]:
-        """Everything evictable for `tenant`, which will have `then` bytes; some entries repeatedly.
-
-        Of the others what each has above that, the largest first; what is pinned last, or, if
-        `pins_hold`, not at all.
-        """
-        larger = [
-            (-one.n_bytes, tag)
-            for tag, one in self._tenants.items()
-            if tag != tenant and one.n_bytes > then
-        ]
-        heapq.heapify(larger)
-        queues = {
-            tag: self._of(self._tenants[tag].entries(pinned=not pins_hold), spared)
-            for _, tag in larger
-        }
-        seen: set[_Entry] = set()
-        while larger:
-            n_bytes, tag = heapq.heappop(larger)
-            entry = next(queues[tag], None)
-            if entry is None:
-                continue
-            yield entry
-            n_bytes += 0 if entry in seen else self._size(entry)
-            seen.add(entry)
-            if -n_bytes > then:
-                heapq.heappush(larger, (n_bytes, tag))
-        if tenant in self._tenants:
-            yield from self._of(self._tenants[tenant].entries(pinned=False), spared)
-
-    def _of(
-        self, entries: Iterable[_Entry], spared: AbstractSet[BlockHash | _Agent]
-    ) -> Iterator[_Entry]:
-        """`entries` that are not spared, each preceded by what depends on it."""
-        for entry in entries:
-            if (entry.hash if isinstance(entry, BlockKey) else entry) in spared:
-                continue
-            if isinstance(entry, BlockKey):
-                yield from self._dependents_first(entry)
-            else:
-                yield entry
-
-    def _dependents_first(self, key: BlockKey) -> Sequence[BlockKey]:
-        """`key`, preceded by everything that depends on it.
-
-        A block with pinned or spared dependents is pinned or spared itself: none is skipped.
-        """
-        found = {key: None}
-        waiting = [key]
-        while waiting:
-            after = [one for one in self._dependents(waiting.pop()) if one not in found]
-            found.update(dict.fromkeys(after))
-            waiting += after
-        return list(reversed(found))
-
-    def _dependents(self, key: BlockKey) -> Iterator[BlockKey]:
-        if key.part is not Part.FULL:
+    def _dependents(self, key: _Entry) -> Iterator[BlockKey]:
+        """The blocks that are useless without a block."""
+        if not isinstance(key, BlockKey) or key.part is not Part.FULL:
             return
         others = (BlockKey(key.hash, part) for part in Part if part is not Part.FULL)
         yield from (other for other in others if other in self._blocks)
         for part in Part:
             yield from (header.key for header in self._children.of(key.hash, part))
 
-    def _lineage(self, link: BlockLink) -> set[BlockHash | _Agent]:
+    def _lineage(self, link: BlockLink) -> set[BlockHash]:
         """The block and its ancestors, up to the first that is not stored."""
-        found: set[BlockHash | _Agent] = {link.hash}
+        found = {link.hash}
         parent = self._blocks.get(BlockKey(link.parent, Part.FULL))
         while parent is not None and parent.header.link.hash not in found:
             found.add(parent.header.link.hash)
             parent = self._blocks.get(BlockKey(parent.header.link.parent, Part.FULL))
         return found
 
-    def _unpinned_bytes(self, own: _Tenant, names: AbstractSet[BlockHash | _Agent]) -> int:
-        """Bytes of a tenant's entries of these names that are not pinned."""
-        entries: list[_Entry] = []
-        for name in names:
-            if isinstance(name, tuple):
-                entries.append(name)
-            else:
-                entries += [BlockKey(name, part) for part in Part]
-        return sum(self._size(entry) for entry in entries if own.is_evictable(entry))
-
-    def _tenant(self, entry: _Entry) -> bytes:
-        if isinstance(entry, BlockKey):
-            return self._blocks[entry].header.link.scope.tenant
-        return entry[0].tenant
-
-    def _is_pinned(self, entry: _Entry) -> bool:
-        if isinstance(entry, BlockKey):
-            return entry.hash in self._pinned
-        return self._agents[entry].bare.pinned
+    def _tenant(self, key: BlockKey) -> bytes:
+        return self._blocks[key].header.link.scope.tenant
 
     def _size(self, entry: _Entry) -> int:
         if isinstance(entry, BlockKey):
@@ -609,7 +369,7 @@ class MemoryStore:
             self._drop(entry)
             self._counts["evicted"] += 1
         else:
-            self._drop_agent(entry)
+            self._drop_agent(self._agents[entry])
             self._counts["evicted manifests"] += 1
 
     def _drop(self, key: BlockKey) -> None:
@@ -623,57 +383,35 @@ class MemoryStore:
         if not is_taken:
             self._counts["unpublished"] += 1
 
-    def _enter(self, entry: _Entry) -> None:
-        """Count an entry and make it the most recently used."""
-        size = self._size(entry)
-        self._n_bytes += size
-        own = self._tenants.setdefault(self._tenant(entry), _Tenant())
-        own.add(entry, size, pinned=self._is_pinned(entry))
+    def _enter(self, key: BlockKey) -> None:
+        """Make a block the most recently used."""
+        self._order.add(self._tenant(key), key, pinned=key.hash in self._pinned)
 
-    def _leave(self, entry: _Entry) -> None:
-        """Undo `_enter`."""
-        size, tag = self._size(entry), self._tenant(entry)
-        self._n_bytes -= size
-        self._tenants[tag].remove(entry, size)
-        if not self._tenants[tag].n_bytes:
-            del self._tenants[tag]
+    def _leave(self, key: BlockKey) -> None:
+        self._order.remove(self._tenant(key), key)
 
     def _pin(self, chain: Sequence[BlockHash], n: int) -> None:
         """Change the number of pinned agents that need the blocks of `chain` by `n`."""
         stored = [key for key in _keys(reversed(chain)) if key in self._blocks]
         for key in stored:
             self._leave(key)
-        if n > 0:
-            self._pinned.update(chain)
-        else:
-            _subtract(self._pinned, chain)
+        for name in chain:
+            self._pinned[name] += n
+            if not self._pinned[name]:
+                del self._pinned[name]
         for key in stored:
             self._enter(key)
 
-    def _insert_agent(self, agent: _Agent, saved: _Saved, generation: int) -> None:
-        manifest = replace(saved.bare, generation=generation)
-        self._agents[agent] = replace(saved, bare=manifest)
-        self._enter(agent)
-        insort(self._listed.setdefault(manifest.scope, []), manifest.place)
-        if manifest.parent is not None:
-            children = self._names.setdefault((manifest.scope, manifest.parent), {})
-            children[manifest.agent_id] = None
-        for name in saved.chain:
-            self._users.setdefault(name, {})[agent] = None
-        if manifest.pinned:
+    def _insert_agent(self, saved: SavedAgent) -> None:
+        self._agents.add(saved)
+        self._order.add(saved.bare.scope.tenant, saved.name, pinned=saved.bare.pinned)
+        if saved.bare.pinned:
             self._pin(saved.chain, 1)
 
-    def _drop_agent(self, agent: _Agent) -> None:
-        self._leave(agent)
-        saved = self._agents.pop(agent)
-        manifest = saved.bare
-        places = self._listed[manifest.scope]
-        del places[bisect_left(places, manifest.place)]
-        if manifest.parent is not None:
-            _discard(self._names, (manifest.scope, manifest.parent), manifest.agent_id)
-        for name in saved.chain:
-            _discard(self._users, name, agent)
-        if manifest.pinned:
+    def _drop_agent(self, saved: SavedAgent) -> None:
+        self._order.remove(saved.bare.scope.tenant, saved.name)
+        self._agents.remove(saved)
+        if saved.bare.pinned:
             self._pin(saved.chain, -1)
 
     def _drop_superseded(self, before: Sequence[BlockLink], after: Sequence[BlockLink]) -> None:
@@ -687,7 +425,7 @@ class MemoryStore:
             found += self._children.nearest(link.parent, Part.FULL, link.tokens)
         for header in found:
             link, key = header.link, header.key
-            if link.is_full or link.hash in self._users or key not in self._blocks:
+            if link.is_full or link.hash in self._agents.users or key not in self._blocks:
                 continue
             if self._children.longer(header):
                 self._drop(key)
@@ -703,38 +441,23 @@ def _keys(names: Iterable[BlockHash]) -> list[BlockKey]:
     return [BlockKey(name, part) for name in names for part in Part]
 
 
-def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
-    """Remove a member, and its group with the last one; a chain may name a block twice."""
-    members = groups.get(group, {})
-    members.pop(member, None)
-    if not members:
-        groups.pop(group, None)
-
-
-def _subtract(counts: Counter[BlockHash], chain: Sequence[BlockHash]) -> None:
-    for name in chain:
-        counts[name] -= 1
-        if not counts[name]:
-            del counts[name]
-
-
-def data_of(block: StoredBlock) -> bytes | memoryview | None:
-    """The block's bytes, waited for; None if they never come."""
+def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryview | None:
+    """The bytes of a block with this header, waited for; None if they never come."""
+    if block is None or block.header != header:
+        return None
     try:
         return block.data()
     except OSError:
         return None
 
 
-def fill(read: BlockRead, block: StoredBlock) -> bool:
+def fill(read: BlockRead, block: StoredBlock | None) -> bool:
     """Copy the body of `block` into the targets of `read`.
 
     False, with the targets unchanged, when the headers differ in any field or the body does not
     have the size of the targets.
     """
-    if block.header != read.header:
-        return False
-    data = data_of(block)
+    data = data_of(block, read.header)
     if data is None or sum(map(len, read.segments)) != len(data):
         return False
     body = memoryview(data)

@@ -414,9 +414,10 @@ def test_a_list_without_a_limit_is_a_page(server: RunningServer, served: AgentsW
 def test_beside_others_a_tenant_pins_no_more_than_its_part(tenants: Tenants) -> None:
     store = tenants.served.store
     assert isinstance(store, MemoryStore)
-    ample, n_bytes = store._max_bytes, tenants.ask(KEYS[0], "GET", "/v1/agents/ada").json["bytes"]
+    ample = store._order.max_bytes
+    n_bytes = tenants.ask(KEYS[0], "GET", "/v1/agents/ada").json["bytes"]
     assert isinstance(n_bytes, int)
-    store._max_bytes = 2 * n_bytes - 1
+    store._order.max_bytes = 2 * n_bytes - 1
     refused = tenants.ask(KEYS[0], "POST", "/v1/agents/ada/pin", {"pinned": True})
     message = (
         f"agent 'ada' has {n_bytes} bytes and 0 are pinned: "
@@ -425,12 +426,12 @@ def test_beside_others_a_tenant_pins_no_more_than_its_part(tenants: Tenants) -> 
     assert error(refused) == (403, message)
     assert refused.json["error"]["code"] == "pin_limit_exceeded"  # type: ignore[index]  # an object
     assert tenants.ask(KEYS[0], "GET", "/v1/agents/ada").json["pinned"] is False
-    store._max_bytes = ample
+    store._order.max_bytes = ample
     assert tenants.ask(KEYS[0], "POST", "/v1/agents/ada/pin", {"pinned": True}).status == 200
 
 
 def test_alone_a_tenant_may_pin_everything(server: RunningServer, served: AgentsWorld) -> None:
     served.turn("ada", 600)
     assert isinstance(served.store, MemoryStore)
-    served.store._max_bytes = served.store.stats()[0].n_bytes
+    served.store._order.max_bytes = served.store.stats()[0].n_bytes
     assert server.ask("POST", path("ada", "/pin"), {"pinned": True}).status == 200

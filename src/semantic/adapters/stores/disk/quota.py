@@ -34,6 +34,7 @@ from semantic.adapters.stores.disk.index import Index
 from semantic.adapters.stores.disk.schema import number, one, whole
 from semantic.domain.block_hash import BlockHash
 from semantic.domain.errors import StoreError
+from semantic.domain.fair_share import equal_part, pins_hold
 from semantic.domain.stored import Pinned, Wear
 
 _FIXED = 10 * PAGE
@@ -67,8 +68,7 @@ class Quota:
 
     def pinned_of(self, db: sqlite3.Connection, tenant: bytes) -> Pinned:
         _, n_bytes = agent_rows.bytes_of(db, tenant)
-        n_others = self._others(db, tenant)
-        return Pinned(n_bytes, self.max_bytes // (1 + n_others) if n_others else None)
+        return Pinned(n_bytes, equal_part(self.max_bytes, self._others(db, tenant)))
 
     def reserve(
         self,
@@ -124,8 +124,10 @@ class Quota:
         if self.used(db) + needed <= self.max_bytes:
             return True
         own, own_pinned = (-1, 0) if tenant is None else agent_rows.bytes_of(db, tenant)
-        pins_hold = tenant is None or (tenant == self._public and self._others(db, tenant) == 1)
-        least = self._minimum(db, tenant, own + needed, own_pinned, pins_hold=pins_hold)
+        pins_stay = tenant is None or pins_hold(
+            self._others(db, tenant), is_public=tenant == self._public
+        )
+        least = self._minimum(db, tenant, own + needed, own_pinned, pins_stay=pins_stay)
         if least + needed > self.max_bytes:
             return False
 
@@ -138,7 +140,7 @@ class Quota:
             for other in agent_rows.larger(db, own + needed if tenant is not None else own):
                 if evict_of(other, pinned=False):
                     return True
-                if not pins_hold and other != tenant and evict_of(other, pinned=True):
+                if not pins_stay and other != tenant and evict_of(other, pinned=True):
                     return True
             return tenant is not None and evict_of(tenant, pinned=False)
 
@@ -159,12 +161,12 @@ class Quota:
         then: int,
         own_pinned: int,
         *,
-        pins_hold: bool,
+        pins_stay: bool,
     ) -> int:
         """Bytes used once everything is evicted that may be for a tenant.
 
-        It will have `then` bytes, and `own_pinned` of its are pinned. `pins_hold`: nothing that is
-        pinned may be.
+        It will have `then` bytes, and `own_pinned` of its are pinned. `pins_stay`: nothing that is
+        pinned may be. Others keep what `fair_share.kept` says.
         """
         files = number(db, "bytes")
         fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
@@ -175,7 +177,7 @@ class Quota:
                 "SELECT coalesce(sum(max(min(bytes, ?), pinned * ?)), 0) FROM tenants"
                 " WHERE tag != ?"
             )
-            kept = own_pinned + whole(db.execute(others, (then, pins_hold, tenant)).fetchone()[0])
+            kept = own_pinned + whole(db.execute(others, (then, pins_stay, tenant)).fetchone()[0])
         return self.used(db) - files + fixed + kept
 
     def _evict_quarantined(self, db: sqlite3.Connection, *, delete: bool) -> bool:
