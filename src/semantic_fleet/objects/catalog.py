@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -27,11 +27,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from semantic.adapters.stores.disk.entries import agent_key, manifest_entry
+from semantic.adapters.stores.disk.files import Counts
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.agents.footprint import walk
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.stored import (
-    COUNTERS,
     BlockHeader,
     Found,
     Manifest,
@@ -152,22 +152,13 @@ def _mark(name: BlockHash) -> bytes:
     return name[:8]
 
 
-class Tally:
-    """Counts of events, `COUNTERS` and others. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._lock = threading.Lock()
+class Tally(Counts):
+    """Counts of events, and of calls of the object store that failed. Thread-safe."""
 
     def count(self, *names: str) -> None:
         """Count one event of each name."""
-        with self._lock:
-            self._counts.update(names)
-
-    def counts(self) -> Mapping[str, int]:
-        """All that was counted."""
-        with self._lock:
-            return dict(self._counts)
+        for name in names:
+            self.add(name)
 
     @contextmanager
     def misses(self, name: str = "unavailable") -> Iterator[None]:

@@ -301,7 +301,7 @@ class RemoteStore:
         """See `CacheStorePort.stats`. Numbers and bytes are those of the catalog; "unavailable"
         counts calls that failed, and "breaks" how often the circuit breaker was opened; those of
         the janitor, if it is here, count what it has evicted for the fleet."""
-        counts = {**self._tally.counts(), "breaks": self._objects.breaks}
+        counts = {**self._tally.snapshot(), "breaks": self._objects.breaks}
         counts |= {} if self._janitor is None else self._janitor.counts()
         return [replace(self._catalog.stats(), tier=Tier.REMOTE, counts=counts)]
 

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +23,7 @@ from semantic.adapters.stores.disk.files import (
     READ_FLAGS,
     FileSystem,
     delete_any,
-    opened_to_read,
+    opened,
     sync_folder,
 )
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
@@ -234,7 +234,7 @@ class Entries:
 
     def quarantine(self, entry: Entry) -> Quarantined | None:
         """Move what has that name to `bad/`; None when nothing has."""
-        with opened_to_read(self.files, self.bad, FOLDER_FLAGS) as bad:
+        with opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad:
             names = self.quarantined()
             # Numbered, not dated: the order needs no clock.
             number = 1 + max((int(name[:20]) for name in names), default=0)
@@ -258,7 +258,7 @@ class Entries:
         """Delete a quarantined file or folder, if it exists."""
         with (
             suppress(FileNotFoundError),
-            opened_to_read(self.files, self.bad, FOLDER_FLAGS) as bad,
+            opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad,
         ):
             delete_any(self.files, name, bad)
 
@@ -299,7 +299,5 @@ class Entries:
     def _folder(self, kind: Kind, shard: str) -> Path:
         return self.root / kind.value / shard
 
-    @contextmanager
-    def _shard(self, kind: Kind, shard: str) -> Iterator[int]:
-        with opened_to_read(self.files, self._folder(kind, shard), FOLDER_FLAGS) as fd:
-            yield fd
+    def _shard(self, kind: Kind, shard: str) -> AbstractContextManager[int]:
+        return opened(self.files, self._folder(kind, shard), FOLDER_FLAGS, reads=True)

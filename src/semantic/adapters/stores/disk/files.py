@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from semantic.domain.stored import COUNTERS
@@ -149,26 +149,14 @@ class Counts:
 
 @contextmanager
 def opened(
-    files: FileSystem, path: Where, flags: int, *, dir_fd: int | None = None
+    files: FileSystem, path: Where, flags: int, *, dir_fd: int | None = None, reads: bool = False
 ) -> Iterator[int]:
-    """An open descriptor, closed on exit."""
+    """An open descriptor, closed on exit. If it only `reads` an error of that is ignored."""
     fd = files.open(path, flags, dir_fd=dir_fd)
     try:
         yield fd
     finally:
-        files.close(fd)
-
-
-@contextmanager
-def opened_to_read(
-    files: FileSystem, path: Where, flags: int, *, dir_fd: int | None = None
-) -> Iterator[int]:
-    """An open descriptor for reading: an error of its close is ignored, nothing was written."""
-    fd = files.open(path, flags, dir_fd=dir_fd)
-    try:
-        yield fd
-    finally:
-        with suppress(OSError):
+        with suppress(OSError) if reads else nullcontext():
             files.close(fd)
 
 
@@ -194,7 +182,7 @@ def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
     while left:
         this = left[-1]
         n_before = len(left)
-        with opened_to_read(files, this, FOLDER_FLAGS, dir_fd=parent) as fd:
+        with opened(files, this, FOLDER_FLAGS, dir_fd=parent, reads=True) as fd:
             for inside in files.names(fd):
                 if stat.S_ISDIR(files.lstat(inside, dir_fd=fd).st_mode):
                     beside = name[:_PREFIX] + secrets.token_hex(8)

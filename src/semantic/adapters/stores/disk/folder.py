@@ -37,7 +37,6 @@ from semantic.adapters.stores.disk.files import (
     FileSystem,
     delete_any,
     opened,
-    opened_to_read,
     read_whole,
     sync_folder,
     write_whole,
@@ -213,7 +212,7 @@ class Folder:
     def _count_in(self, session: str) -> int:
         """Names in a dead session's folder; 1 when it is no folder, 0 when it was just deleted."""
         try:
-            with opened_to_read(self.files, self.root / "tmp" / session, FOLDER_FLAGS) as fd:
+            with opened(self.files, self.root / "tmp" / session, FOLDER_FLAGS, reads=True) as fd:
                 return len(self.files.names(fd))
         except FileNotFoundError:
             return 0
@@ -227,7 +226,7 @@ class Folder:
         if not stat.S_ISDIR(self.files.lstat(folder).st_mode):
             self.files.unlink(folder)
             return
-        with opened_to_read(self.files, folder, FOLDER_FLAGS) as fd:
+        with opened(self.files, folder, FOLDER_FLAGS, reads=True) as fd:
             # The lock file last: until then the session is recognised as dead.
             for name in sorted(self.files.names(fd), key=lambda name: name == "lock"):
                 delete_any(self.files, name, fd)

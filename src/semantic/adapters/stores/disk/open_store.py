@@ -42,7 +42,7 @@ from semantic.adapters.stores.disk.files import (
     READ_FLAGS,
     Counts,
     FileSystem,
-    opened_to_read,
+    opened,
     read_whole,
 )
 from semantic.adapters.stores.disk.folder import Folder, open_folder
@@ -262,7 +262,7 @@ class Seal:
     def take(self) -> bool:
         """Whether index and folders are as they were sealed. There is no seal afterwards."""
         try:
-            with opened_to_read(self._files, self._path, READ_FLAGS) as fd:
+            with opened(self._files, self._path, READ_FLAGS, reads=True) as fd:
                 sealed = read_whole(self._files, fd, _SEAL_BYTES + 1)
             self._files.unlink(self._path)
             return self._is_alone() and sealed == self._checksum()
@@ -294,7 +294,7 @@ class Seal:
         hashed = xxhash.xxh3_128(f"seal-v1 {schema.VERSION} {schema.SCRIPT}".encode())
         for line in self._folders():
             hashed.update(line)
-        with opened_to_read(self._files, self._folder.root / _TABLES, READ_FLAGS) as fd:
+        with opened(self._files, self._folder.root / _TABLES, READ_FLAGS, reads=True) as fd:
             chunk = memoryview(bytearray(_READ_BYTES))
             at = 0
             while n := self._files.preadv(fd, [chunk], at):
