@@ -193,8 +193,7 @@ class AgentDirectory:
             engine.forget(agent_id, tenant=tenant)
 
     def _require(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> None:
-        saved = self._agents.manifest(self.scope(tenant), agent_id)
-        if agent_id not in seen and saved is None:
+        if agent_id not in seen and not self.is_saved(agent_id, tenant):
             raise _unknown(agent_id)
 
     # On any thread
@@ -337,23 +336,17 @@ class AgentDirectory:
 
     def _summary(self, footprint: AgentFootprint, activity: Activity) -> AgentSummary:
         manifest = footprint.manifest
-        session, client = session_and_client_in(manifest.note)
-        return AgentSummary(
-            id=manifest.agent_id,
-            model=self._model,
-            state=activity.state,
-            tokens=len(manifest.token_ids),
+        saved = replace(activity, tokens=len(manifest.token_ids), note=manifest.note)
+        return replace(
+            self._unsaved(manifest.agent_id, saved),
             blocks=Counter(_place(footprint, block, activity) for block in footprint.chain),
             n_bytes=footprint.n_bytes,
             shared_bytes=footprint.shared_bytes,
-            pool_bytes=activity.pool_bytes,
             pinned=manifest.pinned,
             turns=manifest.turns,
             parent=parent_of(manifest),
             last_used=manifest.saved_at,
             match=manifest.match,
-            session=session,
-            client=client,
         )
 
     def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:

@@ -11,76 +11,32 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from semantic.application.cache.agent_notes import match_report, parent_in
 from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
-from semantic.application.cache.loading import NEVER_GIVEN_UP, BreakEven, Load, Loader, Terms
-from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix, window_links
+from semantic.application.cache.loading import BreakEven, Loader
+from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
+from semantic.application.cache.saving import BlockSaver, Export, RequestState
 from semantic.application.cache.shared_prefill import SharedPrefill
 from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import (
     ANY_CHIP,
     PUBLIC_TENANT,
     BlockHash,
-    BlockKey,
-    BlockLink,
-    Part,
     Scope,
     namespace_of,
     tenant_tag,
 )
-from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.match import MatchEnd
 from semantic.domain.prefix import common_prefix
-from semantic.domain.stored import BlockHeader, Manifest, StoredBlock, Tier
+from semantic.domain.stored import BlockHeader, Manifest, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import StorePort
 
 _READ_PART = 16
 """One part in so many of the process' memory, at most, is what loads have read and not copied."""
-
-
-@dataclass(slots=True)
-class _State:
-    """What the prefix store knows of one request."""
-
-    links: list[BlockLink] = field(default_factory=list)
-    """Hash chain of the request's full blocks, as far as it has been computed."""
-    stored_blocks: int = 0
-    """How many leading blocks are in the store or have been offered to it."""
-    prefix: StoredPrefix | None = None
-    """The stored prefix to restore when the request is opened."""
-    searched: bool = False
-    """Whether `prefix` has been looked up since the request began to wait."""
-    terms: Terms = NEVER_GIVEN_UP
-    """On which `prefix` is read."""
-    preferred: int = 0
-    """Tokens up to which computing was found to be faster than reading: that stays decided."""
-    load: Load | None = None
-    """The prefix that is being read into the request's sequence."""
-    put: list[BlockKey] = field(default_factory=list)
-    """What the request has put into the store."""
-    read: list[BlockHeader] = field(default_factory=list)
-    """What the request has read from the store."""
-    scope: Scope | None = None
-    """What its blocks are hashed and looked up in."""
-    is_ahead: bool = False
-    """Whether `prefix` is read ahead: what is in which tier changes."""
-    unread: int = 0
-    """Tokens of a prefix that could not be read: a shorter one, or other bodies, are looked for."""
-
-    def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Links of the full blocks of `tokens`, which extend those of earlier calls."""
-        n_full = len(tokens) // BLOCK_TOKENS
-        if len(self.links) < n_full:
-            self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])
-        return self.links[:n_full]
-
-    def all_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Links of all blocks of `tokens`; the last one may be partial."""
-        return scope.continued(self.full_links(scope, tokens), tokens)
 
 
 class PrefixStore:
@@ -111,6 +67,7 @@ class PrefixStore:
         self._store = store
         self._lookup = PrefixLookup(store, self._layout)
         self._loader = Loader(model, store, clock)
+        self._saver = BlockSaver(model, store)
         self.break_even = BreakEven(prefill_seconds)
         self._any_chip = model.model_id.startswith(ANY_CHIP)
         self._namespace = namespace_of(model.model_id, self._layout.name)
@@ -118,7 +75,7 @@ class PrefixStore:
         self._now = now
         self._scopes: dict[str, Scope] = {}
         self._salts: dict[tuple[str, str], bytes] = {}
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, RequestState] = {}
         self.shared = SharedPrefill(
             self._spec,
             self._next_block,
@@ -126,7 +83,6 @@ class PrefixStore:
             best_chunk=model.best_chunk,
         )
         self._public: list[tuple[int, ...]] = []
-        self._has_gaps = False  # whether interim blocks may be missing on disk
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
@@ -323,7 +279,8 @@ class PrefixStore:
         n_full = self._spec.reusable(request.computed) // BLOCK_TOKENS
         links = state.full_links(self._scope_of(request), request.tokens)
         if n_full > state.stored_blocks:
-            self._put_full(request, sequence, links[state.stored_blocks : n_full], interim=True)
+            export = Export(sequence, state.put, interim=True)
+            self._saver.put_full(export, links[state.stored_blocks : n_full])
             state.stored_blocks = n_full
         if self.shared.takes_checkpoint(request):
             self._save_to(request, sequence, request.computed, interim=True)
@@ -371,13 +328,7 @@ class PrefixStore:
         """
         state = self._state(request)
         links = state.full_links(self._scope_of(request), request.tokens)
-        headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
-        others = {one.key: one for one in (*headers, *state.read)}
-        for key in state.put:
-            others.pop(key, None)
-        found = self._store.find(list(others))
-        bad = [key for key in found if not self._is_finite(others[key])]
-        self._store.drop(self._with_dependents([*state.put, *bad]))
+        self._saver.drop(state.put, links, state.read)
         state.put, state.read, state.stored_blocks = [], [], 0
 
     # Life of a request, and of the store
@@ -414,10 +365,10 @@ class PrefixStore:
 
     # Inside
 
-    def _state(self, request: Request) -> _State:
+    def _state(self, request: Request) -> RequestState:
         state = self._states.get(request.uid)
         # Two threads may get here for one request: both must return the same state.
-        return self._states.setdefault(request.uid, _State()) if state is None else state
+        return self._states.setdefault(request.uid, RequestState()) if state is None else state
 
     def _scope_of(self, request: Request) -> Scope:
         """The scope of the request's blocks: salted if its agent was imported."""
@@ -513,76 +464,8 @@ class PrefixStore:
         state = self._state(request)
         reusable = self._spec.reusable(length)
         links = state.all_links(self._scope_of(request), request.tokens[:reusable])
-        new = links if self._has_gaps and not interim else links[state.stored_blocks :]
-        if self._put_full(request, sequence, new, interim=interim) and reusable == length:
-            self._put_checkpoint(request, sequence, links, interim=interim)
+        new = links if self._saver.has_gaps and not interim else links[state.stored_blocks :]
+        export = Export(sequence, state.put, interim)
+        if self._saver.put_full(export, new) and reusable == length:
+            self._saver.put_checkpoint(export, links)
             self.shared.took_checkpoint(request, length)
-
-    def _put_full(
-        self, request: Request, sequence: SequenceId, links: Sequence[BlockLink], *, interim: bool
-    ) -> bool:
-        """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""
-        self._has_gaps |= self._store.holds_back
-        lacking = self._store.lacking([link.key(Part.FULL) for link in links])
-        return all(
-            self._put(request, sequence, link, Part.FULL, interim=interim)
-            for link in links
-            if link.key(Part.FULL) in lacking
-        )
-
-    def _put_checkpoint(
-        self, request: Request, sequence: SequenceId, links: Sequence[BlockLink], *, interim: bool
-    ) -> None:
-        """Save what a sequence needs to resume after `links`: window bodies and a checkpoint."""
-        if not self._layout.needs_checkpoint or not links:
-            return
-        window = window_links(self._layout, links)
-        last = BlockHeader(links[-1], Part.CHECKPOINT, self._layout.name)
-        lacking = self._store.lacking([last.key, *(link.key(Part.WINDOW) for link in window)])
-        for link in window:
-            if link.key(Part.WINDOW) not in lacking:
-                continue
-            if not self._put(request, sequence, link, Part.WINDOW, interim=interim):
-                return
-        if last.key in lacking:
-            body = self._model.export_checkpoint(sequence)
-            self._put_body(request, StoredBlock(last, body, interim))
-
-    def _put(
-        self,
-        request: Request,
-        sequence: SequenceId,
-        link: BlockLink,
-        part: Part,
-        *,
-        interim: bool,
-    ) -> bool:
-        body = self._model.export_block(sequence, part, link.start, link.stop)
-        header = BlockHeader(link, part, self._layout.name)
-        return self._put_body(request, StoredBlock(header, body, interim))
-
-    def _put_body(self, request: Request, block: StoredBlock) -> bool:
-        self._state(request).put.append(block.header.key)
-        return self._store.put(block)
-
-    def _is_finite(self, header: BlockHeader) -> bool:
-        """Whether a stored body holds finite values only, or cannot be read."""
-        body = self._store.read(header)
-        try:
-            return body is None or self._model.is_finite(header.part, body)
-        except (BackendError, CacheReconstructionError):
-            return False
-
-    def _with_dependents(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        """`keys` and what depends on them: other parts of a FULL block, and what follows it."""
-        found = dict.fromkeys(keys)
-        waiting = list(found)
-        while waiting:
-            key = waiting.pop()
-            if key.part is not Part.FULL:
-                continue
-            for part in Part:
-                after = [one.key for one in self._store.children(key.hash, part)]
-                waiting += (one for one in after if one not in found)
-                found.update(dict.fromkeys([BlockKey(key.hash, part), *after]))
-        return list(found)

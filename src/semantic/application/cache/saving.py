@@ -1,0 +1,142 @@
+"""BlockSaver: exports what a sequence holds into a block store, and drops what must not be reused.
+
+RequestState is what saving and restoring know of a request. Knows the backend and the store by
+their ports; not when something is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from semantic.application.cache.loading import NEVER_GIVEN_UP, Load, Terms
+from semantic.application.cache.prefix_lookup import StoredPrefix, window_links
+from semantic.domain.block_hash import BlockKey, BlockLink, Part, Scope
+from semantic.domain.errors import BackendError, CacheReconstructionError
+from semantic.domain.stored import BlockHeader, Body, StoredBlock
+from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
+from semantic.ports.generation import BatchBackend
+from semantic.ports.store import CacheStorePort
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the prefix store knows of one request."""
+
+    links: list[BlockLink] = field(default_factory=list)
+    """Hash chain of the request's full blocks, as far as it has been computed."""
+    stored_blocks: int = 0
+    """How many leading blocks are in the store or have been offered to it."""
+    prefix: StoredPrefix | None = None
+    """The stored prefix to restore when the request is opened."""
+    searched: bool = False
+    """Whether `prefix` has been looked up since the request began to wait."""
+    terms: Terms = NEVER_GIVEN_UP
+    """On which `prefix` is read."""
+    preferred: int = 0
+    """Tokens up to which computing was found to be faster than reading: that stays decided."""
+    load: Load | None = None
+    """The prefix that is being read into the request's sequence."""
+    put: list[BlockKey] = field(default_factory=list)
+    """What the request has put into the store."""
+    read: list[BlockHeader] = field(default_factory=list)
+    """What the request has read from the store."""
+    scope: Scope | None = None
+    """What its blocks are hashed and looked up in."""
+    is_ahead: bool = False
+    """Whether `prefix` is read ahead: what is in which tier changes."""
+    unread: int = 0
+    """Tokens of a prefix that could not be read: a shorter one, or other bodies, are looked for."""
+
+    def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
+        """Links of the full blocks of `tokens`, which extend those of earlier calls."""
+        n_full = len(tokens) // BLOCK_TOKENS
+        if len(self.links) < n_full:
+            self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])
+        return self.links[:n_full]
+
+    def all_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
+        """Links of all blocks of `tokens`; the last one may be partial."""
+        return scope.continued(self.full_links(scope, tokens), tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What is saved of an open sequence; `put` collects the keys. Not `interim` at a turn's end."""
+
+    sequence: SequenceId
+    put: list[BlockKey]
+    interim: bool
+
+
+class BlockSaver:
+    """Puts the blocks of one model's sequences."""
+
+    def __init__(self, model: BatchBackend, store: CacheStorePort) -> None:
+        self._model = model
+        self._layout = model.layout()
+        self._store = store
+        self.has_gaps = False  # whether interim blocks may be missing on disk
+
+    def put_full(self, export: Export, links: Sequence[BlockLink]) -> bool:
+        """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""
+        self.has_gaps |= self._store.holds_back
+        lacking = self._store.lacking([link.key(Part.FULL) for link in links])
+        return all(
+            self._put(export, link, Part.FULL) for link in links if link.key(Part.FULL) in lacking
+        )
+
+    def put_checkpoint(self, export: Export, links: Sequence[BlockLink]) -> None:
+        """Save what a sequence needs to resume after `links`: window bodies and a checkpoint."""
+        if not self._layout.needs_checkpoint or not links:
+            return
+        window = window_links(self._layout, links)
+        last = BlockHeader(links[-1], Part.CHECKPOINT, self._layout.name)
+        lacking = self._store.lacking([last.key, *(link.key(Part.WINDOW) for link in window)])
+        missing = [link for link in window if link.key(Part.WINDOW) in lacking]
+        done = all(self._put(export, link, Part.WINDOW) for link in missing)
+        if done and last.key in lacking:
+            self._put_body(export, last, self._model.export_checkpoint(export.sequence))
+
+    def drop(
+        self, put: Sequence[BlockKey], links: Iterable[BlockLink], read: Iterable[BlockHeader]
+    ) -> None:
+        """Drop what was `put`, with all that follows it, and of the FULL blocks of `links` and what
+        was `read` those that have values that are not finite."""
+        headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
+        others = {one.key: one for one in (*headers, *read)}
+        for key in put:
+            others.pop(key, None)
+        found = self._store.find(list(others))
+        bad = [key for key in found if not self._is_finite(others[key])]
+        self._store.drop(self._with_dependents([*put, *bad]))
+
+    def _put(self, export: Export, link: BlockLink, part: Part) -> bool:
+        body = self._model.export_block(export.sequence, part, link.start, link.stop)
+        return self._put_body(export, BlockHeader(link, part, self._layout.name), body)
+
+    def _put_body(self, export: Export, header: BlockHeader, body: Body) -> bool:
+        export.put.append(header.key)
+        return self._store.put(StoredBlock(header, body, export.interim))
+
+    def _is_finite(self, header: BlockHeader) -> bool:
+        """Whether a stored body holds finite values only, or cannot be read."""
+        body = self._store.read(header)
+        try:
+            return body is None or self._model.is_finite(header.part, body)
+        except (BackendError, CacheReconstructionError):
+            return False
+
+    def _with_dependents(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """`keys` and what depends on them: other parts of a FULL block, and what follows it."""
+        found = dict.fromkeys(keys)
+        waiting = list(found)
+        while waiting:
+            key = waiting.pop()
+            if key.part is not Part.FULL:
+                continue
+            for part in Part:
+                after = [one.key for one in self._store.children(key.hash, part)]
+                waiting += (one for one in after if one not in found)
+                found.update(dict.fromkeys([BlockKey(key.hash, part), *after]))
+        return list(found)
