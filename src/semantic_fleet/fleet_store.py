@@ -201,7 +201,7 @@ def forget_tenant(settings: Settings, name: str) -> Forgotten:
     """Delete the keys and all objects of the tenant `name`. Raises as `evict_remote`."""
     objects, secret = require_objects(settings)
     from semantic_fleet.objects.remote_records import records_tag
-    from semantic_fleet.objects.vault import Vault
+    from semantic_fleet.objects.sealing import Vault
 
     vault = Vault(objects, secret)
     tags = tenant_tag(secret, name), records_tag(secret, turns_owner(name))

@@ -28,6 +28,7 @@ from typing import NamedTuple
 from semantic.domain.fair_share import most_each
 from semantic_fleet.objects.lease import PERIOD, RENEWALS, Lease, LostLeaseError
 from semantic_fleet.objects.objects import PAGE, Listed, Objects, UnavailableError
+from semantic_fleet.objects.sealing import TENANTS, live_folder
 from semantic_fleet.objects.uses import (
     EVICTED,
     LOGS,
@@ -36,7 +37,6 @@ from semantic_fleet.objects.uses import (
     name_of,
     used_at,
 )
-from semantic_fleet.objects.vault import TENANTS, live_folder
 
 PASS_SECONDS = 60.0, 600.0
 """The shortest and the longest time between two passes; in between until the budget is reached."""

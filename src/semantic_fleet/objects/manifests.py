@@ -23,7 +23,6 @@ from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Sco
 from semantic.domain.prefix import continues, ends_of_turn
 from semantic.domain.stored import BlockHeader, Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS
-from semantic_fleet.objects.bodies import Bodies
 from semantic_fleet.objects.catalog import Catalog
 from semantic_fleet.objects.names import Folder, generation_of, manifest_identity
 from semantic_fleet.objects.objects import (
@@ -32,8 +31,8 @@ from semantic_fleet.objects.objects import (
     Objects,
     UnavailableError,
 )
-from semantic_fleet.objects.sealing import seal, unsealed
-from semantic_fleet.objects.vault import Vault
+from semantic_fleet.objects.reading import Bodies
+from semantic_fleet.objects.sealing import Vault, seal, unsealed
 
 _GENERATIONS = 4
 """Generations that are tried while other replicas save the same agent."""

@@ -24,8 +24,8 @@ from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Sco
 from semantic.domain.identity import digest
 from semantic.domain.stored import BlockHeader
 from semantic_fleet.objects.objects import Listed
+from semantic_fleet.objects.sealing import Tenant
 from semantic_fleet.objects.uses import name_of
-from semantic_fleet.objects.vault import Tenant
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from semantic.domain.identity import digest
 from semantic.domain.responses import DamagedRecordError, StoredResponse, decoded, encoded, key_of
 from semantic.ports.store import MOST_WAIT, DiskResponsesPort
 from semantic_fleet.objects.objects import Objects, UnavailableError
-from semantic_fleet.objects.sealing import seal, unsealed
-from semantic_fleet.objects.vault import Vault
+from semantic_fleet.objects.sealing import Vault, seal, unsealed
 
 _AHEAD = 8
 """Turns that are read at a time."""

@@ -36,14 +36,13 @@ from semantic.domain.stored import (
     StoreStats,
     Tier,
 )
-from semantic_fleet.objects.bodies import Bodies
 from semantic_fleet.objects.catalog import CATALOG_BYTES, Catalog, Notices, Tally
 from semantic_fleet.objects.janitor import BackgroundJanitor
 from semantic_fleet.objects.manifests import Ends, Manifests
 from semantic_fleet.objects.names import generation_of, has_tail
 from semantic_fleet.objects.objects import Objects
-from semantic_fleet.objects.reading import LookUp, Reader
-from semantic_fleet.objects.vault import Vault
+from semantic_fleet.objects.reading import Bodies, LookUp, Reader
+from semantic_fleet.objects.sealing import Vault
 
 
 class Deletions:

@@ -31,8 +31,8 @@ from semantic_fleet.objects.lease import PERIOD, Lease, LostLeaseError
 from semantic_fleet.objects.objects import Listed, Objects, UnavailableError
 from semantic_fleet.objects.remote_records import Records
 from semantic_fleet.objects.remote_store import RemoteStore
+from semantic_fleet.objects.sealing import SALT_SECONDS, Vault
 from semantic_fleet.objects.uses import LOG_SECONDS, Numbers, UseLog, UseTable, name_of
-from semantic_fleet.objects.vault import SALT_SECONDS, Vault
 from tests.support.bucket import Bucket, Process
 from tests.support.fake_clock import FakeClock
 from tests.support.own_process import in_own_process

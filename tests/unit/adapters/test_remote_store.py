@@ -31,19 +31,19 @@ from semantic.domain.errors import InvalidRequestError
 from semantic.domain.prefix import ends_of_turn
 from semantic.domain.stored import BlockLayout
 from semantic_fleet.fleet_store import FleetStore, require_objects
-from semantic_fleet.objects import sealing, vault
+from semantic_fleet.objects import sealing
 from semantic_fleet.objects.objects import Objects, SharedFolder, UnavailableError
 from semantic_fleet.objects.remote_store import RemoteStore
 from semantic_fleet.objects.sealing import (
     CHUNK,
     SealingMemory,
+    Vault,
     contents_bytes,
     seal,
     sealed_bytes,
     unsealed,
 )
 from semantic_fleet.objects.uses import EVICTED
-from semantic_fleet.objects.vault import Vault
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_clock import FakeClock
 from tests.support.paged_sequences import spec_of
@@ -595,7 +595,7 @@ def test_replicas_agree_on_a_key_and_learn_that_it_was_deleted() -> None:
     before = one.tenant(tag)
     one.forget(tag)
     assert other.tenant(tag) == before
-    clock.now += vault.SALT_SECONDS
+    clock.now += sealing.SALT_SECONDS
     assert other.tenant(tag) != before
     assert one.tenant(tag) == other.tenant(tag)
     assert Vault(objects, KEY).tenant(tag) != one.tenant(tag)
