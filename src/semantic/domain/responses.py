@@ -63,6 +63,15 @@ def decoded(data: bytes) -> StoredResponse:
         raise DamagedRecordError(f"not a response: {type(error).__name__}") from error
 
 
+def response_in(data: bytes | None, response_id: str) -> StoredResponse | None:
+    """The response in a record, if there is one; None if it is damaged or another one."""
+    try:
+        found = None if data is None else decoded(data)
+    except DamagedRecordError:
+        return None
+    return found if found is not None and found.id == response_id else None
+
+
 def _message(facts: Mapping[str, object]) -> Message:
     calls = cast("list[dict[str, str]]", facts["tool_calls"])
     return Message(

@@ -56,8 +56,7 @@ class Manifests:
         return max(listed, key=generation_of, default=None)
 
     def read(self, scope: Scope, agent_id: str, listed: Listed) -> Manifest:
-        """The manifest in an object. Raises FileNotFoundError, DamagedError, MismatchError and
-        NewerFormatError."""
+        """The manifest in an object. Raises FileNotFoundError and UnreadableError."""
         key, generation = agent_key(scope, agent_id), generation_of(listed)
         data = self._objects.get(listed.path)
         sealed_as = manifest_identity(key, generation)

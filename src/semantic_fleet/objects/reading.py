@@ -25,6 +25,7 @@ from semantic.adapters.stores.disk.entries import (
     DamagedError,
     MismatchError,
     NewerFormatError,
+    UnreadableError,
     parse_block,
 )
 from semantic.application.cache.checkpoint_plan import MOST_TOKENS
@@ -401,7 +402,7 @@ class LookUp:
             found = self._bodies.tail(chain.folder, listed.path, key, chain.layout.name)
         except FileNotFoundError:
             return None
-        except (DamagedError, MismatchError, NewerFormatError) as error:
+        except UnreadableError as error:
             self._tally.count("damaged", f"damaged: {error}")
             self._objects.delete(listed.path)
             return None

@@ -16,12 +16,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 from semantic.adapters.stores.conversations import decoded_turn, encoded_turn, turn_key
-from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
+from semantic.adapters.stores.disk.entries import UnreadableError
 from semantic.application.chat.turn_cache import Writes
 from semantic.domain.block_hash import tenant_tag
 from semantic.domain.history import Point, Turn
 from semantic.domain.identity import digest
-from semantic.domain.responses import DamagedRecordError, StoredResponse, decoded, encoded, key_of
+from semantic.domain.responses import StoredResponse, encoded, key_of, response_in
 from semantic.ports.store import MOST_WAIT, DiskResponsesPort
 from semantic_fleet.objects.objects import Objects, UnavailableError
 from semantic_fleet.objects.sealing import Vault, seal, unsealed
@@ -52,13 +52,7 @@ class Records:
             tenant = self._vault.tenant(tag)
             data = self._objects.get(self._path(tenant.folder, key))
             return unsealed(tenant.key, self._identity(key), data)
-        except (
-            FileNotFoundError,
-            DamagedError,
-            MismatchError,
-            NewerFormatError,
-            UnavailableError,
-        ):
+        except (FileNotFoundError, UnreadableError, UnavailableError):
             return None
 
     @property
@@ -120,11 +114,7 @@ class SharedResponses:
         if found is not None:
             return found
         data = self._records.get(tenant_tag(self._secret, tenant), key_of(tenant, response_id))
-        try:
-            there = None if data is None else decoded(data)
-        except DamagedRecordError:
-            return None
-        return there if there is not None and there.id == response_id else None
+        return response_in(data, response_id)
 
     def put(self, tenant: str, response: StoredResponse) -> None:
         """See `ResponsesPort.put`. Returns when the fleet finds it too; if that takes longer than

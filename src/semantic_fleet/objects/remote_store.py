@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from semantic.adapters.stores.disk.block_file import MAX_BODY_BYTES
-from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
+from semantic.adapters.stores.disk.entries import UnreadableError
 from semantic.adapters.stores.memory import data_of
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
 from semantic.domain.stored import (
@@ -134,7 +134,7 @@ class RemoteAgents:
                     self.catalog.learn_agent(self.manifests.read(scope, agent_id, newest))
                 except FileNotFoundError:
                     return  # replaced at this moment
-                except (DamagedError, MismatchError, NewerFormatError) as error:
+                except UnreadableError as error:
                     self.tally.count("damaged", f"damaged: {error}")
 
     def save(self, manifest: Manifest) -> bool:

@@ -24,7 +24,7 @@ from itertools import compress, starmap
 
 import xxhash
 
-from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
+from semantic.adapters.stores.disk.entries import UnreadableError
 from semantic.domain.identity import digest
 from semantic_fleet.objects.objects import PAGE, Listed, Objects, UnavailableError
 from semantic_fleet.objects.sealing import chunks, contents_bytes, derived, seal
@@ -81,7 +81,7 @@ class Numbers:
         try:
             for piece in chunks(self._key, _identity(path), n_bytes, read):
                 numbers.frombytes(piece)
-        except (FileNotFoundError, DamagedError, MismatchError, NewerFormatError, ValueError):
+        except (FileNotFoundError, UnreadableError, ValueError):
             return array("Q")
         return _little_endian(numbers)
 

@@ -18,12 +18,11 @@ from semantic.domain.errors import StoreError
 from semantic.domain.history import Point, Turn
 from semantic.domain.identity import digest
 from semantic.domain.responses import (
-    DamagedRecordError,
     StoredResponse,
-    decoded,
     encoded,
     key_of,
     owner_of,
+    response_in,
 )
 from semantic.ports.store import ResponsesPort
 
@@ -44,14 +43,7 @@ class SqliteResponses:
         self._records = Records(path, max_bytes, "responses", notify)
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        data = self._records.get(key_of(tenant, response_id))
-        if data is None:
-            return None
-        try:
-            found = decoded(data)
-        except DamagedRecordError:
-            return None
-        return found if found.id == response_id else None
+        return response_in(self._records.get(key_of(tenant, response_id)), response_id)
 
     def put(self, tenant: str, response: StoredResponse) -> None:
         self._records.put(key_of(tenant, response.id), encoded(response), owner_of(tenant))

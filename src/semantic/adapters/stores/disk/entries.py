@@ -50,7 +50,11 @@ _BLOCK = re.compile(r"([0-9a-f]{64})\.(full|window|checkpoint)")
 _MANIFEST = re.compile(r"([0-9a-f]{64})\.([0-9]{20})")
 
 
-class DamagedError(Exception):
+class UnreadableError(Exception):
+    """What is there is not what was asked for, or cannot be understood."""
+
+
+class DamagedError(UnreadableError):
     """A file does not contain what its name promises; the message is the kind of damage."""
 
     @property
@@ -58,11 +62,11 @@ class DamagedError(Exception):
         return str(self)
 
 
-class NewerFormatError(Exception):
+class NewerFormatError(UnreadableError):
     """A file was written by a later version; it is not touched."""
 
 
-class MismatchError(Exception):
+class MismatchError(UnreadableError):
     """A sound file differs from the one requested; the message names the field."""
 
 
