@@ -47,8 +47,7 @@ class PromptDigests:
 
 def digests_of(tokens: Sequence[int]) -> PromptDigests:
     """The digests of a prompt."""
-    digests, _ = digests_and_prefixes(tokens, ())
-    return digests
+    return digests_and_prefixes(tokens, ())[0]
 
 
 def digests_and_prefixes(
@@ -153,8 +152,10 @@ class SessionAgents:
         for name, member in group.members.items():
             if name in busy or member.origin.kind != origin.kind:
                 continue
-            common, extends = _rank(member.prompt, prompt, prefixes)
-            if 2 * common >= min(member.prompt.n_tokens, prompt.n_tokens):
+            before = member.prompt
+            common = before.common(prompt)
+            extends = prefixes.get(before.n_tokens) == before.whole
+            if 2 * common >= min(before.n_tokens, prompt.n_tokens):
                 rank = True, common, extends
             elif n_messages := _same_thread(member, thread):
                 rank = False, n_messages, extends
@@ -223,17 +224,6 @@ class SessionAgents:
 
     def forget(self, tag: bytes, name: str) -> None:
         """Forget the agent; its name may be used again."""
-        self._remove(tag, name)
-
-    def _drop(self, tag: bytes, name: str) -> None:
-        """Forget an agent that still exists: its name is not used again."""
-        group = self._used[tag, name]
-        agents = self._groups[group]
-        number = agents.members[name].origin.identity.number(name) or 0
-        agents.dropped = max(agents.dropped, number)
-        self._remove(tag, name)
-
-    def _remove(self, tag: bytes, name: str) -> None:
         group = self._used.pop((tag, name), None)
         if group is None:
             return
@@ -241,13 +231,13 @@ class SessionAgents:
         if not self._groups[group].members:
             del self._groups[group]
 
-
-def _rank(
-    before: PromptDigests, prompt: PromptDigests, prefixes: Mapping[int, bytes]
-) -> tuple[int, bool]:
-    """Length of the common prefix of two prompts, and whether it is all of the earlier one."""
-    extends = prefixes.get(before.n_tokens) == before.whole
-    return before.common(prompt), extends
+    def _drop(self, tag: bytes, name: str) -> None:
+        """Forget an agent that still exists: its name is not used again."""
+        group = self._used[tag, name]
+        agents = self._groups[group]
+        number = agents.members[name].origin.identity.number(name) or 0
+        agents.dropped = max(agents.dropped, number)
+        self.forget(tag, name)
 
 
 def _same_thread(member: _Member, thread: str) -> int:
