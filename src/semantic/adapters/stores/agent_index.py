@@ -88,24 +88,24 @@ class AgentTable:
 
     def add(self, saved: SavedAgent) -> None:
         """An agent that has nothing saved."""
-        bare = saved.bare
-        self._saved[saved.name] = saved
+        bare, agent = saved.bare, saved.name  # one tuple for all blocks
+        self._saved[agent] = saved
         insort(self._listed.setdefault(bare.scope, []), bare.place)
         if bare.parent is not None:
             self._names.setdefault((bare.scope, bare.parent), {})[bare.agent_id] = None
         for block in saved.chain:
-            self.users.setdefault(block, {})[saved.name] = None
+            self.users.setdefault(block, {})[agent] = None
 
     def remove(self, saved: SavedAgent) -> None:
         """Undo `add`."""
-        bare = saved.bare
-        del self._saved[saved.name]
+        bare, agent = saved.bare, saved.name
+        del self._saved[agent]
         places = self._listed[bare.scope]
         del places[bisect_left(places, bare.place)]
         if bare.parent is not None:
             _discard(self._names, (bare.scope, bare.parent), bare.agent_id)
         for block in saved.chain:
-            _discard(self.users, block, saved.name)
+            _discard(self.users, block, agent)
 
     def clear(self) -> None:
         """Forget everything."""
