@@ -149,24 +149,18 @@ class StoppedError(Exception):
     """A pass was ended on request."""
 
 
+@dataclass(frozen=True, slots=True, repr=False)  # of a secret
 class Janitor:
-    """Passes over one object store, for the holder of `lease`. Not thread-safe."""
+    """Passes over one object store, for the holder of a lease. Not thread-safe.
 
-    def __init__(
-        self,
-        objects: Objects,
-        secret: bytes,
-        lease: Lease,
-        max_bytes: int,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`secret` is the fleet's, 32 bytes; `max_bytes` is the budget. A pass ends with
-        StoppedError when it is `stopped`."""
-        self._stopped = stopped
-        self._objects = objects
-        self._secret = secret
-        self._lease = lease
-        self._max_bytes = max_bytes
+    The secret is the fleet's, 32 bytes. A pass ends with StoppedError when it is stopped.
+    """
+
+    _objects: Objects
+    _secret: bytes
+    _lease: Lease
+    _max_bytes: int
+    _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
         """One pass. Raises UnavailableError, and LostLeaseError if another process took over."""

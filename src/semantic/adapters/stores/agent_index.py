@@ -141,6 +141,7 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
         groups.pop(group, None)
 
 
+@dataclass(frozen=True, slots=True)
 class TierAgents:
     """Agents of two tiers. A manifest in `cold` takes precedence, with its generation; pins are for
     the quota of `pins`, one of the two.
@@ -148,10 +149,9 @@ class TierAgents:
     Methods without a docstring: see `AgentIndexPort`.
     """
 
-    def __init__(self, warm: AgentIndexPort, cold: AgentIndexPort, pins: AgentIndexPort) -> None:
-        self._warm = warm
-        self._cold = cold
-        self._pins = pins
+    _warm: AgentIndexPort
+    _cold: AgentIndexPort
+    _pins: AgentIndexPort
 
     def save(self, manifest: Manifest) -> bool:
         """See `AgentIndexPort.save`. True when either tier accepts it."""

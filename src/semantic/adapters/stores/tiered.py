@@ -41,7 +41,7 @@ class TieredStore:
             raise InvalidRequestError("the warm store must be made with the cold store's secret")
         self.warm = warm
         self.cold = cold
-        self.agents = TierAgents(warm.agents, cold.agents, pins=cold.agents)
+        self.agents = TierAgents(warm.agents, cold.agents, cold.agents)
         self.secret = cold.secret
 
     @property
@@ -153,7 +153,7 @@ class SharedTiers(TieredStore):
 
     def __init__(self, warm: StorePort, cold: StorePort) -> None:
         super().__init__(warm, cold)
-        self.agents = TierAgents(warm.agents, cold.agents, pins=warm.agents)
+        self.agents = TierAgents(warm.agents, cold.agents, warm.agents)
 
     @property
     def holds_back(self) -> bool:

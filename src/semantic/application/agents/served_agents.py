@@ -19,6 +19,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -213,22 +214,15 @@ _OPERATORS: Final = "operators\0"
 """No tenant has this name."""
 
 
+@dataclass(frozen=True, slots=True)
 class ServedAgents:
     """Calls an `AgentDirectory` on the threads that it requires."""
 
-    def __init__(
-        self,
-        thread: EngineCalls,
-        directory: AgentDirectory,
-        finder: AgentFinder,
-        workers: FairThreads,
-        transfers: AgentTransfers,
-    ) -> None:
-        self._thread = thread
-        self._directory = directory
-        self._finder = finder
-        self._workers = workers
-        self._transfers = transfers
+    _thread: EngineCalls
+    _directory: AgentDirectory
+    _finder: AgentFinder
+    _workers: FairThreads
+    _transfers: AgentTransfers
 
     def close(self) -> None:
         """End the exports and imports that run: the store is about to be closed."""

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from semantic.application.cache.prefix_store import PrefixStore
@@ -176,6 +177,7 @@ class _Order:
         self._places[place.key] = place
 
 
+@dataclass(eq=False)
 class BlockAllocator:
     """Moves blocks between the pool, running requests and idle caches.
 
@@ -188,19 +190,11 @@ class BlockAllocator:
         request                   --release-->             pool
     """
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        spec: ModelCacheSpec,
-        idle: IdleCaches,
-        model_id: str,
-        prefixes: PrefixStore | None = None,
-    ) -> None:
-        self._pool = pool
-        self._prefixes = prefixes
-        self._spec = spec
-        self._idle = idle
-        self._model_id = model_id
+    _pool: BlockPool
+    _spec: ModelCacheSpec
+    _idle: IdleCaches
+    _model_id: str
+    _prefixes: PrefixStore | None = None
 
     def key(self, agent_id: str, tenant: str = "") -> CacheKey:
         """The key of the agent's idle cache."""
@@ -438,15 +432,13 @@ class BlockAllocator:
         return True
 
 
+@dataclass(frozen=True, slots=True)
 class AgentCaches:
-    """The agents of one engine. `lock` guards the allocator."""
+    """The agents of one engine. The lock guards the allocator."""
 
-    def __init__(
-        self, allocator: BlockAllocator, prefixes: PrefixStore | None, lock: threading.RLock
-    ) -> None:
-        self._allocator = allocator
-        self._prefixes = prefixes
-        self._lock = lock
+    _allocator: BlockAllocator
+    _prefixes: PrefixStore | None
+    _lock: threading.RLock
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
         """The manifest saved after the agent's last turn, or None."""

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,6 +77,7 @@ def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
         db.execute("DELETE FROM others WHERE name = ?", (escape_name(f"bad/{name}"),))
 
 
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """One pass over the folder, inside one transaction: the files are the source of truth.
 
@@ -83,19 +85,11 @@ class Recovery:
     interrupted anywhere, it runs again from the start.
     """
 
-    def __init__(
-        self,
-        db: sqlite3.Connection,
-        folder: Folder,
-        entries: Entries,
-        reader: BlockReader,
-        counts: Counts,
-    ) -> None:
-        self._db = db
-        self._folder = folder
-        self._entries = entries
-        self._reader = reader
-        self._counts = counts
+    _db: sqlite3.Connection
+    _folder: Folder
+    _entries: Entries
+    _reader: BlockReader
+    _counts: Counts
 
     def run(self) -> None:
         """Raises OSError when the folder cannot be read, and IndexBrokenError for wrong rows."""
