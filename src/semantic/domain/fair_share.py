@@ -180,19 +180,19 @@ class FairLru(Generic[K, V]):
 
 
 def equal_part(most: int, n_others: int) -> int | None:
-    """What a tenant is sure of beside others; None without others: it may have everything."""
+    """Return the sure part of a tenant among others; None without others: it may have all."""
     return most // (1 + n_others) if n_others else None
 
 
 def pins_hold(n_others: int, *, is_public: bool) -> bool:
-    """Whether what others have pinned is kept from a tenant: from the public one, which counts as
-    none, if there is one other."""
+    """Return whether pins of others hold against a tenant: against the public one, which does not
+    count as one, if there is one other."""
     return is_public and n_others == 1
 
 
 def kept(held: int, pinned: int, then: int) -> int:
-    """What another tenant keeps of what it has `held` for one that has `then` afterwards: as much
-    as that, and what it has `pinned`, 0 if pins do not hold."""
+    """Return how much of its `held` bytes another tenant keeps from one that has `then` afterwards:
+    as much as that, and at least its `pinned` ones, 0 if pins do not hold."""
     return max(min(held, then), pinned)
 
 

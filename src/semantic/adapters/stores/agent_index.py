@@ -83,7 +83,7 @@ class AgentTable:
         return self._saved[agent]
 
     def get(self, agent: AgentName) -> SavedAgent | None:
-        """What is saved of an agent."""
+        """Return the saved part of an agent."""
         return self._saved.get(agent)
 
     def add(self, saved: SavedAgent) -> None:
@@ -212,7 +212,7 @@ class QueuedAgents:
     """Manifests that wait in `queue` behind the blocks that were put before them, and those of the
     store behind it.
 
-    Of an agent's manifests only the newest is queued; a replaced one gets no generation. Methods
+    The queue has only the newest manifest of an agent; a replaced one gets no generation. Methods
     without a docstring: see `AgentIndexPort`.
     """
 

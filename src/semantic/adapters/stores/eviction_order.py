@@ -100,7 +100,7 @@ class EvictionOrder(Generic[E]):
 
     @property
     def pinned_bytes(self) -> int:
-        """Of all tenants."""
+        """Pinned bytes of all tenants."""
         return sum(one.pinned_bytes for one in self.tenants.values())
 
     def pinned_of(self, tenant: bytes) -> Pinned:
@@ -127,7 +127,7 @@ class EvictionOrder(Generic[E]):
         self.tenants[tenant].use(entry)
 
     def abandon(self, tenant: bytes, entries: Iterable[E]) -> None:
-        """Let `entries`, which their agents left, be evicted sooner."""
+        """Make `entries`, which their agents left, leave sooner."""
         self.tenants[tenant].abandon(entries)
 
     def clear(self) -> None:
@@ -138,7 +138,7 @@ class EvictionOrder(Generic[E]):
     def victims(
         self, tenant: bytes, n_bytes: int, spared: Collection[E] = ()
     ) -> Collection[E] | None:
-        """What to evict so that `n_bytes` more of `tenant` fit.
+        """Return the entries to evict so that `n_bytes` more of `tenant` fit.
 
         None when they do not fit beside its pinned and spared entries and what others keep.
         """
@@ -157,8 +157,8 @@ class EvictionOrder(Generic[E]):
         return found if total >= excess else None
 
     def oldest(self, n_bytes: int) -> Collection[E]:
-        """What to evict so that so many bytes go, the largest tenants' least recently used first.
-        What is pinned stays."""
+        """Return entries of the given bytes to evict, the largest tenants' least recently used
+        first. Pinned ones stay."""
         return self._first(self._order(b"", 0, (), pins_stay=True), n_bytes)[0]
 
     def _of(self, tenant: bytes) -> _Tenant[E]:
@@ -179,9 +179,10 @@ class EvictionOrder(Generic[E]):
     def _order(
         self, tenant: bytes, then: int, spared: Collection[E], *, pins_stay: bool
     ) -> Iterator[E]:
-        """Everything evictable for `tenant`, which will have `then` bytes; some entries repeatedly.
+        """Yield everything evictable for `tenant`, which will have `then` bytes; some entries
+        repeatedly.
 
-        Of the others what each has above that, the largest first; what is pinned last, or, if
+        Others give what each has above that, the largest first, pinned ones last, or, if
         `pins_stay`, not at all.
         """
         larger = [

@@ -52,7 +52,7 @@ class WriteQueue:
         self.changed = threading.Condition()
         self.max_bytes = max_bytes
         self.n_bytes = 0
-        """Of the blocks that are queued or written, as their owner counts them."""
+        """Bytes of waiting and running writes, by their owner's count."""
         self.pace = pace
         self.order = WriteOrder(clock, defers=pace is not None)
         self.counts: Counter[str] = Counter(dict.fromkeys(QUEUE_COUNTERS, 0))
@@ -66,7 +66,7 @@ class WriteQueue:
         self._close_seconds = close_seconds
         self._ends = math.inf
         self.error: BaseException | None = None
-        """What has ended the threads."""
+        """The error that ended the threads."""
         self._threads = [
             threading.Thread(target=self._run, name="store writer", daemon=True)
             for _ in range(threads)
@@ -75,12 +75,12 @@ class WriteQueue:
             thread.start()
 
     def accepts(self) -> bool:
-        """Whether jobs may be added now."""
+        """Return whether the queue takes jobs now."""
         return self.error is None and not self.backoff.is_on()
 
     @property
     def is_over_half(self) -> bool:
-        """Whether more than half of the bytes are taken."""
+        """True if jobs hold more than half of the bytes."""
         return 2 * self.n_bytes > self.max_bytes
 
     def add(

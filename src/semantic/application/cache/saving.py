@@ -62,7 +62,8 @@ class RequestState:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is saved of an open sequence; `put` collects the keys. Not `interim` at a turn's end."""
+    """The saved part of an open sequence; `put` collects the keys. Not `interim` at a turn's
+    end."""
 
     sequence: SequenceId
     put: list[BlockKey]

@@ -51,7 +51,7 @@ _MANIFEST = re.compile(r"([0-9a-f]{64})\.([0-9]{20})")
 
 
 class UnreadableError(Exception):
-    """What is there is not what was asked for, or cannot be understood."""
+    """The entry differs from the requested one, or has no reading."""
 
 
 class DamagedError(UnreadableError):
