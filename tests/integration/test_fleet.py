@@ -42,7 +42,7 @@ from semantic.serve import ServeSettings, load_serving
 from semantic_fleet.objects import remote_records
 from semantic_fleet.objects.objects import Objects
 from semantic_fleet.objects.remote_records import Records
-from semantic_server.http.activity.watch import Ending
+from semantic_server.http.activity import Ending
 from semantic_server.http.metrics import InstrumentedServing
 from tests.support.durable import Durable, history, text
 from tests.support.fake_clock import FakeClock

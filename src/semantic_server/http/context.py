@@ -18,7 +18,7 @@ from semantic.ports.agents import AgentsPort
 from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort
 from semantic.ports.serving import ServingPort
-from semantic_server.http.activity.watch import Ending, Watch
+from semantic_server.http.activity import Ending, Watch
 from semantic_server.http.errors import RETRY_SECONDS
 from semantic_server.http.logs import log_entry_of
 from semantic_server.http.metrics import InstrumentedServing, Observer

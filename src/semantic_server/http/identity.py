@@ -3,7 +3,8 @@ with.
 
 Sessions are read from headers and fields that clients send unconfigured; each client has its own,
 and the first reader that recognizes one wins. They are tags only: a value that is too long, not
-printable or malformed is ignored, never an error.
+printable or malformed is ignored, never an error. What an agent says of itself is in the field
+`semantic` of a body, the same on every wire, and in the headers of its members.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Final
+from math import nan
+from typing import Final, NamedTuple
 
 from fastapi import Request
 from pydantic_core import from_json
@@ -20,7 +22,10 @@ from semantic.domain.identity import (
     AIPERF,
     CLAUDE_CODE,
     CODEX,
+    LONGEST_ABSENCE,
+    MOST_PRIORITY,
     OPENCODE,
+    Hints,
     Identity,
     is_tag,
     name_of,
@@ -271,3 +276,111 @@ def _header_text(value: str) -> str:
         return value.encode("latin-1").decode()  # the raw bytes
     except UnicodeDecodeError:
         return value
+
+
+# The field `semantic`
+
+_OWN_FIELD: Final = "semantic"
+_KEEP, _DONE, _BACK_IN, _PRIORITY = "keep", "done", "back_in", "priority"
+_MEMBERS: Final = (_KEEP, _DONE, _BACK_IN, _PRIORITY)
+_HEADERS: Final = {name: f"X-Semantic-{name.title().replace('_', '-')}" for name in _MEMBERS}
+_FLAGS: Final = {"true": True, "false": False}
+_LONGEST_NAME: Final = 80
+
+
+class OwnField(NamedTuple):
+    """What an agent says of its request: whether anything of it may stay after its end, and hints
+    about the agent itself."""
+
+    keep: bool
+    hints: Hints
+
+
+def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
+    """The field `semantic`, else the headers. Nothing of a request is kept if either the header
+    X-Semantic-Keep or the field `semantic.keep` is false.
+
+    Raises FieldError for a value of another type or out of range, for an unknown member, which a
+    misspelt one would be, and for `back_in` of an agent that is done.
+    """
+    own = _own(body)
+    hints = _hints(request, own)
+    keep = _header_flag(request, _KEEP) is not False and _flag(own, _KEEP) is not False
+    return OwnField(keep, hints)
+
+
+def _hints(request: Request, own: Mapping[str, object]) -> Hints:
+    done = _flag(own, _DONE)
+    if done is None:
+        done = _header_flag(request, _DONE) or False
+    back_in = _seconds(request, own)
+    if done and back_in is not None:
+        path = f"{_OWN_FIELD}.{_BACK_IN}"
+        raise FieldError(f"{path}: expected nothing beside {_OWN_FIELD}.{_DONE}", param=path)
+    return Hints(done, back_in, _priority(request, own))
+
+
+def _own(body: Mapping[str, object]) -> Mapping[str, object]:
+    own = body.get(_OWN_FIELD)
+    if own is None:
+        return {}
+    if not isinstance(own, dict):
+        raise FieldError(f"{_OWN_FIELD}: expected an object", param=_OWN_FIELD)
+    for name in own:
+        if name not in _MEMBERS:
+            path = f"{_OWN_FIELD}.{name[:_LONGEST_NAME]}"
+            known = f"{', '.join(_MEMBERS[:-1])} or {_MEMBERS[-1]}"
+            raise FieldError(f"{path}: there is no such field; expected {known}", param=path)
+    return own
+
+
+def _flag(own: Mapping[str, object], name: str) -> bool | None:
+    value = own.get(name)
+    if not isinstance(value, bool | None):
+        path = f"{_OWN_FIELD}.{name}"
+        raise FieldError(f"{path}: expected true or false", param=path)
+    return value
+
+
+def _header_flag(request: Request, name: str) -> bool | None:
+    text = request.headers.get(_HEADERS[name])
+    if text is not None and text.lower() not in _FLAGS:
+        raise FieldError(f"{_HEADERS[name]}: expected true or false", param=_HEADERS[name])
+    return None if text is None else _FLAGS[text.lower()]
+
+
+def _seconds(request: Request, own: Mapping[str, object]) -> float | None:
+    value, label = _number(request, own, _BACK_IN)
+    if value is None or 0 <= value <= LONGEST_ABSENCE:
+        return None if value is None else float(value)
+    raise FieldError(
+        f"{label}: expected a number of seconds from 0 to {LONGEST_ABSENCE:.0f}", param=label
+    )
+
+
+def _priority(request: Request, own: Mapping[str, object]) -> int:
+    value, label = _number(request, own, _PRIORITY)
+    if value is None or value in range(-MOST_PRIORITY, MOST_PRIORITY + 1):
+        return int(value or 0)
+    raise FieldError(
+        f"{label}: expected an integer from {-MOST_PRIORITY} to {MOST_PRIORITY}", param=label
+    )
+
+
+def _number(request: Request, own: Mapping[str, object], name: str) -> tuple[float | None, str]:
+    """A member and where it stands; None without one, not a number for anything else."""
+    value, label = own.get(name), f"{_OWN_FIELD}.{name}"
+    if value is None:
+        label = _HEADERS[name]
+        value = request.headers.get(label)
+        return (None if value is None else _as_number(value)), label
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value, label
+    return nan, label
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
 from semantic.domain.errors import OperatorError
-from semantic_server.http.activity.watch import SENDING
+from semantic_server.http.activity import SENDING
 from semantic_server.http.connections import (
     ConnectionLimits,
     Connections,

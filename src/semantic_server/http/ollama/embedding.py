@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from semantic.ports.embedding import Embedded, EmbeddingModel
 from semantic_server.http.context import embedding_of
-from semantic_server.http.identity import tenant_of
+from semantic_server.http.identity import own_field_of, tenant_of
 from semantic_server.http.ollama.fields import EMBED_FIELDS, EMBEDDINGS_FIELDS
 from semantic_server.http.ollama.models import described
 from semantic_server.http.ollama.options import read_flag, read_keep_alive
@@ -35,7 +35,6 @@ from semantic_server.http.openai.fields import (
     warnings,
 )
 from semantic_server.http.request_body import on_thread, read_json
-from semantic_server.http.request_fields.own_field import keep_of
 from semantic_server.http.request_fields.table import Field, fields_of
 from semantic_server.http.streaming import until_disconnect
 
@@ -89,7 +88,7 @@ async def _embedded(request: Request, body: Mapping[str, object], parsed: _Reque
         tenant_of(request),
         dimensions=parsed.dimensions,
         truncate=parsed.truncate,
-        keep=keep_of(request, body),
+        keep=own_field_of(request, body).keep,
     )
     return await until_disconnect(request, work)
 

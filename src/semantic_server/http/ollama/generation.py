@@ -25,8 +25,8 @@ from semantic_server.http.ollama.request import (
     untagged,
 )
 from semantic_server.http.openai.fields import Json
+from semantic_server.http.openai.replies import ChatTokenLogprob, chat_logprobs
 from semantic_server.http.openai.requests import Caller, caller_of
-from semantic_server.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
 from semantic_server.http.request_body import on_thread, read_json
 from semantic_server.http.streaming import (
     NDJSON,

@@ -28,7 +28,7 @@ from semantic_server.http.cache_miss_report import usage_extension
 from semantic_server.http.errors import check_finished
 from semantic_server.http.ollama.conversation import as_context
 from semantic_server.http.openai.fields import Json
-from semantic_server.http.openai.token_logprobs import ChatTokenLogprob
+from semantic_server.http.openai.replies import ChatTokenLogprob
 
 _RAW: Final = "raw_arguments"
 """The argument that has what the model wrote where that is no object."""

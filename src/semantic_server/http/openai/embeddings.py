@@ -21,7 +21,7 @@ from semantic.domain.errors import ModelNotFoundError
 from semantic.ports.embedding import Embedded, EmbeddingModel, Vector
 from semantic_server.http.context import embedding_of
 from semantic_server.http.errors import FieldError
-from semantic_server.http.identity import tenant_of
+from semantic_server.http.identity import own_field_of, tenant_of
 from semantic_server.http.openai.fields import (
     EMBEDDING_FIELDS,
     Json,
@@ -33,7 +33,6 @@ from semantic_server.http.openai.fields import (
 )
 from semantic_server.http.openai.routes import described
 from semantic_server.http.request_body import on_thread, read_json
-from semantic_server.http.request_fields.own_field import keep_of
 from semantic_server.http.streaming import until_disconnect
 
 router: Final = APIRouter(tags=["openai"])
@@ -66,7 +65,7 @@ async def create_embeddings(request: Request) -> Response:
             parsed.texts,
             tenant_of(request),
             dimensions=parsed.dimensions,
-            keep=keep_of(request, body),
+            keep=own_field_of(request, body).keep,
         ),
     )
     reply = await on_thread(request, _reply, found, embedding.model.id, parsed.as_text)

@@ -1,9 +1,4 @@
-"""Replies of chat completions and completions, as a stream of chunks or as one JSON object.
-
-The answers of a request's choices run concurrently and are merged into one stream of events. Each
-wire converts events to deltas of its own; a `Reply` sends deltas as chunks or as their sum. Knows
-no wire's fields within `choices`.
-"""
+"""Log-probabilities of tokens in the shape of chat completions: by text, with alternatives."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,10 +16,12 @@ from typing import Final, Generic, Protocol, TypeVar
 from anyio import CancelScope
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
 
 from semantic.domain.answer import AnswerEvent, AnswerStarted, Usage
 from semantic.domain.errors import SemanticError
 from semantic.domain.match import MatchReport
+from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import Ask, ServedModel, ServingPort
 from semantic_server.http.cache_miss_report import usage_extension
 from semantic_server.http.errors import WireError, openai_error, problem_of
@@ -37,6 +34,69 @@ from semantic_server.http.streaming import (
     start_stream,
     until_disconnect,
 )
+
+_MINUS_INFINITY: Final = -9999.0
+"""OpenAI's value for a probability of 0: JSON has no minus infinity."""
+
+_INCOMPLETE: Final = "\ufffd"
+"""In the text of a token that is only part of a character."""
+
+
+class TopLogprob(TypedDict):
+    """A candidate token. `bytes` is null for a part of a character."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class ChatTokenLogprob(TopLogprob):
+    """A generated token and the likeliest candidates at its position."""
+
+    top_logprobs: list[TopLogprob]
+
+
+def finite(logprob: float) -> float:
+    """`logprob`, with OpenAI's -9999 for minus infinity."""
+    return max(logprob, _MINUS_INFINITY)
+
+
+async def texts_of(
+    serving: ServingPort, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+) -> Mapping[int, str]:
+    """The text of each token in `tokens` and in `logprobs`, by token id."""
+    ids = set(tokens)
+    for one in logprobs:
+        if one is not None:
+            ids |= {one.token, *(token for token, _ in one.top)}
+    if not ids:
+        return {}
+    ordered = sorted(ids)
+    return dict(zip(ordered, await serving.token_texts(ordered), strict=True))
+
+
+async def chat_logprobs(
+    serving: ServingPort, logprobs: Sequence[TokenLogprob]
+) -> list[ChatTokenLogprob]:
+    """`logprobs` as the list `choices[].logprobs.content`."""
+    texts = await texts_of(serving, (), logprobs)
+    return [
+        {
+            **_top(texts[one.token], one.logprob),
+            "top_logprobs": [_top(texts[token], logprob) for token, logprob in one.top],
+        }
+        for one in logprobs
+    ]
+
+
+def _top(text: str, logprob: float) -> TopLogprob:
+    whole = _INCOMPLETE not in text
+    return {
+        "token": text,
+        "bytes": list(text.encode("utf-8", "surrogatepass")) if whole else None,
+        "logprob": finite(logprob),
+    }
+
 
 D = TypeVar("D", bound="Delta")
 D_contra = TypeVar("D_contra", contravariant=True)

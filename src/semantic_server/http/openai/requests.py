@@ -21,7 +21,7 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, Prompt, ServedModel
 from semantic_server.http.context import settings_of
 from semantic_server.http.errors import FieldError
-from semantic_server.http.identity import agent_of, identity_of, tenant_of
+from semantic_server.http.identity import agent_of, identity_of, own_field_of, tenant_of
 from semantic_server.http.openai.fields import (
     STREAM_OPTION_FIELDS,
     STRUCTURED_FIELDS,
@@ -31,7 +31,6 @@ from semantic_server.http.openai.fields import (
     text_at,
 )
 from semantic_server.http.openai.validators import ChatBody, CompletionBody, ResponseBody
-from semantic_server.http.request_fields.own_field import hints_of, keep_of
 
 MAX_CHOICES: Final = 128
 """Choices that one request may have, over all its prompts."""
@@ -73,8 +72,7 @@ def caller_of(request: Request, body: Mapping[str, object]) -> Caller:
         tenant_of(request),
         settings_of(request).force_usage,
         identity_of(request, body),
-        keep_of(request, body),
-        hints_of(request, body),
+        *own_field_of(request, body),
     )
 
 

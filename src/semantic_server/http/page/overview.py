@@ -1,4 +1,4 @@
-"""/v1/overview: what the server saves, holds and does, as one document or a stream of changes.
+"""/v1/overview, what the server saves, holds and does, and /v1/requests, which can be cancelled.
 
 A tenant sees its own requests and savings; figures that are about all tenants are for operators,
 and for all clients of a server without keys. No texts and no tokens.
@@ -7,6 +7,7 @@ and for all clients of a server without keys. No texts and no tokens.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request
@@ -15,13 +16,98 @@ from starlette.responses import Response
 
 from semantic.application.engine.engine_state import EngineFigures, EngineState
 from semantic.domain.stored import StoreStats, Wear
+from semantic.ports.agents import RequestState, RunningRequest, TenantId
 from semantic.ports.models import ModelState, ModelStatus
-from semantic_server.http.activity.recorder import PhaseName, Savings, Span
-from semantic_server.http.activity.watch import LiveRequest, Sample, of_tenant
-from semantic_server.http.context import context_of, settings_of
-from semantic_server.http.identity import is_operator, tenant_of
-from semantic_server.http.requests import Running, running
+from semantic_server.http.activity import (
+    LiveRequest,
+    PhaseName,
+    Sample,
+    Savings,
+    Span,
+    of_tenant,
+)
+from semantic_server.http.agents import TenantParameter
+from semantic_server.http.context import agents_of, context_of, settings_of
+from semantic_server.http.errors import WireError
+from semantic_server.http.identity import is_operator, require_operator, tenant_of
 from semantic_server.http.streaming import event_stream, sse_event
+
+requests: Final = APIRouter(prefix="/v1/requests", tags=["Agents"])
+
+
+class Running(BaseModel):
+    """A request that runs or waits. `read_tokens` of its prompt are computed or reused, of which
+    `cached_tokens` are reused."""
+
+    object: Literal["request"] = "request"
+    id: str
+    agent: str
+    model: Annotated[str, Field(description="The id of its model.")]
+    state: RequestState
+    prompt_tokens: int
+    read_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    seconds: Annotated[float, Field(description="Since the engine has it.")]
+    preemptions: Annotated[int, Field(description="How often it was preempted.")]
+    tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
+
+
+class Requests(BaseModel):
+    """All requests, in the order of their arrival."""
+
+    object: Literal["list"] = "list"
+    data: list[Running]
+
+
+@requests.get("", response_model_exclude_none=True)
+async def list_requests(request: Request, tenant: TenantParameter = None) -> Requests:
+    """The requests that run or wait now."""
+    if tenant is not None:
+        require_operator(request, "tenant")
+    operator = is_operator(request)
+    given = None if tenant is None else TenantId(tenant)
+    found = await agents_of(request).requests(given if operator else tenant_of(request))
+    return Requests(data=[running(one, operator=operator) for one in found])
+
+
+class Cancelled(BaseModel):
+    """A request that ends at the engine's next step."""
+
+    object: Literal["request.cancelled"] = "request.cancelled"
+    id: str
+
+
+@requests.delete("/{request_id}")
+async def cancel(request: Request, request_id: str) -> Cancelled:
+    """Cancel a request that runs or waits; its client gets a 499, which it does not repeat, and
+    what it computed is kept."""
+    owner = None if is_operator(request) else tenant_of(request)
+    if not await agents_of(request).cancel(request_id, owner):
+        raise WireError(
+            HTTPStatus.NOT_FOUND,
+            "expected the id of a request that runs or waits",
+            code="not_found",
+        )
+    return Cancelled(id=request_id)
+
+
+def running(one: RunningRequest, *, operator: bool) -> Running:
+    """A request as it is sent, with the id of its tenant for an operator."""
+    return Running(
+        id=one.uid,
+        agent=one.agent_id,
+        model=one.model,
+        state=one.state,
+        prompt_tokens=one.prompt_tokens,
+        read_tokens=one.read_tokens,
+        cached_tokens=one.cached_tokens,
+        generated_tokens=one.generated_tokens,
+        seconds=round(one.seconds, 3),
+        preemptions=one.preemptions,
+        tenant=one.tenant.id if operator else None,
+    )
+
 
 router: Final = APIRouter(prefix="/v1/overview", tags=["Agents"])
 

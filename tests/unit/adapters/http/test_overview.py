@@ -20,12 +20,13 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.agents import RunningRequest, TenantId
 from semantic.ports.models import ModelStatus
 from semantic.ports.serving import Ask, ServedModel
-from semantic_server.http.activity import recorder as recorder_module
-from semantic_server.http.activity.recorder import MOST_SPANS, Recorder
-from semantic_server.http.activity.watch import (
+from semantic_server.http import activity
+from semantic_server.http.activity import (
     MOST_SAMPLES,
+    MOST_SPANS,
     MOST_WATCHERS,
     LiveRequest,
+    Recorder,
     Watch,
 )
 from semantic_server.http.app import create_app
@@ -96,7 +97,7 @@ def test_a_preempted_request_reads_again() -> None:
 def test_the_time_line_is_bounded_in_requests_and_in_phases(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorder_module, "_MOST_PHASES", 4)
+    monkeypatch.setattr(activity, "_MOST_PHASES", 4)
     recorder = Recorder(clock=FakeClock())
     for number in range(MOST_SPANS + 5):
         request = recorder.of("")

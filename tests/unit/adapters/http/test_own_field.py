@@ -11,7 +11,7 @@ from semantic.domain.identity import NO_HINTS, Hints
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
 from semantic_server.http.errors import FieldError
-from semantic_server.http.request_fields.own_field import hints_of, keep_of
+from semantic_server.http.identity import own_field_of
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
 
@@ -30,7 +30,7 @@ WIRES: dict[str, Json] = {
 
 def said(own: object = None, **headers: str) -> Hints:
     """The hints of a request with this field and these headers."""
-    return hints_of(request(**headers), {} if own is None else {"semantic": own})
+    return own_field_of(request(**headers), {} if own is None else {"semantic": own}).hints
 
 
 def request(**headers: str) -> Request:
@@ -56,9 +56,9 @@ def test_the_body_precedes_the_header() -> None:
 
 def test_a_request_is_kept_unless_one_of_both_says_no() -> None:
     no, yes = {"semantic": {"keep": False}}, {"semantic": {"keep": True}}
-    assert keep_of(request(), {})
-    assert not keep_of(request(x_semantic_keep="true"), no)
-    assert not keep_of(request(x_semantic_keep="False"), yes)
+    assert own_field_of(request(), {}).keep
+    assert not own_field_of(request(x_semantic_keep="true"), no).keep
+    assert not own_field_of(request(x_semantic_keep="False"), yes).keep
 
 
 LEVELS = "expected an integer from -8 to 8"
@@ -94,7 +94,7 @@ def test_a_wrong_member_is_named_with_what_was_expected(own: object, message: st
 
 def test_what_has_no_effect_is_validated_too() -> None:
     with pytest.raises(FieldError, match=f"semantic.back_in: {SECONDS}"):
-        keep_of(request(), {"semantic": {"back_in": "5"}})
+        own_field_of(request(), {"semantic": {"back_in": "5"}})
 
 
 @pytest.mark.parametrize(

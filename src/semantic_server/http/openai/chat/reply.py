@@ -26,8 +26,12 @@ from semantic.domain.answer import (
 from semantic.ports.serving import ServingPort
 from semantic_server.http.errors import check_finished
 from semantic_server.http.openai.fields import Json
-from semantic_server.http.openai.replies import IndexedEvent, ReplyKind
-from semantic_server.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
+from semantic_server.http.openai.replies import (
+    ChatTokenLogprob,
+    IndexedEvent,
+    ReplyKind,
+    chat_logprobs,
+)
 from semantic_server.http.request_fields.client_tools import custom_call
 
 FinishReason = Literal["stop", "length", "tool_calls"]

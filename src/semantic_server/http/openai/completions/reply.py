@@ -24,8 +24,7 @@ from semantic.ports.serving import ServingPort
 from semantic_server.http.errors import check_finished
 from semantic_server.http.openai.completions.request import CompletionRequest, TextPrompt
 from semantic_server.http.openai.fields import Json
-from semantic_server.http.openai.replies import IndexedEvent, ReplyKind
-from semantic_server.http.openai.token_logprobs import finite, texts_of
+from semantic_server.http.openai.replies import IndexedEvent, ReplyKind, finite, texts_of
 
 FinishReason = Literal["stop", "length"]
 

@@ -20,8 +20,8 @@ from typing import Final, Literal
 from semantic.ports.store import ResponsesPort
 from semantic_server.http.errors import WireError
 from semantic_server.http.openai.fields import Json
+from semantic_server.http.openai.replies import ChatTokenLogprob
 from semantic_server.http.openai.responses.tools import FunctionName
-from semantic_server.http.openai.token_logprobs import ChatTokenLogprob
 from semantic_server.http.request_fields.client_tools import CUSTOM, custom_call, item_fields
 
 RESPONSE_PREFIX: Final = "resp_"

@@ -21,10 +21,10 @@ from semantic.ports.store import ResponsesPort
 from semantic_server.http.context import settings_of
 from semantic_server.http.errors import WireError, problem_of, request_id_of
 from semantic_server.http.openai.fields import Json
+from semantic_server.http.openai.replies import ChatTokenLogprob, chat_logprobs
 from semantic_server.http.openai.responses.request import ResponseRequest
 from semantic_server.http.openai.responses.stored import put_response
 from semantic_server.http.openai.responses.writer import ResponseWriter
-from semantic_server.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
 from semantic_server.http.streaming import StartedStream, sse_event
 
 logger = logging.getLogger("semantic.server")

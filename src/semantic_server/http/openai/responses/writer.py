@@ -24,6 +24,7 @@ from semantic.domain.answer import (
 from semantic_server.http.cache_miss_report import usage_extension
 from semantic_server.http.errors import Problem, check_finished, openai_error
 from semantic_server.http.openai.fields import Json
+from semantic_server.http.openai.replies import ChatTokenLogprob
 from semantic_server.http.openai.responses.output_items import (
     CallItem,
     ClientCallItem,
@@ -35,7 +36,6 @@ from semantic_server.http.openai.responses.output_items import (
     new_response_id,
 )
 from semantic_server.http.openai.responses.request import ResponseRequest
-from semantic_server.http.openai.token_logprobs import ChatTokenLogprob
 from semantic_server.http.request_fields.client_tools import CUSTOM
 
 _SERVER_ERROR: Final = "server_error"
