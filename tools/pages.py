@@ -27,8 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from semantic_server.clients.coding_agents import CLAUDE, CODEX, OPENCODE
-from semantic_server.clients.running_server import RunningServer
+from semantic_server.clients.coding_agents import CLAUDE, CODEX, OPENCODE, RunningServer
 from tests.agents.agents import STRANGERS
 from tests.clients import talk
 from tools import references

@@ -17,7 +17,7 @@ from semantic.cli.progress import ServerProgress, _new_progress, _token_speed, w
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_disk
 from semantic.domain.stored import OnProgress
-from semantic_server.cli import archives
+from semantic_server.cli import running as archives
 from tests.cli.stocked import BODY_BYTES, disk_store, new_agent
 from tests.cli.support import semantic
 

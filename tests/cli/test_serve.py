@@ -24,11 +24,10 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from semantic.cli.options import ServeOptions
 from semantic.cli.progress import ServerProgress
 from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import InvalidRequestError
-from semantic_server.cli.serve import _of_model, _print_ready, _serve_settings
+from semantic_server.cli.serve import ServeOptions, _of_model, _print_ready, _serve_settings
 from semantic_server.http.metrics import AnswerRecord
 from semantic_server.http.settings import ServerSettings
 from tests.cli.support import command_line, environment, semantic

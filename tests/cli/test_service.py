@@ -14,14 +14,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from semantic.cli.options import ServeOptions, command
+from semantic.cli.options import command
 from semantic.domain.errors import OperatorError
 from semantic_server.cli import service
+from semantic_server.cli.serve import ServeOptions
 from semantic_server.cli.service import flags, service_manager
-from semantic_server.service.launchd import Launchd
-from semantic_server.service.service_port import Ended, Service
-from semantic_server.service.systemd import Systemd
-from semantic_server.service.unit_file import MARK
+from semantic_server.service_managers import MARK, Ended, Launchd, Service, Systemd
 from tests.cli.support import Ran, semantic
 
 SYSTEMS = ("linux", "darwin")
@@ -317,10 +315,14 @@ VALUES: dict[str, object] = {
 }  # fmt: skip
 
 
+def options_of(**given: object) -> ServeOptions:
+    return ServeOptions(**given)
+
+
 def test_every_flag_of_the_server_is_passed_through() -> None:
     """They are parsed back to what was given."""
     names = [one.name for one in fields(ServeOptions)]
-    given = ServeOptions(**{name: VALUES.get(name, 3) for name in names})  # type: ignore[arg-type]  # by name
+    given = options_of(**{name: VALUES.get(name, 3) for name in names})
     assert all(one.default is None or one.default is MISSING for one in fields(ServeOptions))
     found: list[ServeOptions] = []
 
@@ -336,13 +338,13 @@ def test_every_flag_of_the_server_is_passed_through() -> None:
 def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    options = ServeOptions(model=["model"], embedding_model="model", store=Path("store"))
+    options = options_of(model=["model"], embedding_model="model", store=Path("store"))
     assert list(flags(options, Path("c.toml"))) == [
         f"--model={tmp_path}/model", f"--embedding-model={tmp_path}/model",
         f"--store={tmp_path}/store", f"--config={tmp_path}/c.toml",
     ]  # fmt: skip
-    assert list(flags(ServeOptions(model=["org/name"]), None)) == ["--model=org/name"]
-    adapters = ServeOptions(adapters=["x=one", "b+y=/two", "three"])
+    assert list(flags(options_of(model=["org/name"]), None)) == ["--model=org/name"]
+    adapters = options_of(adapters=["x=one", "b+y=/two", "three"])
     assert list(flags(adapters, None)) == [
         f"--adapter=x={tmp_path}/one", "--adapter=b+y=/two", f"--adapter={tmp_path}/three",
     ]  # fmt: skip

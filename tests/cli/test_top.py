@@ -12,7 +12,7 @@ from rich.console import Console
 
 from semantic.domain.errors import OperatorError
 from semantic_server.cli.top import View, show_duration, watch
-from semantic_server.clients.overview_events import Document, follow_overview
+from semantic_server.clients.server_connection import Document, follow_overview
 from semantic_server.http.settings import ServerSettings
 from tests.cli.support import semantic
 from tests.support.http_server import RunningServer

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semantic.composition.engine_settings import Settings
-from semantic.composition.process_stores import RESPONSES_FILE, STORE_VARIABLE, open_responses
+from semantic.composition.engine_settings import STORE_VARIABLE, Settings
+from semantic.composition.process_stores import RESPONSES_FILE, open_responses
 from tests.support.stored_responses import response
 
 

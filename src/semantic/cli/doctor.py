@@ -19,9 +19,9 @@ from semantic.bootstrap import build_engine, load, make_pool
 from semantic.cli.conversation import message
 from semantic.cli.driving import Driver
 from semantic.cli.edge import EXIT_CHECK_FAILED
-from semantic.cli.options import ADAPTERS, AsJson, ModelsOptions
+from semantic.cli.options import AsJson, ModelsOptions, option
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
-from semantic.composition.engine_settings import DEFAULT_MODEL, NamedAdapter, Settings
+from semantic.composition.engine_settings import ADAPTERS, DEFAULT_MODEL, NamedAdapter, Settings
 from semantic.composition.framework import (
     blas_kernel,
     blas_status,
@@ -89,7 +89,7 @@ class Finding:
 
 def doctor(
     models: ModelsOptions,
-    adapters: Annotated[list[str] | None, ADAPTERS] = None,
+    adapters: Annotated[list[str] | None, option(ADAPTERS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine and whether everything works; exits with 1 when not.

@@ -1,14 +1,17 @@
-"""Settings of an engine: what to build. Knows no part of it."""
+"""Settings of an engine: what to build, and the flags that say it. Knows no part of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from semantic.ports.ranks import PlacementPort
 
 DEFAULT_MODEL = "semantic-tiny"
 """The model inside the package."""
+
+STORE_VARIABLE: Final = "SEMANTIC_STORE"
 
 ADAPTER_MARK = "+"
 """Between the names of a model and of its adapter."""
@@ -75,3 +78,107 @@ class Settings:
     @property
     def adapter_folder(self) -> Path | None:
         return None if self.adapter is None else self.adapter.folder
+
+
+class Flag:
+    """How a setting is given on the command line: under a heading of the help, by `names` where
+    its own is not its flag. With `completes_models` a shell completes names of models."""
+
+    def __init__(
+        self,
+        panel: str,
+        text: str,
+        *names: str,
+        metavar: str | None = None,
+        completes_models: bool = False,
+    ) -> None:
+        self.panel, self.text, self.names = panel, text, names
+        self.metavar, self.completes_models = metavar, completes_models
+
+
+# Headings of the help, and texts, which a server shares.
+ENGINE: Final = "Model and memory"
+STORE: Final = "Store"
+TOP_P_HELP: Final = "Nucleus sampling; 1 is off, 0 the likeliest token."
+TOP_K_HELP: Final = "Only the k likeliest; 0 is off."
+MIN_P_HELP: Final = "Only tokens this likely compared with the likeliest; 0 is off."
+
+_MODEL_HELP: Final = (
+    "A model folder, a hub id (org/name), an alias or the model inside the package."
+)
+MODEL: Final = Flag(ENGINE, _MODEL_HELP, completes_models=True)
+MODELS: Final = Flag(
+    ENGINE,
+    f"{_MODEL_HELP} May be repeated: the first is that of requests that name none.",
+    completes_models=True,
+)
+ADAPTER: Final = Flag(
+    ENGINE,
+    "A folder with an adapter that mlx-lm trained for the model, which is then BASE+NAME "
+    "with agents of its own.",
+    "--adapter",
+    "--adapter-path",
+    metavar="[NAME=]PATH",
+)
+ADAPTERS: Final = Flag(
+    ENGINE,
+    "A folder with an adapter that mlx-lm trained, served as BASE+NAME on the weights of "
+    "its base; of several models BASE+NAME=PATH. May be repeated.",
+    "--adapter",
+    "--adapter-path",
+    "--lora-modules",
+    metavar="[NAME=]PATH",
+)
+POOL_GB: Final = Flag(
+    ENGINE,
+    "GiB for all agents' caches. Default: a quarter of the process' memory, at most what "
+    "the weights leave.",
+)
+POOL_BLOCKS: Final = Flag(ENGINE, "Blocks of 256 tokens of one layer for all agents' caches.")
+STORE_FOLDER: Final = Flag(
+    STORE,
+    f"The folder of the store. Default: ${STORE_VARIABLE}, else one in the user's folder "
+    "of caches.",
+    "--store",
+)
+NO_STORE: Final = Flag(
+    STORE, "Store nothing on disk: caches are lost when the program ends.", "--no-store"
+)
+DISK_GB: Final = Flag(
+    STORE,
+    "Quota of the store on disk, in GiB. Default: what it uses and a tenth of the free "
+    "space, at most 32.",
+)
+DISK_RATED_TBW: Final = Flag(
+    STORE,
+    "Terabytes that the store's drive is rated to write in its life (TBW), as its maker "
+    "says: shows which part the store has used. Default: unknown.",
+)
+RAM_GB: Final = Flag(
+    STORE,
+    "GiB of memory for blocks saved or read recently, in addition to the pool. Default: "
+    "a sixteenth of the process' memory.",
+)
+ANY_CHIP: Final = Flag(
+    STORE,
+    "Use blocks that other kinds of chips or BLAS kernels computed, which differ in "
+    "their last bits: answers may differ from those of one machine alone.",
+    "--share-across-chips",
+)
+FLEET_SECRET_FILE: Final = Flag(
+    STORE,
+    "A file with at least 32 random bytes, the same for every replica of a fleet: "
+    "tenants' names in stores are derived from it. Default: each store has its own.",
+)
+REMOTE_STORE: Final = Flag(
+    STORE,
+    "The object store that the replicas of a fleet share: s3://bucket/prefix, gs://, "
+    "az:// or file://. Credentials come from the environment; needs "
+    "semantic-engine[fleet] and --fleet-secret-file.",
+    metavar="URL",
+)
+REMOTE_GB: Final = Flag(
+    STORE,
+    "GiB that the fleet may have in --remote-store: one of the processes with this "
+    "option evicts what was not used for longest. Default: no limit.",
+)

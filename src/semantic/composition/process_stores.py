@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from semantic.composition.engine_settings import Settings
+from semantic.composition.engine_settings import STORE_VARIABLE, Settings
 from semantic.composition.memory_shares import default_memory_tier_bytes, memory_of
 from semantic.composition.plugins import opener
 from semantic.domain.errors import InvalidRequestError, StoreError
@@ -45,7 +45,6 @@ logger = logging.getLogger("semantic.server")
 _MIB = 1 << 20
 _GIB = 1 << 30
 
-STORE_VARIABLE = "SEMANTIC_STORE"
 """Environment variable with the store's folder."""
 
 FLEET_VARIABLE = "SEMANTIC_FLEET_SECRET_FILE"

@@ -17,11 +17,11 @@ import typer
 
 from semantic import __version__
 from semantic.cli.edge import print_notice
-from semantic.cli.options import CommandTable, ConfigFile, ServeOptions
+from semantic.cli.options import CommandTable, ConfigFile
 from semantic.composition.process_stores import default_store_folder, shared_store
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 from semantic_fleet.cli.fleet_cache import FLEET_COMMANDS
-from semantic_server.cli.serve import engine_settings, remember, require_keys
+from semantic_server.cli.serve import ServeOptions, engine_settings, remember, require_keys
 
 if TYPE_CHECKING:
     import asyncio

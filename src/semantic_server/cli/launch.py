@@ -29,9 +29,8 @@ from semantic.cli.report import Json, show_name, to_line
 from semantic.domain.errors import InvalidRequestError, OperatorError
 
 if TYPE_CHECKING:
-    from semantic_server.clients.coding_agents import CodingAgent
+    from semantic_server.clients.coding_agents import CodingAgent, RunningServer
     from semantic_server.clients.config_file import Change, Plan
-    from semantic_server.clients.running_server import RunningServer
 
 _ENOUGH_CONTEXT = 32_768
 """Tokens. In a smaller context an agent's own prompt and tools leave little for the work."""
@@ -60,7 +59,7 @@ class LaunchOptions:
 
     def server(self) -> RunningServer:
         """The server of these options. Raises as `find_server`."""
-        from semantic_server.clients.running_server import find_server
+        from semantic_server.clients.coding_agents import find_server
 
         return find_server(self.url, self.model, self.key_variable)
 

@@ -12,13 +12,14 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from semantic import __version__
 from semantic.cli.edge import print_notice
-from semantic.cli.options import AsJson, ConfigFile, ServeOptions, gib, terabytes
+from semantic.cli.options import AsJson, ConfigFile, gib, option, terabytes
 from semantic.cli.progress import print_store_unavailable, server_progress
 from semantic.cli.report import columns, show_bytes
 from semantic.cli.terminal import write
@@ -33,6 +34,7 @@ from semantic.composition.named_models import (
 from semantic.composition.plugins import placement
 from semantic.composition.process_stores import default_store_folder, fleet_secret, open_responses
 from semantic.domain.errors import InvalidRequestError, OperatorError, SemanticError, StoreError
+from semantic_server.declared_settings import DeclaredSettings
 
 if TYPE_CHECKING:
     from semantic.application.engine.step_loop import StepLoop
@@ -43,7 +45,54 @@ if TYPE_CHECKING:
     from semantic_server.http.lifecycle import Load
     from semantic_server.http.settings import ServerSettings
 
+T = TypeVar("T")
+
 _GIB = 1 << 30
+
+
+def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
+    """Gives a class a field for the flag of each setting of `declared`: None if it is not given."""
+
+    def add(options: type[T]) -> type[T]:
+        hints = get_type_hints(declared, include_extras=True)
+        options.__annotations__ = {name: _as_flag(hint) for name, hint in hints.items()}
+        for name in hints:
+            setattr(options, name, None)
+        return options
+
+    return add
+
+
+def _as_flag(hint: object) -> object:
+    """A setting's type on the command line, where bounds are not known, with its option."""
+    declared, *_, flag = get_args(hint)
+    given = _given(declared)
+    return Annotated[given | None, option(flag)]
+
+
+def _given(declared: type) -> type | GenericAlias:
+    """The type of a flag's value. A flag of several values may be repeated; texts are validated
+    where the settings are loaded."""
+    origin, parts = get_origin(declared), get_args(declared)
+    if origin is None:
+        return str if declared is object else declared
+    if origin is tuple:
+        return GenericAlias(list, (_given(parts[0]),))
+    return str if origin is Literal else _given(parts[0])
+
+
+@dataclass(frozen=True)
+@with_flags(DeclaredSettings)
+class ServeOptions:
+    """Every setting of a server as a flag, under the names of other servers' flags.
+
+    None means not given: the environment, the file or the default decides, in this order.
+    """
+
+    def given(self) -> dict[str, object]:
+        """The flags that were given, by name of their setting."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def serve(options: ServeOptions, config: ConfigFile = None) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from semantic.cli.options import CommandTable
-from semantic_server.cli.archives import ARCHIVE_COMMANDS
 from semantic_server.cli.launch import LAUNCH_COMMANDS
-from semantic_server.cli.memory_limit import memory
-from semantic_server.cli.running_models import RUNNING_MODEL_COMMANDS
+from semantic_server.cli.running import ARCHIVE_COMMANDS, RUNNING_MODEL_COMMANDS, memory
 from semantic_server.cli.serve import CONFIG_COMMANDS, serve
 from semantic_server.cli.service import SERVICE_COMMANDS
 from semantic_server.cli.top import top

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import typer
 
-from semantic.cli.options import AsJson, ConfigFile, ServeOptions
+from semantic.cli.options import AsJson, ConfigFile
 from semantic.cli.report import to_line
 from semantic.domain.errors import InvalidRequestError, OperatorError
+from semantic_server.cli.serve import ServeOptions
 
 if TYPE_CHECKING:
     from semantic_server.http.settings import LoadedSettings
-    from semantic_server.service.service_port import HostPort, ServicePort, ServiceState
+    from semantic_server.service_managers import HostPort, ServicePort, ServiceState
 
 _TO_SAVE_SECONDS = 120
 """After the answers have ended: agents are saved, and a store on a slow disk is written."""
@@ -34,7 +35,7 @@ def install(options: ServeOptions, config: ConfigFile = None) -> None:
     """
     from semantic_server.cli.serve import require_keys
     from semantic_server.http.settings import load_settings
-    from semantic_server.service.service_port import Service
+    from semantic_server.service_managers import Service
 
     manager = service_manager()
     loaded = load_settings(options.given(), config)
@@ -82,9 +83,7 @@ SERVICE_COMMANDS: dict[str, Callable[..., None]] = {
 
 def service_manager(host: HostPort | None = None) -> ServicePort:
     """The user's manager of services. Raises OperatorError where none runs."""
-    from semantic_server.service.host import Host
-    from semantic_server.service.launchd import Launchd
-    from semantic_server.service.systemd import Systemd
+    from semantic_server.service_managers import Host, Launchd, Systemd
 
     here = host or Host()
     if here.system == "linux" and Systemd.is_here(here):

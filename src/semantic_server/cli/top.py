@@ -23,12 +23,12 @@ from semantic.cli.options import (
 )
 from semantic.cli.report import columns, show_bytes, show_name, show_seconds, to_line
 from semantic.domain.errors import OperatorError
-from semantic_server.cli.running_models import unloaded_when
+from semantic_server.cli.running import unloaded_when
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from semantic_server.clients.overview_events import Document
+    from semantic_server.clients.server_connection import Document
     from semantic_server.http.page.overview import (
         Changes,
         LiveRow,
@@ -61,7 +61,7 @@ def top(options: TopOptions, as_json: AsJson = False) -> None:
 
     A tenant's key shows its own requests; the budgets need an operator's.
     """
-    from semantic_server.clients.overview_events import follow_overview, read_overview
+    from semantic_server.clients.server_connection import follow_overview, read_overview
 
     if as_json or options.once or not sys.stdout.isatty():
         document = read_overview(options.url, options.key_variable)

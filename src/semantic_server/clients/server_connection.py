@@ -1,20 +1,20 @@
 """Requests to a running server: one connection each, with a key only if one without is refused.
 
-Without proxies and redirects: a key is sent to the named host alone. Knows the routes of models and
-of memory; not when a server loads or unloads by itself.
+Without proxies and redirects: a key is sent to the named host alone. Knows the routes of models, of
+memory, of the overview and of archives, and how they refuse; not what is in a document or archive.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Final, Literal
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from semantic.domain.errors import (
     CapacityError,
@@ -23,7 +23,7 @@ from semantic.domain.errors import (
     SemanticError,
 )
 
-_SERVER_MODELS_PATH: Final = "/v1/models"
+_MODELS: Final = "/v1/models"
 _LOAD_SECONDS: Final = 3600.0
 """For a large model from a slow disk, or for the answers that run to end."""
 
@@ -33,7 +33,7 @@ Row = Mapping[str, object]
 def list_models(url: str, key_variable: str) -> Sequence[Row]:
     """The names of the server at `url`, with what it says of each. Raises as `get`, and
     OperatorError or as `refusal` for another answer."""
-    with get(url, _SERVER_MODELS_PATH, key_variable) as reply:
+    with get(url, _MODELS, key_variable) as reply:
         found = found_object(reply)
         match found:
             case {"data": [*rows]} if all(isinstance(row, dict) and "id" in row for row in rows):
@@ -45,7 +45,7 @@ def change_model(url: str, key_variable: str, name: str, action: Literal["load",
     """Load or unload a model, and wait for it; what the server says of it then. Raises as
     `list_models`."""
     key = key_for(url, key_variable)
-    path = f"{_SERVER_MODELS_PATH}/{quote(name, safe='/')}/{action}"
+    path = f"{_MODELS}/{quote(name, safe='/')}/{action}"
     with send(url, path, key, Upload((), 0, _LOAD_SECONDS)) as reply:
         found = found_object(reply)
         if not isinstance(found, dict) or "state" not in found:
@@ -53,7 +53,7 @@ def change_model(url: str, key_variable: str, name: str, action: Literal["load",
         return found
 
 
-_PATH: Final = "/v1/memory"
+_MEMORY: Final = "/v1/memory"
 _SECONDS: Final = 60.0
 
 Document = Mapping[str, object]
@@ -62,7 +62,7 @@ Document = Mapping[str, object]
 def read_memory(url: str, key_variable: str) -> Document:
     """What the process of the server at `url` has and may have. Raises as `get`, and OperatorError
     or as `refusal` for another answer."""
-    with get(url, _PATH, key_variable) as reply:
+    with get(url, _MEMORY, key_variable) as reply:
         return _found(reply)
 
 
@@ -71,7 +71,7 @@ def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Documen
     `read_memory`."""
     body = json.dumps({"limit_gb": limit_gb}).encode()
     key = key_for(url, key_variable)
-    with send(url, _PATH, key, Upload((body,), len(body), _SECONDS)) as reply:
+    with send(url, _MEMORY, key, Upload((body,), len(body), _SECONDS)) as reply:
         return _found(reply)
 
 
@@ -262,3 +262,133 @@ def _exchange(
     with suppress(BrokenPipeError, ConnectionResetError):
         connection.request("POST", path, body=upload.pieces, headers=headers)
     return connection.getresponse()
+
+
+_OVERVIEW: Final = "/v1/overview"
+_LONGEST_LINE: Final = 16 << 20
+
+
+def read_overview(url: str, key_variable: str) -> Document:
+    """The overview of the server at `url`, as one document.
+
+    Raises as `get`, and OperatorError for a refusal or what is no overview.
+    """
+    with _accepted(url, _OVERVIEW, key_variable) as reply:
+        return _document(reply.read(_LONGEST_LINE), reply.base)
+
+
+def follow_overview(url: str, key_variable: str) -> Generator[tuple[str, Document], None, None]:
+    """Events of the server at `url` as (name, document), until it ends the stream.
+
+    Raises as `read_overview`.
+    """
+    with _accepted(url, f"{_OVERVIEW}/stream", key_variable) as reply:
+        name = ""
+        while line := reply.read_line(_LONGEST_LINE):
+            field, _, value = line.decode(errors="replace").strip().partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                yield name, _document(value.encode(), reply.base)
+
+
+@contextmanager
+def _accepted(url: str, path: str, key_variable: str) -> Iterator[Reply]:
+    with get(url, path, key_variable) as reply:
+        if reply.status != HTTPStatus.OK:
+            raise OperatorError(f"{reply.base} refuses {path} with status {reply.status}")
+        yield reply
+
+
+def _document(data: bytes, base: str) -> Document:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise not_ours(base, "an overview")
+    return document
+
+
+_EXPORT: Final = "/v1/agents/{}/export"
+_IMPORT: Final = "/v1/agents/import"
+_TAR: Final = "application/x-tar"
+_PIECE_BYTES: Final = 1 << 20
+_STORE_SECONDS: Final = 600.0
+"""For a server to check and store an archive that it has received."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive that is being received. `pieces` raise OperatorError if it breaks off."""
+
+    n_bytes: int
+    pieces: Iterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose an agent is: a model's, which a server of several requires, and a tenant's, by the id
+    that an operator names."""
+
+    model: str | None = None
+    tenant: str | None = None
+
+
+@contextmanager
+def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
+    """The archive of an agent of the server at `url`.
+
+    Raises as `get`, InvalidRequestError for a refused request, OperatorError for a refused key,
+    and CapacityError if the server is busy.
+    """
+    path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)
+    with get(url, path, key_variable) as reply:
+        length = reply.response.getheader("content-length", "")
+        if reply.status != HTTPStatus.OK:
+            raise refusal(reply, "the export")
+        if reply.response.getheader("content-type") != _TAR or not length.isdecimal():
+            raise not_ours(reply.base)
+        yield Archive(int(length), _pieces(reply, int(length)))
+
+
+def import_archive(
+    url: str,
+    key_variable: str,
+    archive: tuple[Iterable[bytes], int],
+    name: str | None,
+    owner: Owner,
+) -> tuple[str, int]:
+    """Send an archive, as its pieces and size, for `owner`; its agent's name there and tokens.
+
+    `name` None leaves the agent its own. Raises as `exported`.
+    """
+    key = key_for(url, key_variable)
+    upload = Upload(*archive, _STORE_SECONDS)
+    path = _IMPORT + _query(name=name, tenant=owner.tenant, model=owner.model)
+    with send(url, path, key, upload) as reply:
+        if reply.status != HTTPStatus.OK:
+            raise refusal(reply, "the import")
+        agent = json_object(reply)
+        match agent:
+            case {"id": str(own), "tokens": int(tokens)}:
+                return own, tokens
+        raise not_ours(reply.base)
+
+
+def _query(**given: str | None) -> str:
+    named = {name: value for name, value in given.items() if value is not None}
+    return f"?{urlencode(named)}" if named else ""
+
+
+def _pieces(reply: Reply, n_bytes: int) -> Iterator[bytes]:
+    n_left = n_bytes
+    while n_left:
+        piece = reply.read(min(n_left, _PIECE_BYTES))
+        if not piece:
+            raise OperatorError(
+                f"{reply.base} broke off after {n_bytes - n_left} of {n_bytes} bytes: its log says "
+                "why"
+            )
+        n_left -= len(piece)
+        yield piece

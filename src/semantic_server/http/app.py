@@ -36,8 +36,6 @@ from semantic_server.http.middleware import (
     RequestLimitsMiddleware,
     ShutdownMiddleware,
 )
-from semantic_server.http.openai import embeddings
-from semantic_server.http.openai import responses as openai_responses
 from semantic_server.http.page import assets, overview
 from semantic_server.http.request_body import LargeBodies
 from semantic_server.http.settings import ServerSettings
@@ -271,9 +269,10 @@ def large_bodies(settings: ServerSettings) -> LargeBodies:
 
 
 def _add_routes(app: FastAPI) -> None:
-    routed = (health, models, openai, openai_responses, embeddings, agents)
-    routers = (*(one.router for one in routed), overview.requests, overview.router, health.memory)
-    for router in routers:
+    for router in (
+        *(health.router, models.router, *openai.ROUTERS, agents.router),
+        *(overview.requests, overview.router, health.memory),
+    ):
         app.include_router(router, responses=documented(OpenAIError))
     app.include_router(assets.router)
     app.include_router(anthropic.router, responses=documented(AnthropicError))

@@ -22,7 +22,7 @@ from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic_server.http.anthropic.validators import validators
 from semantic_server.http.context import ServerContext
-from semantic_server.http.openai.chat.conversation import messages_of, tools_of
+from semantic_server.http.openai.conversation import messages_of, tools_of
 from semantic_server.http.openai.validators import (
     chat_adapter,
     completion_adapter,
@@ -151,5 +151,6 @@ def build_validators() -> None:
     validators()
     chat_adapter()
     completion_adapter()
-    message_adapters()
     response_adapter()
+    for adapter in message_adapters.values():
+        adapter()

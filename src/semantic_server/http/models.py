@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
-from functools import cache
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from semantic.application.models.model_names import unknown_model
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
@@ -21,9 +20,9 @@ from semantic.ports.serving import ServedModel, ToolSupport
 from semantic_server.http.context import context_of, serving_of, settings_of
 from semantic_server.http.errors import FieldError
 from semantic_server.http.identity import is_operator, require_operator, tenant_of
-from semantic_server.http.openai.chat.request import conversation_of
+from semantic_server.http.openai.chat import conversation_of
 from semantic_server.http.openai.requests import check_model
-from semantic_server.http.request_body import on_thread, read_as, read_json, validated
+from semantic_server.http.request_body import LazyAdapter, on_thread, read_as, read_json, validated
 from semantic_server.http.streaming import until_disconnect
 
 router: Final = APIRouter()
@@ -369,11 +368,5 @@ async def detokenize(request: Request) -> Detokenized:
     return Detokenized(prompt=await text)
 
 
-@cache
-def _tokenize_adapter() -> TypeAdapter[Tokenize]:
-    return TypeAdapter(Tokenize)
-
-
-@cache
-def _detokenize_adapter() -> TypeAdapter[Detokenize]:
-    return TypeAdapter(Detokenize)
+_tokenize_adapter: Final = LazyAdapter(Tokenize)
+_detokenize_adapter: Final = LazyAdapter(Detokenize)

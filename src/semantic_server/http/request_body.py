@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, Generic, ParamSpec, TypeVar
 
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
@@ -219,6 +219,19 @@ def _with_whole_characters(data: bytes) -> bytes:
     for lone in (_LONE_HIGH, _LONE_LOW):
         marked = lone.sub(rb"\\ufffd", marked)
     return marked.replace(b"\0\0", rb"\\")
+
+
+class LazyAdapter(Generic[T]):
+    """A validator that is built when it is first needed, which takes milliseconds."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._kind = kind
+        self._adapter: TypeAdapter[T] | None = None
+
+    def __call__(self) -> TypeAdapter[T]:
+        if self._adapter is None:
+            self._adapter = TypeAdapter(self._kind)
+        return self._adapter
 
 
 async def read_as(adapter: TypeAdapter[T], request: Request) -> T:

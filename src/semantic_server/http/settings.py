@@ -1,5 +1,4 @@
-"""Server settings: names, types, defaults and bounds, and loading them from flags, environment and
-file.
+"""Server settings: validating them, and loading them from flags, environment and file.
 
 Records the source of every value. Knows no flags by name; secrets never show their text.
 """
@@ -12,10 +11,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Final, Self
 
 import platformdirs
-from annotated_types import Ge, Gt, Le, Len
 from pydantic import (
     SecretStr,
     ValidationError,
@@ -26,95 +24,30 @@ from pydantic import (
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
 from semantic.domain.errors import InvalidRequestError
-
-Texts = Annotated[tuple[str, ...], NoDecode]
-Paths = Annotated[tuple[Path, ...], NoDecode]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode]
-Seconds = Annotated[float, Gt(0), Le(86_400)]
-Count = Annotated[int, Ge(1)]
-Gib = Annotated[float, Gt(0), Le(1 << 20)]
+from semantic_server.declared_settings import DeclaredSettings
 
 _MIB: Final = 1 << 20
 _KIB: Final = 1 << 10
 
 
-class ServerSettings(BaseSettings):
-    """A server's settings. Sizes are in the unit of their name: GiB, MiB, KiB; times in seconds.
-
-    Sampling defaults to the recommendation in the model's own configuration.
-    """
+class ServerSettings(BaseSettings, DeclaredSettings):
+    """A server's settings, validated."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SEMANTIC_", extra="forbid", frozen=True, hide_input_in_errors=True
+        env_prefix="SEMANTIC_",
+        enable_decoding=False,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Ge(0), Le(65_535)] = 8000
-    allowed_hosts: Texts = ()
-    allowed_origins: Texts = ()
-    api_keys: Secrets = ()
-    api_key_file: Path | None = None
-    operator_keys: Secrets = ()
-    operator_key_file: Path | None = None
-    public_prefix: Paths = ()
-
-    model: Annotated[tuple[str, ...], NoDecode, Len(min_length=1)] = ("semantic-tiny",)
-    allowed_models: Texts = ()
-    adapters: Texts = ()
-    kept_models: Texts = ()
-    allow_pull: Texts = ()
-    models_gb: Gib | None = None
-    model_ttl: Annotated[float, Ge(0), Le(1e9)] | None = None
-    served_model_name: Texts = ()
-    embedding_model: str | None = None
-    max_model_len: Count | None = None
-    pool_gb: Gib | None = None
-    pool_blocks: Count | None = None
-    store: Path | None = None
-    no_store: bool = False
-    disk_gb: Gib | None = None
-    disk_writes_gb_per_day: Gib | None = None
-    disk_rated_tbw: Annotated[float, Gt(0), Le(1e6)] | None = None
-    ram_gb: Gib | None = None
-    share_across_chips: bool = False
-    fleet_secret_file: Path | None = None
-    remote_store: str | None = None
-    remote_gb: Gib | None = None
-    kv_events: str | None = None
-    kv_events_topic: str = ""
-    memory_gb: Gib | None = None
-    max_batch: Count = 32
-    max_waiting: Count = 256
-
-    temperature: Annotated[float, Ge(0), Le(100)] | None = None
-    top_p: Annotated[float, Ge(0), Le(1)] | None = None
-    top_k: Annotated[int, Ge(0)] | None = None
-    min_p: Annotated[float, Ge(0), Le(1)] | None = None
-    max_tokens: Count | None = None
-    image_input: Literal["note", "reject-once", "reject"] = "reject-once"
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    force_usage: bool = False
-
-    max_body_mb: Annotated[float, Gt(0), Le(4096)] = 16
-    max_header_kb: Annotated[int, Ge(1), Le(1024)] = 64
-    max_headers: Annotated[int, Ge(1), Le(10_000)] = 200
-    max_connections: Count = 512
-    header_timeout: Seconds = 10
-    body_timeout: Seconds = 60
-    idle_timeout: Annotated[int, Ge(1), Le(86_400)] = 75
-    send_timeout: Seconds = 60
-    keep_alive: Seconds = 10
-    stop_timeout: Annotated[int, Ge(0), Le(86_400)] = 5
-
-    log_format: Literal["text", "json"] = "text"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    api_keys: tuple[SecretStr, ...] = ()
+    operator_keys: tuple[SecretStr, ...] = ()
 
     @classmethod
     def settings_customise_sources(

@@ -9,7 +9,7 @@ import pytest
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.chat import Tool
 from semantic.domain.responses import StoredResponse
-from semantic_server.http.openai.responses.response_history import ResponseGoneError, history_of
+from semantic_server.http.openai.responses.request import ResponseGoneError, history_of
 from tests.support.stored_responses import response
 
 

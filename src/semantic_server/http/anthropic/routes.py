@@ -1,6 +1,7 @@
-"""POST /v1/messages and /v1/messages/count_tokens.
+"""POST /v1/messages and /v1/messages/count_tokens: the events of a stream, and the message they add
+up to.
 
-Parses the request, lets the served model answer, and replies in Anthropic's format.
+Stream and message are built from the same blocks, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -9,23 +10,40 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from fastapi import APIRouter, Request
+from pydantic_core import from_json
 from starlette.responses import JSONResponse, Response
 
+from semantic.application.chat.object_text import ObjectText
 from semantic.application.models.model_names import unknown_model
-from semantic.domain.answer import AnswerEvent
+from semantic.domain.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerReason,
+    AnswerStarted,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
 from semantic.domain.errors import ModelNotFoundError, SemanticError
+from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.serving import Ask, ServedModel
-from semantic_server.http.anthropic.reply import Json, MessageWriter, ResponseStyle
+from semantic_server.http.anthropic.conversation import signature_of, signature_with_text
 from semantic_server.http.anthropic.request import read_chat, read_request
 from semantic_server.http.anthropic.validators import validators
+from semantic_server.http.cache_miss_report import usage_extension
 from semantic_server.http.context import serving_of
 from semantic_server.http.errors import (
     FieldError,
     WireError,
     anthropic_error,
+    check_finished,
     problem_of,
     request_id_of,
 )
@@ -40,6 +58,269 @@ from semantic_server.http.streaming import (
     start_stream,
     until_disconnect,
 )
+
+_NO_OBJECT = "raw_arguments"
+"""The field of a call's input that has what the model wrote when that is no object."""
+
+Json = dict[str, object]
+
+
+class _Input:
+    """A call's input, made of its arguments: an object, of which any part can be parsed.
+
+    Arguments that turn out to be none become a field of it.
+    """
+
+    def __init__(self) -> None:
+        self._object = ObjectText()
+        self._written: list[str] = []
+        self._held = ""  # what closes the object: something may follow that makes it none
+
+    def grow(self, arguments: str) -> str:
+        """What to send for more of the arguments."""
+        self._written.append(arguments)
+        was_closed = self._object.is_closed
+        certain = self._object.push(arguments)
+        if not was_closed and self._object.is_closed:
+            certain, self._held = certain[:-1], certain[-1]
+        return certain
+
+    def end(self, *, cut: bool) -> str:
+        """What to send when the arguments have ended; if they were `cut`, they are left open."""
+        written = "".join(self._written)
+        if self._held and not written[self._object.n_taken :].strip():
+            return self._held
+        if self._held:
+            return self._object.reopening(_NO_OBJECT, written)
+        if not written or (cut and not self._object.is_broken):
+            return ""
+        return self._object.closing(_NO_OBJECT, written)
+
+
+@dataclass(slots=True)
+class _Block:
+    """A content block under construction. `id`, `name` and `input` are a tool call's."""
+
+    kind: Literal["text", "thinking", "tool_use"]
+    id: str = ""
+    name: str = ""
+    parts: list[str] = field(default_factory=list)
+    input: _Input = field(default_factory=_Input)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStyle:
+    """What the request determines of its reply.
+
+    `max_tokens` is its limit; 0 computes only the prompt and omits the content. See
+    `MessageRequest` for the others.
+    """
+
+    max_tokens: int
+
+    omit_thinking: bool = False
+    report_context_edits: bool = False
+
+    @property
+    def prompt_only(self) -> bool:
+        return self.max_tokens == 0
+
+
+class MessageWriter:
+    """Builds one message: `write` takes an answer's events in order, and returns those to send."""
+
+    def __init__(self, message_id: str, model: str, style: ResponseStyle) -> None:
+        self._style = style
+        self._blocks: list[_Block] = []
+        self._open = False  # whether the last block may still grow
+        self._message: Json = {
+            "id": message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {},
+        }
+
+    def write(self, event: AnswerEvent) -> list[Json]:
+        """The events to send for `event`; "type" holds the name of each.
+
+        Raises WireError if the answer failed.
+        """
+        match event:
+            case AnswerStarted():
+                self._message["usage"] = usage_at_start(event.prompt_tokens)
+                return [{"type": "message_start", "message": dict(self._message)}]
+            case AnswerEnd():
+                return self._end(event)
+        return [] if self._style.prompt_only else self._piece(event)
+
+    def message(self) -> Json:
+        """The complete message; valid only after the last event."""
+        return {**self._message, "content": [self._content(block) for block in self._blocks]}
+
+    # Content
+
+    def _piece(self, event: AnswerEvent) -> list[Json]:
+        match event:
+            case TextDelta(text) if text:
+                return [*self._block("text"), *self._grow(text, "text_delta", "text")]
+            case ReasoningDelta(text) if text:
+                opened = self._block("thinking")
+                return [*opened, *self._grow(text, "thinking_delta", "thinking")]
+            case ToolCallStarted():
+                return self._begin(_Block("tool_use", event.id, event.name))
+            case ToolCallDelta():
+                return self._grow_input(self._blocks[-1].input.grow(event.arguments))
+        return []
+
+    def _block(self, kind: Literal["text", "thinking"]) -> list[Json]:
+        """Continue a block of that kind, or start one."""
+        if self._open and self._blocks[-1].kind == kind:
+            return []
+        return self._begin(_Block(kind))
+
+    def _begin(self, block: _Block) -> list[Json]:
+        stopped = self._stop_block()
+        self._blocks.append(block)
+        self._open = True
+        empty = _empty(block)
+        return [*stopped, self._event("content_block_start", content_block=empty)]
+
+    def _grow(self, text: str, delta: str, key: str) -> list[Json]:
+        block = self._blocks[-1]
+        block.parts.append(text)
+        if block.kind == "thinking" and self._style.omit_thinking:
+            return []
+        return [self._event("content_block_delta", delta={"type": delta, key: text})]
+
+    def _grow_input(self, text: str) -> list[Json]:
+        return self._grow(text, "input_json_delta", "partial_json") if text else []
+
+    def _stop_block(self, *, cut: bool = False) -> list[Json]:
+        """End the open block; `cut`: the answer's end may have cut it."""
+        if not self._open:
+            return []
+        self._open = False
+        block, stop = self._blocks[-1], self._event("content_block_stop")
+        if block.kind == "tool_use":
+            return [*self._grow_input(block.input.end(cut=cut)), stop]
+        if block.kind != "thinking":
+            return [stop]
+        delta = {"type": "signature_delta", "signature": self._signature(self._blocks[-1])}
+        return [self._event("content_block_delta", delta=delta), stop]
+
+    def _event(self, kind: str, **fields: object) -> Json:
+        return {"type": kind, "index": len(self._blocks) - 1, **fields}
+
+    # The end
+
+    def _end(self, end: AnswerEnd) -> list[Json]:
+        check_finished(end)
+        stop_reason = self._stop_reason(end)
+        stop_sequence = end.stop_string if stop_reason == "stop_sequence" else None
+        usage = usage_of(end.usage, answered=not self._style.prompt_only)
+        self._message |= {
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
+            "usage": usage,
+        }
+        delta: Json = {
+            "type": "message_delta",
+            "delta": {"stop_reason": stop_reason, "stop_sequence": stop_sequence},
+            "usage": usage,
+        }
+        if self._style.report_context_edits:
+            edits: Json = {"context_management": {"applied_edits": []}}
+            self._message |= edits
+            delta |= edits
+        stopped = self._stop_block(cut=end.reason != "tool_calls")
+        return [*stopped, delta, {"type": "message_stop"}]
+
+    def _stop_reason(self, end: AnswerEnd) -> str:
+        if self._style.prompt_only:
+            return "max_tokens"
+        if end.reason == "stop":
+            return "end_turn" if end.stop_string is None else "stop_sequence"
+        if end.reason == "length" and end.usage.completion < self._style.max_tokens:
+            return "model_context_window_exceeded"  # the context was full
+        return _STOP_REASONS[end.reason]
+
+    def _content(self, block: _Block) -> Json:
+        match block.kind:
+            case "text":
+                return {"type": "text", "text": block.text}
+            case "thinking":
+                shown = "" if self._style.omit_thinking else block.text
+                signature = self._signature(block)
+                return {"type": "thinking", "thinking": shown, "signature": signature}
+            case "tool_use":
+                # Truncated arguments are parsed as far as possible, as streaming clients do.
+                arguments = from_json(block.text or "{}", allow_partial=True)
+                return {**_empty(block), "input": arguments}
+
+    def _signature(self, block: _Block) -> str:
+        return (
+            signature_with_text(block.text)
+            if self._style.omit_thinking
+            else signature_of(block.text)
+        )
+
+
+_STOP_REASONS: dict[AnswerReason, str] = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def _empty(block: _Block) -> Json:
+    """The block before any content."""
+    match block.kind:
+        case "text":
+            return {"type": "text", "text": ""}
+        case "thinking":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case "tool_use":
+            return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+
+
+def usage_at_start(prompt_tokens: int) -> dict[str, object]:
+    """Usage before the cache hit is known: the last event reports how the prompt divides."""
+    return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
+
+
+def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
+    """Usage of a complete answer. `answered` is False if its content was omitted.
+
+    A prompt has three parts that add up: read from the cache, written to it, and the rest after the
+    last cacheable position, which here is the last block boundary. The last token is never among
+    those written, so `input_tokens` is at least 1: some clients take 0 for a missing value and use
+    the one from the start.
+    """
+    whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    created = max(0, whole_blocks - usage.cached) if usage.kept else 0
+    usage_body = _usage(
+        usage.prompt - usage.cached - created,
+        read=usage.cached,
+        created=created,
+        output=usage.completion if answered else 0,
+        thinking=usage.reasoning if answered else 0,
+    )
+    return usage_body | usage_extension(usage)
+
+
+def _usage(rest: int, *, read: int, created: int, output: int, thinking: int) -> dict[str, object]:
+    return {
+        "input_tokens": rest,
+        "cache_read_input_tokens": read,
+        "cache_creation_input_tokens": created,
+        "output_tokens": output,
+        "output_tokens_details": {"thinking_tokens": thinking},
+    }
+
 
 logger = logging.getLogger("semantic.server")
 

@@ -17,9 +17,13 @@ from starlette.responses import JSONResponse, Response
 from semantic.ports.embedding import Embedded, EmbeddingModel
 from semantic_server.http.context import embedding_of
 from semantic_server.http.identity import own_field_of, tenant_of
-from semantic_server.http.ollama.fields import EMBED_FIELDS, EMBEDDINGS_FIELDS
 from semantic_server.http.ollama.models import described
-from semantic_server.http.ollama.options import read_flag, read_keep_alive
+from semantic_server.http.ollama.options import (
+    EMBED_FIELDS,
+    EMBEDDINGS_FIELDS,
+    read_flag,
+    read_keep_alive,
+)
 from semantic_server.http.ollama.request import LATEST
 from semantic_server.http.openai.embeddings import (
     as_numbers,

@@ -1,25 +1,49 @@
-"""POST /api/chat and /api/generate: parse the body, let the served model answer, reply in lines."""
+"""POST /api/chat and /api/generate: the parts of a stream, and the reply that they add up to.
+
+A reply is made of the same parts as a stream, so they cannot differ. Calls are sent whole: their
+arguments are objects here, not texts. Durations are in nanoseconds.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Final
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final, Literal
 
 from fastapi import APIRouter, Request
+from pydantic_core import from_json
 from starlette.responses import JSONResponse, Response
 
-from semantic.domain.answer import AnswerEvent, TextDelta
+from semantic.domain.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerStarted,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from semantic.domain.chat import Message
 from semantic.domain.errors import SemanticError
 from semantic.ports.serving import ServedModel, ServingPort
+from semantic_server.http.cache_miss_report import usage_extension
 from semantic_server.http.context import context_of, serving_of, settings_of
-from semantic_server.http.errors import WireError, ollama_error, problem_of, request_id_of
-from semantic_server.http.ollama.reply import LoadReason, ReplyWriter, Route
+from semantic_server.http.errors import (
+    WireError,
+    check_finished,
+    ollama_error,
+    problem_of,
+    request_id_of,
+)
 from semantic_server.http.ollama.request import (
     OllamaRequest,
+    as_context,
     chat_request,
     generate_request,
     untagged,
@@ -36,6 +60,186 @@ from semantic_server.http.streaming import (
     start_stream,
     until_disconnect,
 )
+
+_RAW: Final = "raw_arguments"
+"""The argument that has what the model wrote where that is no object."""
+
+Route = Literal["chat", "generate"]
+LoadReason = Literal["load", "unload"]
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call whose arguments still arrive."""
+
+    index: int
+    id: str
+    name: str
+    written: list[str] = field(default_factory=list)
+
+    def as_object(self, *, cut: bool) -> Json:
+        """The member of `tool_calls`; arguments that were `cut` have what is certain of them."""
+        function = {"index": self.index, "name": self.name, "arguments": self._arguments(cut=cut)}
+        return {"id": self.id, "function": function}
+
+    def _arguments(self, *, cut: bool) -> Json:
+        written = "".join(self.written)
+        try:
+            partial: Literal["off", "trailing-strings"] = "trailing-strings" if cut else "off"
+            found: object = from_json(written or "{}", allow_partial=partial)
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {_RAW: written}
+
+
+class ReplyWriter:
+    """Builds one reply: `write` takes an answer's events in order, and returns the parts to send.
+
+    `clock` returns nanoseconds; the request `began` at one.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        model: str,
+        clock: Callable[[], int],
+        began: int,
+        *,
+        messages: tuple[Message, ...] = (),
+    ) -> None:
+        """`model` is the name that the request had. The last part of /api/generate has the context
+        of `messages` and the answer, if there are any."""
+        self._route: Route = route
+        self._model = model
+        self._clock = clock
+        self._messages = messages
+        self._began = began
+        self._accepted = self._first = self._began
+        self._has_first = False
+        self._call: _Call | None = None
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[Json] = []
+        self._logprobs: list[ChatTokenLogprob] = []
+        self._last: Json = {}
+
+    def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
+        """The parts to send for `event`, whose log-probabilities are `logprobs`.
+
+        Raises WireError if the answer failed.
+        """
+        match event:
+            case AnswerStarted():
+                self._accepted = self._clock()
+                return []
+            case ToolCallDelta() if self._call is not None:
+                self._call.written.append(event.arguments)
+                return []
+            case TextDelta() | ReasoningDelta() | ToolCallStarted() | AnswerEnd():
+                cut = isinstance(event, AnswerEnd) and event.reason != "tool_calls"
+                return [*self._end_call(cut=cut), *self._next(event, logprobs)]
+            case _:
+                return []
+
+    def _next(
+        self,
+        event: TextDelta | ReasoningDelta | ToolCallStarted | AnswerEnd,
+        logprobs: Sequence[ChatTokenLogprob],
+    ) -> list[Json]:
+        match event:
+            case TextDelta(text):
+                self._texts.append(text)
+                return [self._part(text, logprobs=logprobs)]
+            case ReasoningDelta(text):
+                self._thoughts.append(text)
+                return [self._part(thinking=text)]
+            case ToolCallStarted():
+                self._call = _Call(event.index, event.id, event.name)
+                return []
+            case AnswerEnd():
+                return [self._end(event)]
+
+    def reply(self) -> Json:
+        """The complete reply; valid only after the last event."""
+        body = self._content("".join(self._texts), "".join(self._thoughts), self._calls)
+        found = {**self._last, **body}
+        if self._logprobs:
+            found["logprobs"] = self._logprobs
+        return found
+
+    def loaded(self, reason: LoadReason) -> Json:
+        """The reply to a request without a prompt: what became of the model."""
+        return {**self._head(), **self._content(""), "done_reason": reason, "done": True}
+
+    def idle(self) -> Json:
+        """A part without content, which keeps the connection alive."""
+        return {**self._head(), **self._content(""), "done": False}
+
+    def _end_call(self, *, cut: bool) -> list[Json]:
+        call, self._call = self._call, None
+        if call is None:
+            return []
+        self._calls.append(call.as_object(cut=cut))
+        return [self._part(calls=self._calls[-1:])]
+
+    def _part(
+        self,
+        text: str = "",
+        thinking: str = "",
+        calls: Sequence[Json] = (),
+        logprobs: Sequence[ChatTokenLogprob] = (),
+    ) -> Json:
+        if not self._has_first:
+            self._has_first, self._first = True, self._clock()
+        part = {**self._head(), **self._content(text, thinking, calls), "done": False}
+        if logprobs:
+            self._logprobs += logprobs
+            part["logprobs"] = list(logprobs)
+        return part
+
+    def _content(self, text: str, thinking: str = "", calls: Sequence[Json] = ()) -> Json:
+        found: Json = {"thinking": thinking} if thinking else {}
+        if calls:
+            found["tool_calls"] = list(calls)
+        if self._route == "chat":
+            return {"message": {"role": "assistant", "content": text, **found}}
+        return {"response": text, **found}
+
+    def _head(self) -> Json:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self._model, "created_at": now}
+
+    def _end(self, end: AnswerEnd) -> Json:
+        check_finished(end)
+        reason = "length" if end.reason == "length" else "stop"
+        self._last = {**self._head(), **self._content(""), "done": True, "done_reason": reason}
+        if self._route == "generate" and self._messages:
+            answer = Message("assistant", "".join(self._texts), "".join(self._thoughts))
+            self._last["context"] = as_context((*self._messages, answer))
+        self._last |= self._durations() | _usage(end.usage)
+        return self._last
+
+    def _durations(self) -> Json:
+        ended = self._clock()
+        first = self._first if self._has_first else ended
+        return {
+            "total_duration": ended - self._began,
+            "load_duration": self._accepted - self._began,
+            "prompt_eval_duration": first - self._accepted,
+            "eval_duration": ended - first,
+        }
+
+
+def _usage(usage: Usage) -> Json:
+    """Counts of tokens. Cached ones are counted in the prompt, and apart in our own member."""
+    own = usage_extension(usage)["semantic"]
+    cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
+    return {
+        "prompt_eval_count": usage.prompt,
+        "eval_count": usage.completion,
+        "semantic": {**cached, **own} if isinstance(own, dict) else cached,
+    }
+
 
 logger = logging.getLogger("semantic.server")
 

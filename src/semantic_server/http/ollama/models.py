@@ -33,8 +33,7 @@ from semantic_server.http.models import (
     listed_models,
     model_called,
 )
-from semantic_server.http.ollama.fields import MODEL_FIELDS, PULL_FIELDS
-from semantic_server.http.ollama.options import read_flag
+from semantic_server.http.ollama.options import MODEL_FIELDS, PULL_FIELDS, read_flag
 from semantic_server.http.ollama.request import LATEST, untagged
 from semantic_server.http.openai.fields import Json, warnings
 from semantic_server.http.request_body import read_json

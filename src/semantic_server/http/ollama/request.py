@@ -1,27 +1,29 @@
-"""Requests of POST /api/chat and /api/generate: what each field means, translated to the domain's
-types.
+"""Requests of POST /api/chat and /api/generate, translated to the domain's types.
 
-Every field is validated before anything is generated. Knows no HTTP and no replies.
+Every field is validated before anything is generated. Calls have no ids that clients keep: some
+drop them, some make their own. So a call is numbered by its place in the conversation, and a result
+belongs to the call that it follows: the one with its id, else with its name, else the next without
+a result. Knows no HTTP, no replies and no chat template.
 """
 
 from __future__ import annotations
 
+import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from semantic.application.chat.call_grammar import answer_grammar
-from semantic.domain.chat import Chat, Message
+from semantic.domain.chat import Chat, Message, Tool, ToolCall, numbered_call
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, Prompt, ServedModel
 from semantic_server.http.errors import FieldError
-from semantic_server.http.ollama.conversation import (
-    ConversationReader,
-    read_context,
-    read_tools,
-)
-from semantic_server.http.ollama.fields import CHAT_FIELDS, GENERATE_FIELDS, OTHER_WIRES
 from semantic_server.http.ollama.options import (
+    CHAT_FIELDS,
+    GENERATE_FIELDS,
+    MESSAGE_FIELDS,
+    OTHER_WIRES,
     read_flag,
     read_format,
     read_keep_alive,
@@ -29,9 +31,192 @@ from semantic_server.http.ollama.options import (
     read_options,
     read_think,
 )
-from semantic_server.http.openai.fields import text_at, warnings
+from semantic_server.http.openai.conversation import tools_of
+from semantic_server.http.openai.fields import list_at, object_at, text_at, warnings
 from semantic_server.http.openai.requests import Caller, check_model
+from semantic_server.http.request_fields.notes import picture
 from semantic_server.http.request_fields.table import Field, fields_of
+
+_ROLES: Final = ("system", "user", "assistant", "tool")
+
+
+class _OpenCalls:
+    """The calls of one message that have no result yet. Each lookup takes the same time, however
+    many there are."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, ToolCall] = {}  # by the ids that they have here
+        self._ids: dict[str, str] = {}  # those, by the client's own
+        self._named: dict[str, deque[str]] = {}
+
+    def add(self, call: ToolCall, given_id: object) -> None:
+        """Add the next call, which the client sent with `given_id`."""
+        self._open[call.id] = call
+        self._named.setdefault(call.name, deque()).append(call.id)
+        if isinstance(given_id, str):
+            self._ids[given_id] = call.id
+
+    def take(self, given_id: object, name: str | None) -> ToolCall | None:
+        """The call that a result belongs to: the one with its id, else the next of its name, else
+        of any; None if there is none."""
+        if isinstance(given_id, str):
+            found = self._open.pop(self._ids.get(given_id, given_id), None)
+            if found is not None:
+                return found
+        if name is None:
+            return self._open.pop(next(iter(self._open)), None) if self._open else None
+        named = self._named.get(name, deque())
+        while named:
+            found = self._open.pop(named.popleft(), None)
+            if found is not None:
+                return found
+        return None
+
+
+class ConversationReader:
+    """Reads the messages of one request."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._open = _OpenCalls()
+
+    def read(self, value: object) -> tuple[Message, ...]:
+        """The field `messages`; None is an empty list. Raises FieldError for the first that is
+        invalid."""
+        found = list_at("messages", [] if value is None else value)
+        return tuple(self._message(f"messages[{i}]", one) for i, one in enumerate(found))
+
+    def _message(self, path: str, value: object) -> Message:
+        given = object_at(path, value)
+        # Others have no effect, and are not looked at: there may be many messages.
+        known = {name: value for name, value in given.items() if name in MESSAGE_FIELDS}
+        message = fields_of(known, MESSAGE_FIELDS, {}, warnings, f"{path}.")
+        content = text_at(f"{path}.content", message.get("content", ""))
+        match message.get("role"):
+            case "system" | "user" as role:
+                return _with_images(Message(_plain(role), content), path, message)
+            case "assistant":
+                thinking = text_at(f"{path}.thinking", message.get("thinking", ""))
+                calls = self._read_calls(f"{path}.tool_calls", message.get("tool_calls", []))
+                return Message("assistant", content, thinking, calls)
+            case "tool":
+                return _with_images(self._result(path, message, content), path, message)
+            case _:
+                at = f"{path}.role"
+                raise FieldError(f"{at}: expected one of {', '.join(_ROLES)}", param=at)
+
+    def _read_calls(self, path: str, value: object) -> tuple[ToolCall, ...]:
+        self._open = _OpenCalls()
+        return tuple(self._call(f"{path}[{i}]", one) for i, one in enumerate(list_at(path, value)))
+
+    def _call(self, path: str, value: object) -> ToolCall:
+        given = object_at(path, value)
+        at = f"{path}.function"
+        function = object_at(at, given.get("function"))
+        arguments = function.get("arguments", {})
+        if not isinstance(arguments, dict):
+            at = f"{at}.arguments"
+            raise FieldError(f"{at}: expected an object", param=at)
+        call = ToolCall(
+            numbered_call(self._calls),
+            text_at(f"{at}.name", function.get("name")),
+            json.dumps(arguments, ensure_ascii=False),
+        )
+        self._calls += 1
+        self._open.add(call, given.get("id"))
+        return call
+
+    def _result(self, path: str, message: Mapping[str, object], content: str) -> Message:
+        name = message.get("tool_name")
+        tool = None if name is None else text_at(f"{path}.tool_name", name)
+        call = self._open.take(message.get("tool_call_id"), tool)
+        if call is None:
+            return Message("tool", content, name=tool)
+        return Message("tool", content, tool_call_id=call.id, name=tool or call.name)
+
+
+def _with_images(message: Message, path: str, given: Mapping[str, object]) -> Message:
+    """`message` with notes for the pictures that came with it."""
+    images = list_at(f"{path}.images", given.get("images", []))
+    notes = [picture(text_at(f"{path}.images[{i}]", one)) for i, one in enumerate(images)]
+    return replace(
+        message,
+        content="\n".join(filter(None, (message.content, *(text for text, _ in notes)))),
+        attachments=tuple(one for _, one in notes),
+    )
+
+
+def _plain(role: str) -> Literal["system", "user"]:
+    return "system" if role == "system" else "user"
+
+
+def read_tools(value: object) -> tuple[Tool, ...]:
+    """The functions in the field `tools`. Raises FieldError for an invalid tool."""
+    given = list_at("tools", [] if value is None else value)
+    return tools_of([_function(one) if isinstance(one, dict) else one for one in given])
+
+
+def _function(tool: Mapping[str, object]) -> dict[str, object]:
+    """`tool` as OpenAI's wire has it: of type function where it has none, without nulls."""
+    given = {name: value for name, value in tool.items() if value is not None}
+    return {"type": "function", **given}
+
+
+# A conversation as numbers
+
+_MARK: Final = b"semantic-1\n"
+"""Beginning of each, which tells them from the tokens of another server."""
+_BYTE: Final = 256
+
+
+def as_context(messages: tuple[Message, ...]) -> list[int]:
+    """The field `context` that stands for a conversation: its texts, a number for each byte.
+
+    Tokens would not do: a template renders a message that follows others unlike the same message
+    alone.
+    """
+    turns = [[one.role, one.content, one.reasoning] for one in messages]
+    text = json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
+    return list(_MARK + text.encode("utf-8", "surrogatepass"))
+
+
+def read_context(value: object) -> tuple[Message, ...]:
+    """The conversation that `context` stands for; of None it is empty.
+
+    Raises FieldError for one that this server did not make.
+    """
+    if value in (None, []):
+        return ()
+    numbers = list_at("context", value)
+    if not all(type(one) is int and 0 <= one < _BYTE for one in numbers):
+        raise _foreign_context()
+    data = bytes(one for one in numbers if isinstance(one, int))
+    if not data.startswith(_MARK):
+        raise _foreign_context()
+    try:
+        turns = json.loads(data.removeprefix(_MARK).decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise _foreign_context() from error
+    if not isinstance(turns, list):
+        raise _foreign_context()
+    return tuple(_turn(one) for one in turns)
+
+
+def _turn(value: object) -> Message:
+    match value:
+        case ["system" | "user" as role, str(content), ""]:
+            return Message(_plain(role), content)
+        case ["assistant", str(content), str(reasoning)]:
+            return Message("assistant", content, reasoning)
+        case _:
+            raise _foreign_context()
+
+
+def _foreign_context() -> FieldError:
+    return FieldError(
+        "context: expected the context of a reply of this server, unchanged", param="context"
+    )
+
 
 LATEST: Final = ":latest"
 """The tag of a model whose name has none."""

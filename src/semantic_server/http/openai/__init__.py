@@ -1,5 +1,7 @@
-"""OpenAI's wires: chat completions, completions and responses."""
+"""OpenAI's wires: chat completions, completions, embeddings and responses."""
 
-from semantic_server.http.openai.routes import router
+from semantic_server.http.openai import chat, completions, embeddings, responses
 
-__all__ = ["router"]
+ROUTERS = (chat.router, completions.router, responses.router, embeddings.router)
+
+__all__ = ["ROUTERS"]

@@ -31,7 +31,7 @@ from semantic_server.http.openai.fields import (
     text_at,
     tokens_at,
 )
-from semantic_server.http.openai.routes import described
+from semantic_server.http.openai.replies import described
 from semantic_server.http.request_body import on_thread, read_json
 from semantic_server.http.streaming import until_disconnect
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from semantic_server.http.errors import FieldError
 from semantic_server.http.logs import WarnOnce
-from semantic_server.http.request_body import validated
+from semantic_server.http.request_body import LazyAdapter, validated
 from semantic_server.http.request_fields.table import (
     FOREIGN,
     IGNORED,
@@ -260,6 +260,17 @@ def name_at(path: str, given: Mapping[str, object]) -> str:
     if not name:
         raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
     return name
+
+
+def validated_by_type(
+    path: str, adapters: Mapping[str, LazyAdapter[T]], element: Mapping[str, object]
+) -> T:
+    """`element` as validated by the adapter that its member `type` names. Raises FieldError."""
+    kind = element.get("type")
+    if not isinstance(kind, str) or kind not in adapters:
+        at = f"{path}.type"
+        raise FieldError(f"{at}: expected one of {', '.join(adapters)}", param=at)
+    return validated_at(path, adapters[kind](), element)
 
 
 def validated_at(path: str, adapter: TypeAdapter[T], element: Mapping[str, object]) -> T:

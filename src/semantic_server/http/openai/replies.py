@@ -381,3 +381,30 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "none"
+
+
+# Descriptions
+
+
+def described(required: str, *, streams: bool = True) -> dict[str, object]:
+    """The OpenAPI description of a route; its body requires `model` and the field `required`."""
+    properties: dict[str, object] = {"model": {"type": "string"}, required: {}}
+    content: dict[str, object] = {"application/json": {"schema": {"type": "object"}}}
+    if streams:
+        properties["stream"] = {"type": "boolean"}
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    body = {
+        "type": "object",
+        "description": "As OpenAI documents it; fields that are not supported are a 400.",
+        "required": ["model", required],
+        "properties": properties,
+    }
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {
+            "200": {
+                "description": f"The reply{', or a stream of its chunks' if streams else ''}.",
+                "content": content,
+            }
+        },
+    }

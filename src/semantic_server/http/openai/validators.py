@@ -1,6 +1,6 @@
 """Pydantic validators for OpenAI's own request types, with the extensions of local servers.
 
-Each is built when it is first needed, which takes milliseconds. Validation is strict: a string is
+Validation is strict: a string is
 no number. Lists and unions that OpenAI's types leave lazy are validated element by element; see
 `fields.without_elements`.
 """
@@ -8,10 +8,9 @@ no number. Lists and unions that OpenAI's types leave lazy are validated element
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final
 
-from pydantic import ConfigDict, TypeAdapter, with_config
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from semantic_server.http.openai.request_types import (
@@ -36,6 +35,7 @@ from semantic_server.http.openai.request_types import (
     ResponseParams,
     ResponseReasoningItemParam,
 )
+from semantic_server.http.request_body import LazyAdapter
 
 _STRICT: Final = ConfigDict(strict=True)
 
@@ -85,22 +85,9 @@ class ResponseBody(ResponseParams, Extensions, total=False):
     seed: int
 
 
-@lru_cache(maxsize=1)
-def chat_adapter() -> TypeAdapter[ChatBody]:
-    """Validates the body of a chat completion."""
-    return TypeAdapter(ChatBody)
-
-
-@lru_cache(maxsize=1)
-def completion_adapter() -> TypeAdapter[CompletionBody]:
-    """Validates the body of a completion."""
-    return TypeAdapter(CompletionBody)
-
-
-@lru_cache(maxsize=1)
-def response_adapter() -> TypeAdapter[ResponseBody]:
-    """Validates the body of a response."""
-    return TypeAdapter(ResponseBody)
+chat_adapter: Final = LazyAdapter(ChatBody)
+completion_adapter: Final = LazyAdapter(CompletionBody)
+response_adapter: Final = LazyAdapter(ResponseBody)
 
 
 # Elements of a chat completion's body
@@ -112,95 +99,47 @@ _Message = (
     | ChatCompletionToolMessageParam
     | ChatCompletionUserMessageParam
 )
+_MESSAGES: Final[Mapping[str, type[_Message]]] = {
+    "assistant": ChatCompletionAssistantMessageParam,
+    "developer": ChatCompletionDeveloperMessageParam,
+    "system": ChatCompletionSystemMessageParam,
+    "tool": ChatCompletionToolMessageParam,
+    "user": ChatCompletionUserMessageParam,
+}
+message_adapters: Final = {role: LazyAdapter(kind) for role, kind in _MESSAGES.items()}
+"""By role; content and tool calls stay lazy."""
 
 _Format = ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONSchema
+_FORMATS: Final[Mapping[str, type[_Format]]] = {
+    "text": ResponseFormatText,
+    "json_object": ResponseFormatJSONObject,
+    "json_schema": ResponseFormatJSONSchema,
+}
+format_adapters: Final = {name: LazyAdapter(kind) for name, kind in _FORMATS.items()}
+"""`response_format`, by type."""
 
-
-@lru_cache(maxsize=1)
-def message_adapters() -> Mapping[str, TypeAdapter[_Message]]:
-    """Validate a message, by role; its content and tool calls stay lazy."""
-    kinds: dict[str, type[_Message]] = {
-        "assistant": ChatCompletionAssistantMessageParam,
-        "developer": ChatCompletionDeveloperMessageParam,
-        "system": ChatCompletionSystemMessageParam,
-        "tool": ChatCompletionToolMessageParam,
-        "user": ChatCompletionUserMessageParam,
-    }
-    return {role: TypeAdapter(kind) for role, kind in kinds.items()}
-
-
-@lru_cache(maxsize=1)
-def tool_call_adapter() -> TypeAdapter[ChatCompletionMessageFunctionToolCallParam]:
-    """Validates a tool call of an assistant message."""
-    return TypeAdapter(ChatCompletionMessageFunctionToolCallParam)
-
-
-@lru_cache(maxsize=1)
-def tool_adapter() -> TypeAdapter[ChatCompletionFunctionToolParam]:
-    """Validates a function tool."""
-    return TypeAdapter(ChatCompletionFunctionToolParam)
-
-
-@lru_cache(maxsize=1)
-def named_choice_adapter() -> TypeAdapter[ChatCompletionNamedToolChoiceParam]:
-    """Validates the choice of one tool."""
-    return TypeAdapter(ChatCompletionNamedToolChoiceParam)
-
-
-@lru_cache(maxsize=1)
-def allowed_choice_adapter() -> TypeAdapter[ChatCompletionAllowedToolChoiceParam]:
-    """Validates a choice among allowed tools; the tools stay lazy."""
-    return TypeAdapter(ChatCompletionAllowedToolChoiceParam)
-
-
-@lru_cache(maxsize=1)
-def format_adapters() -> Mapping[str, TypeAdapter[_Format]]:
-    """Validate `response_format`, by type."""
-    kinds: dict[str, type[_Format]] = {
-        "text": ResponseFormatText,
-        "json_object": ResponseFormatJSONObject,
-        "json_schema": ResponseFormatJSONSchema,
-    }
-    return {name: TypeAdapter(kind) for name, kind in kinds.items()}
+tool_adapter: Final = LazyAdapter(ChatCompletionFunctionToolParam)
+tool_call_adapter: Final = LazyAdapter(ChatCompletionMessageFunctionToolCallParam)
+named_choice_adapter: Final = LazyAdapter(ChatCompletionNamedToolChoiceParam)
+allowed_choice_adapter: Final = LazyAdapter(ChatCompletionAllowedToolChoiceParam)
+"""A choice among allowed tools; the tools stay lazy."""
 
 
 # Elements of a response's body
 
+response_tool_adapter: Final = LazyAdapter(FunctionToolParam)
+function_call_adapter: Final = LazyAdapter(ResponseFunctionToolCallParam)
+custom_call_adapter: Final = LazyAdapter(ResponseCustomToolCallParam)
+reasoning_adapter: Final = LazyAdapter(ResponseReasoningItemParam)
+"""An input item of type `reasoning`; its texts stay lazy."""
+
 _TextFormat = (
     ResponseFormatText | ResponseFormatJSONObject | ResponseFormatTextJSONSchemaConfigParam
 )
-
-
-@lru_cache(maxsize=1)
-def response_tool_adapter() -> TypeAdapter[FunctionToolParam]:
-    """Validates a function tool."""
-    return TypeAdapter(FunctionToolParam)
-
-
-@lru_cache(maxsize=1)
-def function_call_adapter() -> TypeAdapter[ResponseFunctionToolCallParam]:
-    """Validates an input item of type `function_call`."""
-    return TypeAdapter(ResponseFunctionToolCallParam)
-
-
-@lru_cache(maxsize=1)
-def custom_call_adapter() -> TypeAdapter[ResponseCustomToolCallParam]:
-    """Validates an input item of type `custom_tool_call`."""
-    return TypeAdapter(ResponseCustomToolCallParam)
-
-
-@lru_cache(maxsize=1)
-def reasoning_adapter() -> TypeAdapter[ResponseReasoningItemParam]:
-    """Validates an input item of type `reasoning`; its texts stay lazy."""
-    return TypeAdapter(ResponseReasoningItemParam)
-
-
-@lru_cache(maxsize=1)
-def text_format_adapters() -> Mapping[str, TypeAdapter[_TextFormat]]:
-    """Validate `text.format`, by type."""
-    kinds: dict[str, type[_TextFormat]] = {
-        "text": ResponseFormatText,
-        "json_object": ResponseFormatJSONObject,
-        "json_schema": ResponseFormatTextJSONSchemaConfigParam,
-    }
-    return {name: TypeAdapter(kind) for name, kind in kinds.items()}
+_TEXT_FORMATS: Final[Mapping[str, type[_TextFormat]]] = {
+    "text": ResponseFormatText,
+    "json_object": ResponseFormatJSONObject,
+    "json_schema": ResponseFormatTextJSONSchemaConfigParam,
+}
+text_format_adapters: Final = {name: LazyAdapter(kind) for name, kind in _TEXT_FORMATS.items()}
+"""`text.format`, by type."""

@@ -30,7 +30,7 @@ from semantic.domain.answer import (
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic_server.http.anthropic.conversation import thinking_text
-from semantic_server.http.anthropic.reply import Json, MessageWriter, ResponseStyle, usage_of
+from semantic_server.http.anthropic.routes import Json, MessageWriter, ResponseStyle, usage_of
 from semantic_server.http.errors import WireError
 
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from semantic.application.embeddings import Embeddings
 from semantic.application.fair_threads import FairThreads
 from semantic_server.http.app import create_app
-from semantic_server.http.ollama.fields import EMBED_FIELDS
+from semantic_server.http.ollama.options import EMBED_FIELDS
 from semantic_server.http.openai.fields import EMBEDDING_FIELDS
 from tests.clients import ollama_fields
 from tests.support.fake_embedder import MODEL, FakeEmbedder, at_once, counted

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from semantic.domain.chat import Message
 from semantic_server.http.anthropic.conversation import ConversationReader as AnthropicReader
 from semantic_server.http.anthropic.validators import validators
-from semantic_server.http.ollama.conversation import ConversationReader as OllamaReader
-from semantic_server.http.openai.chat.conversation import messages_of
+from semantic_server.http.ollama.request import ConversationReader as OllamaReader
+from semantic_server.http.openai.conversation import messages_of
 from semantic_server.http.openai.responses.input_items import input_of
 from semantic_server.http.openai.responses.tools import ToolSet
 from semantic_server.http.request_fields.notes import attachment, block_note, picture

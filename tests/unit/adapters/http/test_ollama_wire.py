@@ -27,12 +27,11 @@ from semantic.domain.value_objects import SamplingParams, TokenLogprob
 from semantic.ports.serving import Ask
 from semantic_server.http.app import create_app
 from semantic_server.http.errors import FieldError
-from semantic_server.http.ollama import fields as tables
-from semantic_server.http.ollama.conversation import ConversationReader
+from semantic_server.http.ollama import options as tables
+from semantic_server.http.ollama.generation import ReplyWriter
 from semantic_server.http.ollama.models import in_short
 from semantic_server.http.ollama.options import read_keep_alive
-from semantic_server.http.ollama.reply import ReplyWriter
-from semantic_server.http.ollama.request import chat_request
+from semantic_server.http.ollama.request import ConversationReader, chat_request
 from semantic_server.http.openai.requests import Caller
 from semantic_server.http.request_fields.table import Field
 from tests.clients import ollama_fields

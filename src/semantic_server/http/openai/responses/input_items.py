@@ -14,7 +14,7 @@ from typing import Final
 
 from semantic.domain.chat import Attachment, Message, Role, Tool, ToolCall
 from semantic_server.http.errors import FieldError
-from semantic_server.http.openai.chat.conversation import content_of
+from semantic_server.http.openai.conversation import content_of
 from semantic_server.http.openai.fields import (
     Json,
     list_at,

@@ -1,7 +1,7 @@
 """The body of a response's request, parsed into one engine request.
 
-Validates every field before anything is generated, and prepends the history of a previous
-response. Knows the wire's fields; not its replies.
+Validates every field before anything is generated, and prepends the history of a previous response,
+through the chain of those before it. Knows the wire's fields; not its replies.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
-from semantic.domain.chat import AnswerFormat, Chat, Message
+from semantic.domain.chat import AnswerFormat, Chat, Message, Tool
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.responses import StoredResponse
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
 from semantic.ports.store import ResponsesPort
 from semantic_server.http.errors import FieldError, WireError
-from semantic_server.http.openai.chat.conversation import template_options
+from semantic_server.http.openai.conversation import template_options
 from semantic_server.http.openai.fields import (
     Json,
     at_least_one,
@@ -25,17 +27,12 @@ from semantic_server.http.openai.fields import (
     object_at,
     text_at,
     tokens_at,
-    validated_at,
+    validated_by_type,
     warnings,
 )
 from semantic_server.http.openai.requests import Caller, check_model, sampling_of
 from semantic_server.http.openai.responses.input_items import ResponseInput, input_of
 from semantic_server.http.openai.responses.output_items import KeptItems
-from semantic_server.http.openai.responses.response_history import (
-    History,
-    ResponseGoneError,
-    history_of,
-)
 from semantic_server.http.openai.responses.tools import Choice, ToolSet, choice_among
 from semantic_server.http.openai.validators import (
     ResponseBody,
@@ -44,6 +41,52 @@ from semantic_server.http.openai.validators import (
 )
 from semantic_server.http.request_body import validated
 from semantic_server.http.request_fields.table import IGNORED, SUPPORTED, Field
+
+
+class ResponseGoneError(InvalidRequestError):
+    """A response, or one that it continues, is not stored; `response_id` is its id."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"there is no response {response_id!r:.200}")
+        self.response_id = response_id
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A conversation up to a response, the agent of the last answer, and the tools of all its
+    requests, of each name the newest."""
+
+    messages: tuple[Message, ...]
+    agent: str
+    tools: tuple[Tool, ...]
+
+
+def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> History:
+    """The history up to and including the response `response_id`.
+
+    Raises ResponseGoneError if any response of the chain is not stored, and StoreError if the
+    store cannot be read now.
+    """
+    chain = _chain(responses, tenant, response_id)
+    tools = {tool.name: tool for one in chain for tool in one.tools}
+    messages = [message for one in chain for message in (*one.input, *one.output)]
+    return History(tuple(messages), chain[-1].agent, tuple(tools.values()))
+
+
+def _chain(responses: ResponsesPort, tenant: str, response_id: str) -> list[StoredResponse]:
+    """The responses from the first to `response_id`."""
+    found: list[StoredResponse] = []
+    seen: set[str] = set()
+    at: str | None = response_id
+    while at is not None:
+        one = None if at in seen else responses.get(tenant, at)
+        if one is None:
+            raise ResponseGoneError(at)
+        seen.add(at)
+        found.append(one)
+        at = one.previous
+    return found[::-1]
+
 
 RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "access_programs": Field("there are no such programs here"),
@@ -344,12 +387,7 @@ def _text_format(value: object) -> _TextFormat:
     if "format" not in text:
         return _TextFormat()
     given = object_at(_FORMAT, text["format"])
-    kind = given.get("type")
-    adapters = text_format_adapters()
-    if not isinstance(kind, str) or kind not in adapters:
-        path = f"{_FORMAT}.type"
-        raise FieldError(f"{path}: expected one of {', '.join(adapters)}", param=path)
-    checked = validated_at(_FORMAT, adapters[kind], given)
+    checked = validated_by_type(_FORMAT, text_format_adapters, given)
     if checked["type"] == "text":
         return _TextFormat()
     if checked["type"] == "json_object":

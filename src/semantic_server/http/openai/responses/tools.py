@@ -13,7 +13,7 @@ from typing import Final
 
 from semantic.domain.chat import Tool, ToolChoice
 from semantic_server.http.errors import FieldError
-from semantic_server.http.openai.chat.conversation import (
+from semantic_server.http.openai.conversation import (
     check_known,
     read_custom_tool,
     required,

@@ -20,8 +20,8 @@ from semantic.domain.responses import StoredResponse
 from semantic.ports.serving import Ask
 from semantic_server.http.app import create_app
 from semantic_server.http.openai.requests import Caller
-from semantic_server.http.openai.responses.reply import ResponseReply, with_heartbeat
 from semantic_server.http.openai.responses.request import response_request
+from semantic_server.http.openai.responses.routes import ResponseReply, with_heartbeat
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import running

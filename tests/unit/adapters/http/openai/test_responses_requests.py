@@ -16,8 +16,7 @@ from openai.types.shared_params import Reasoning
 from semantic.domain.answer import ToolCallDelta, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
 from semantic_server.http.logs import WarnOnce
-from semantic_server.http.openai import fields
-from semantic_server.http.openai.chat import conversation
+from semantic_server.http.openai import conversation, fields
 from semantic_server.http.openai.responses import input_items
 from semantic_server.http.openai.responses.request import (
     CACHE_OPTION_FIELDS,

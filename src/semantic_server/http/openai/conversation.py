@@ -17,6 +17,7 @@ from semantic_server.http.openai.fields import (
     object_at,
     text_at,
     validated_at,
+    validated_by_type,
     warnings,
 )
 from semantic_server.http.openai.validators import (
@@ -91,13 +92,13 @@ def messages_of(value: object) -> tuple[Message, ...]:
 def _message(path: str, value: object) -> Message:
     message = object_at(path, value)
     role = message.get("role")
-    adapter = message_adapters().get(role) if isinstance(role, str) else None
+    adapter = message_adapters.get(role) if isinstance(role, str) else None
     reader = _READERS.get(role) if isinstance(role, str) else None
     if adapter is None or reader is None:
         expected = ", ".join(_READERS)
         hint = "; functions are tools now" if role == "function" else ""
         raise FieldError(f"{path}.role: expected one of {expected}{hint}", param=f"{path}.role")
-    validated_at(path, adapter, message)
+    validated_at(path, adapter(), message)
     for name in _CONTINUED:
         if message.get(name):
             raise FieldError(
@@ -373,13 +374,7 @@ def answer_format_of(value: object) -> AnswerFormat | None:
     """
     if value is None:
         return None
-    given = object_at(_FORMAT, value)
-    kind = given.get("type")
-    adapters = format_adapters()
-    if not isinstance(kind, str) or kind not in adapters:
-        path = f"{_FORMAT}.type"
-        raise FieldError(f"{path}: expected one of {', '.join(adapters)}", param=path)
-    checked = validated_at(_FORMAT, adapters[kind], given)
+    checked = validated_by_type(_FORMAT, format_adapters, object_at(_FORMAT, value))
     if checked["type"] == "text":
         return None
     if checked["type"] == "json_object":

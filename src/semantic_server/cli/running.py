@@ -1,13 +1,14 @@
-"""`semantic agents export` and `import`: an agent of the store as two files, of a server as one.
+"""`semantic models ps`, `load`, `unload`, `semantic memory` and `semantic agents export`, `import`:
+what a running server holds. An archive may be of the store too, as two files.
 
-Knows files and the terminal; not how archives are made or checked.
+Knows files and a terminal; not what a server gives up by itself, nor how archives are made.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,19 +27,154 @@ from semantic.cli.agent_lookup import (
 from semantic.cli.edge import print_notice
 from semantic.cli.options import (
     DEFAULT_KEY_VARIABLE,
+    DEFAULT_SERVER,
     AsJson,
     Command,
     KeyVariable,
+    ServerUrl,
     StoreOptions,
+    gib,
 )
 from semantic.cli.progress import download_bar, work_bar
-from semantic.cli.report import Json, print_result, show_bytes, show_name
+from semantic.cli.report import (
+    Json,
+    columns,
+    print_result,
+    show_bytes,
+    show_name,
+    show_seconds,
+    to_line,
+)
 from semantic.composition.named_models import model_name
 from semantic.domain.block_hash import LOCAL_TENANT
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from semantic_server.clients.agent_archives import Owner
+    from semantic_server.clients.server_connection import Owner
+
+
+_HEADINGS = ("model", "state", "memory", "running", "waiting", "unloaded")
+_Served = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A name that the server has.", show_default=False)
+]
+
+
+def ps(
+    url: ServerUrl = DEFAULT_SERVER,
+    key_variable: KeyVariable = DEFAULT_KEY_VARIABLE,
+    as_json: AsJson = False,
+) -> None:
+    """List the models of a running server: which are loaded, what they take and do."""
+    from semantic_server.clients.server_connection import list_models
+
+    rows = list_models(url, key_variable)
+    if as_json:
+        typer.echo(to_line({"models": [dict(row) for row in rows]}))
+        return
+    typer.echo("\n".join(columns([_HEADINGS, *map(_row, rows)])))
+
+
+def load(
+    model: _Served,
+    url: ServerUrl = DEFAULT_SERVER,
+    key_variable: KeyVariable = DEFAULT_KEY_VARIABLE,
+    as_json: AsJson = False,
+) -> None:
+    """Load one of the models of a running server, and wait for it."""
+    from semantic_server.clients.server_connection import change_model
+
+    _print(change_model(url, key_variable, model, "load"), as_json=as_json)
+
+
+def unload(
+    model: _Served,
+    url: ServerUrl = DEFAULT_SERVER,
+    key_variable: KeyVariable = DEFAULT_KEY_VARIABLE,
+    as_json: AsJson = False,
+) -> None:
+    """Unload one of the models of a running server when its requests have ended."""
+    from semantic_server.clients.server_connection import change_model
+
+    _print(change_model(url, key_variable, model, "unload"), as_json=as_json)
+
+
+RUNNING_MODEL_COMMANDS: dict[str, Callable[..., None]] = {
+    "ps": ps,
+    "load": load,
+    "unload": unload,
+}
+
+
+def unloaded_when(pinned: bool, expires_in: float | None) -> str:
+    """When a model is unloaded, if no request comes."""
+    if expires_in is not None:
+        return f"in {show_seconds(expires_in)}"
+    return "never" if pinned else "when needed"
+
+
+def _print(found: Mapping[str, object], *, as_json: bool) -> None:
+    name, state = str(found["id"]), str(found["state"])
+    typer.echo(to_line(dict(found)) if as_json else f"{show_name(name)} is {state}")
+
+
+def _row(row: Mapping[str, object]) -> tuple[str, ...]:
+    memory, expires = row.get("memory_bytes"), row.get("expires_in")
+    return (
+        show_name(str(row["id"])),
+        str(row.get("state", "loaded")),
+        show_bytes(memory) if isinstance(memory, int) else "",
+        str(row.get("running", "")),
+        str(row.get("waiting", "")),
+        unloaded_when(
+            row.get("pinned") is not False, expires if isinstance(expires, int | float) else None
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """The server, and its limit from now on."""
+
+    url: ServerUrl = DEFAULT_SERVER
+    key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
+    limit: Annotated[
+        float | None,
+        typer.Option(help="GiB that the process may have from now on.", show_default=False),
+    ] = None
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Return to the limit of the server's start.")
+    ] = False
+
+
+def memory(options: MemoryOptions, as_json: AsJson = False) -> None:
+    """Show what a running server's process has and may have; with --limit change that.
+
+    What exceeds a lower limit is given up, in the order of `semantic serve --memory-gb`; running
+    answers go on.
+    """
+    from semantic_server.clients.server_connection import limit_memory, read_memory
+
+    if options.reset and options.limit is not None:
+        raise InvalidRequestError("expected either --limit or --reset")
+    gib("--limit", options.limit)
+    if options.reset or options.limit is not None:
+        found = limit_memory(options.url, options.key_variable, options.limit)
+    else:
+        found = read_memory(options.url, options.key_variable)
+    typer.echo(to_line(dict(found)) if as_json else "\n".join(_lines(found)))
+
+
+def _lines(found: Mapping[str, object]) -> list[str]:
+    used, now, most = (
+        show_bytes(int(str(found[name]))) for name in ("used_bytes", "limit_bytes", "max_bytes")
+    )
+    lines = [f"{used} of {most}"]
+    lines += [f"{now} while the system is short of memory"] if now != most else []
+    steps = found.get("steps")
+    if isinstance(steps, list) and steps:
+        lines.append(f"pressure: {', '.join(map(str, steps))}")
+    return lines
+
 
 _STDOUT = Path("-")
 _PIECE_BYTES = 1 << 20
@@ -79,7 +215,7 @@ class RemoteOptions:
 
     def owner(self, tenant: str | None) -> Owner:
         """Whose agent of the server is meant."""
-        from semantic_server.clients.agent_archives import Owner
+        from semantic_server.clients.server_connection import Owner
 
         return Owner(self.model, tenant)
 
@@ -88,7 +224,7 @@ def export_archive(
     url: str, key_variable: str, name: str, owner: Owner, file: Path
 ) -> tuple[str, Json]:
     """Write an agent of a server to a new file, or to stdout; returns it as text and as JSON."""
-    from semantic_server.clients.agent_archives import exported
+    from semantic_server.clients.server_connection import exported
 
     with (
         _destination(file) as out,
@@ -107,7 +243,7 @@ def import_archive(
 ) -> tuple[str, Json]:
     """Send a file of `export_archive` to a server; returns its agent there as text and as JSON."""
     from semantic.adapters.exchange.transfer import open_file
-    from semantic_server.clients import agent_archives
+    from semantic_server.clients import server_connection as agent_archives
 
     with open_file(file) as archive:
         n_bytes = os.fstat(archive.fileno()).st_size

@@ -1,1 +1,0 @@
-"""The chat completions wire: /v1/chat/completions."""

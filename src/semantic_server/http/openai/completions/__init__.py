@@ -1,1 +1,0 @@
-"""The completions wire: /v1/completions."""

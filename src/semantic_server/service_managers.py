@@ -1,0 +1,399 @@
+"""`semantic serve` as a service of the user: systemd's on Linux, launchd's on macOS.
+
+Its file is written atomically, and another's file is left alone. Knows units, property lists and
+the managers' own commands; no setting of the server.
+"""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from semantic.domain.errors import InvalidRequestError, OperatorError
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The program that is run. It gets `stop_seconds` to end before it is killed."""
+
+    command: tuple[str, ...]
+    stop_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """What the manager of services has of this program.
+
+    `log` and `starts_with` are for the person: the command that shows the log, and what starts the
+    service.
+    """
+
+    file: Path
+    installed: bool
+    running: bool
+    log: str
+    starts_with: str
+
+
+class ServicePort(Protocol):
+    """A manager of services of one user: systemd or launchd."""
+
+    def text(self, service: Service) -> str:
+        """The file's text for this service. Raises InvalidRequestError for control characters."""
+        ...
+
+    def install(self, service: Service) -> bool:
+        """Write the file and start the service; whether the file changed.
+
+        One that runs with another text is restarted, one that runs with this text is left alone.
+        The file has the old text or the new one, whatever happens. Raises OperatorError for a file
+        of another's, one that cannot be written, and a manager that does not start it.
+        """
+        ...
+
+    def uninstall(self) -> bool:
+        """Stop the service and remove the file; whether there was one. Raises as `install`."""
+        ...
+
+    def state(self) -> ServiceState:
+        """What is installed and runs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended, and what it printed on stdout and stderr, stripped."""
+
+    code: int
+    printed: str
+
+
+class HostPort(Protocol):
+    """The machine, as far as a manager of services needs it."""
+
+    @property
+    def system(self) -> str:
+        """As `sys.platform`: "linux", "darwin"."""
+        ...
+
+    @property
+    def user_id(self) -> int:
+        """The number of the user."""
+        ...
+
+    @property
+    def home(self) -> Path:
+        """The user's folder."""
+        ...
+
+    @property
+    def config_home(self) -> Path:
+        """The folder of the user's settings."""
+        ...
+
+    def run(self, command: Sequence[str]) -> Ended:
+        """Run a program to its end; one that is not there ends with 127."""
+        ...
+
+    def pause(self) -> None:
+        """Wait for a moment."""
+        ...
+
+
+_NOT_FOUND = 127
+_PAUSE_SECONDS = 0.2
+_LONGEST_SECONDS = 120
+
+
+class Host:
+    """Implements `HostPort`."""
+
+    @property
+    def system(self) -> str:
+        return sys.platform
+
+    @property
+    def user_id(self) -> int:
+        return os.getuid()
+
+    @property
+    def home(self) -> Path:
+        return Path.home()
+
+    @property
+    def config_home(self) -> Path:
+        given = os.environ.get("XDG_CONFIG_HOME", "")
+        return Path(given) if given.startswith("/") else self.home / ".config"
+
+    def run(self, command: Sequence[str]) -> Ended:
+        try:
+            done = subprocess.run(  # noqa: S603  # no shell, and no text of a request
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_LONGEST_SECONDS,
+            )
+        except FileNotFoundError:
+            return Ended(_NOT_FOUND, f"{command[0]}: not found")
+        except subprocess.TimeoutExpired:
+            return Ended(_NOT_FOUND, f"{command[0]} did not end within {_LONGEST_SECONDS} seconds")
+        return Ended(done.returncode, (done.stdout.strip() or done.stderr.strip()))
+
+    def pause(self) -> None:
+        time.sleep(_PAUSE_SECONDS)
+
+
+MARK: Final = "Written by `semantic service install`; `semantic service uninstall` removes it."
+"""In every file that this package writes; a file without it is another's."""
+
+
+def read_file(path: Path) -> str | None:
+    """The text of our file, None if there is none. Raises OperatorError for another's file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"cannot read {path}: {_reason(error)}") from error
+    if MARK not in text:
+        raise OperatorError(
+            f"{path} was not written by `semantic service install`: move it away first"
+        )
+    return text
+
+
+def write_file(path: Path, text: str) -> bool:
+    """Whether the text at `path` changed to `text`: the file has the old one or the new one.
+
+    Raises OperatorError, also for another's file.
+    """
+    if read_file(path) == text:
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except OSError:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {_reason(error)}") from error
+    return True
+
+
+def remove_file(path: Path) -> bool:
+    """Whether there was a file of ours. Raises OperatorError."""
+    if read_file(path) is None:
+        return False
+    try:
+        path.unlink()
+    except OSError as error:
+        raise OperatorError(f"cannot remove {path}: {_reason(error)}") from error
+    return True
+
+
+def require_printable(command: tuple[str, ...]) -> None:
+    """Raises InvalidRequestError for a word that a line of such a file cannot hold."""
+    for word in command:
+        if not word.isprintable():
+            raise InvalidRequestError(f"expected no control characters, got {word!r:.80}")
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no UTF-8 text"
+
+
+_UNIT: Final = "semantic.service"
+_TEXT: Final = """\
+# {mark}
+[Unit]
+Description=semantic: many LLM agents, one local model
+
+[Service]
+Type=exec
+ExecStart={command}
+WorkingDirectory=%h
+Restart=on-failure
+RestartSec=5
+# A request or a setting that cannot be honoured is not mended by another start.
+RestartPreventExitStatus=2 4
+# The server alone gets the signal: it saves every agent, and ends its own processes.
+KillMode=mixed
+TimeoutStopSec={stop_seconds}
+UMask=0077
+NoNewPrivileges=yes
+
+[Install]
+WantedBy=default.target
+"""
+
+
+class Systemd:
+    """Implements `ServicePort`."""
+
+    def __init__(self, host: HostPort) -> None:
+        self._host = host
+        self._file = host.config_home / "systemd" / "user" / _UNIT
+
+    @staticmethod
+    def is_here(host: HostPort) -> bool:
+        """Whether systemd runs for this user."""
+        return _systemctl(host, "show-environment").code == 0
+
+    def text(self, service: Service) -> str:
+        require_printable(service.command)
+        words = map(_quoted, service.command)
+        return _TEXT.format(mark=MARK, command=" ".join(words), stop_seconds=service.stop_seconds)
+
+    def install(self, service: Service) -> bool:
+        changed = write_file(self._file, self.text(service))
+        self._require("daemon-reload")
+        self._require("enable", _UNIT)
+        self._require("restart" if changed else "start", _UNIT)
+        return changed
+
+    def uninstall(self) -> bool:
+        if read_file(self._file) is None:
+            return False
+        self._require("disable", "--now", _UNIT)
+        removed = remove_file(self._file)
+        self._require("daemon-reload")
+        return removed
+
+    def state(self) -> ServiceState:
+        return ServiceState(
+            self._file,
+            installed=read_file(self._file) is not None,
+            running=_systemctl(self._host, "is-active", _UNIT).code == 0,
+            log=f"journalctl --user --unit {_UNIT} --follow",
+            starts_with="your login; `loginctl enable-linger` starts it with the machine",
+        )
+
+    def _require(self, *arguments: str) -> None:
+        ended = _systemctl(self._host, *arguments)
+        if ended.code != 0:
+            words = " ".join(arguments)
+            raise OperatorError(f"systemctl --user {words} failed: {ended.printed}")
+
+
+def _systemctl(host: HostPort, *arguments: str) -> Ended:
+    return host.run(("systemctl", "--user", *arguments))
+
+
+def _quoted(word: str) -> str:
+    """A word of a command, as a unit's line has it: nothing in it is expanded."""
+    for special, plain in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(special, plain)
+    return f'"{word}"'
+
+
+_LABEL: Final = "semantic-engine.serve"
+_END_OF_HEAD: Final = "<plist version"
+_BETWEEN_STARTS: Final = 30
+"""Seconds: launchd starts a program again also after a failure that it cannot mend."""
+_MOST_PAUSES: Final = 600
+"""While a service stops and saves its agents."""
+
+
+class Launchd:
+    """Implements `ServicePort`."""
+
+    def __init__(self, host: HostPort) -> None:
+        self._host = host
+        self._file = host.home / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
+        self._log = host.home / "Library" / "Logs" / "semantic" / "serve.log"
+        self._domain = f"gui/{host.user_id}"
+
+    @staticmethod
+    def is_here(host: HostPort) -> bool:
+        """Whether launchd runs for this user."""
+        return _launchctl(host, "print", f"gui/{host.user_id}").code == 0
+
+    def text(self, service: Service) -> str:
+        require_printable(service.command)
+        content = {
+            "Label": _LABEL,
+            "ProgramArguments": list(service.command),
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": _BETWEEN_STARTS,
+            "ExitTimeOut": service.stop_seconds,
+            "StandardOutPath": str(self._log),
+            "StandardErrorPath": str(self._log),
+            "WorkingDirectory": str(self._host.home),
+            "Umask": 0o077,
+        }
+        text = plistlib.dumps(content, sort_keys=False).decode("utf-8")
+        return text.replace(_END_OF_HEAD, f"<!-- {MARK} -->\n{_END_OF_HEAD}", 1)
+
+    def install(self, service: Service) -> bool:
+        self._make_log_folder()
+        changed = write_file(self._file, self.text(service))
+        if changed:
+            self._stop()
+        if not self._is_loaded():
+            self._require("enable", f"{self._domain}/{_LABEL}")
+            self._require("bootstrap", self._domain, str(self._file))
+        return changed
+
+    def uninstall(self) -> bool:
+        if read_file(self._file) is None:
+            return False
+        self._stop()
+        return remove_file(self._file)
+
+    def state(self) -> ServiceState:
+        ended = _launchctl(self._host, "print", f"{self._domain}/{_LABEL}")
+        return ServiceState(
+            self._file,
+            installed=read_file(self._file) is not None,
+            running=ended.code == 0 and "state = running" in ended.printed,
+            log=f"tail -f '{self._log}'",
+            starts_with="your login",
+        )
+
+    def _make_log_folder(self) -> None:
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OperatorError(f"cannot make {self._log.parent}: {error.strerror}") from error
+
+    def _is_loaded(self) -> bool:
+        return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
+
+    def _stop(self) -> None:
+        """Returns when launchd has none of it: before, another start would be refused."""
+        if not self._is_loaded():
+            return
+        _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")
+        for _ in range(_MOST_PAUSES):
+            if not self._is_loaded():
+                return
+            self._host.pause()
+        raise OperatorError(f"launchctl bootout {self._domain}/{_LABEL} does not end")
+
+    def _require(self, *arguments: str) -> None:
+        ended = _launchctl(self._host, *arguments)
+        if ended.code != 0:
+            raise OperatorError(f"launchctl {' '.join(arguments)} failed: {ended.printed}")
+
+
+def _launchctl(host: HostPort, *arguments: str) -> Ended:
+    return host.run(("launchctl", *arguments))
