@@ -29,7 +29,7 @@ from semantic.domain.stored import Tier
 from semantic_fleet import fleet_store
 from semantic_fleet.objects.remote_records import Records
 from semantic_fleet.objects.remote_store import RemoteStore
-from semantic_server.http.middleware import tenant_name
+from semantic_server.http.identity import tenant_name
 from tests.cli.stocked import block_files, disk_store, everything, new_agent
 from tests.cli.support import Ran, process, semantic
 from tests.support.store_blocks import block, chain

@@ -22,7 +22,7 @@ from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.ports.agents import TenantId
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
-from semantic_server.http.middleware import tenant_name
+from semantic_server.http.identity import tenant_name
 from semantic_server.http.settings import ServerSettings
 from tests.cli.support import Ran, command_line, environment, semantic
 from tests.support.fake_serving import FakeServing

@@ -28,7 +28,7 @@ from semantic.cli.progress import ServerProgress
 from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import InvalidRequestError
 from semantic_server.cli.serve import ServeOptions, _of_model, _print_ready, _serve_settings
-from semantic_server.http.metrics import AnswerRecord
+from semantic_server.http.answer_records import AnswerRecord
 from semantic_server.http.settings import ServerSettings
 from tests.cli.support import command_line, environment, semantic
 from tests.support.fake_models import FakeLoader, fake_models

@@ -43,7 +43,7 @@ from semantic_fleet.objects import remote_records
 from semantic_fleet.objects.objects import Objects
 from semantic_fleet.objects.remote_records import Records
 from semantic_server.http.activity import Ending
-from semantic_server.http.metrics import InstrumentedServing
+from semantic_server.http.answer_records import InstrumentedServing
 from tests.support.durable import Durable, history, text
 from tests.support.fake_clock import FakeClock
 from tests.support.held_turns import PATIENCE

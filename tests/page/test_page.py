@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from pydantic import SecretStr
 
-from semantic_server.http.middleware import tenant_name
+from semantic_server.http.identity import tenant_name
 from semantic_server.http.settings import ServerSettings
 from tests.page.programs import PROGRAMS
 from tests.support.http_server import RunningServer

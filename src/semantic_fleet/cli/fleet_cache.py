@@ -79,6 +79,6 @@ def _tenant(key_variable: str | None, *, local: bool) -> str:
     key = os.environ.get(key_variable)
     if not key:
         raise InvalidRequestError(f"--key-variable: ${key_variable} has no key")
-    from semantic_server.http.middleware import tenant_name
+    from semantic_server.http.identity import tenant_name
 
     return tenant_name(key)

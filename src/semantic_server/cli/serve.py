@@ -294,8 +294,8 @@ def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings
     from semantic.application.chat.families import Parsers
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings
+    from semantic_server.http.identity import tenant_name
     from semantic_server.http.lifecycle import read_public_prefix
-    from semantic_server.http.middleware import tenant_name
 
     return ServeSettings(
         engine,

@@ -33,7 +33,7 @@ from semantic.ports.agents import (
     TenantId,
 )
 from semantic.ports.serving import ServingPort
-from semantic_server.http.cache_miss_report import LostTokens, lost_tokens
+from semantic_server.http.answer_records import LostTokens, lost_tokens
 from semantic_server.http.context import (
     agents_of,
     agents_of_named,

@@ -23,15 +23,14 @@ from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.serving import ServingPort
 from semantic.ports.store import ResponsesPort
 from semantic_server.http import agents, anthropic, health, models, ollama, openai
+from semantic_server.http.answer_records import Observer
 from semantic_server.http.context import ServerContext
 from semantic_server.http.errors import add_error_handlers
+from semantic_server.http.identity import OPEN_PATHS, ApiKeys, AuthMiddleware
 from semantic_server.http.lifecycle import Lifecycle
 from semantic_server.http.logs import ProgressLog, RequestLogMiddleware
-from semantic_server.http.metrics import Metrics, Observer
+from semantic_server.http.metrics import Metrics
 from semantic_server.http.middleware import (
-    OPEN_PATHS,
-    ApiKeys,
-    AuthMiddleware,
     HostMiddleware,
     RequestLimitsMiddleware,
     ShutdownMiddleware,

@@ -19,9 +19,9 @@ from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort
 from semantic.ports.serving import ServingPort
 from semantic_server.http.activity import Ending, Watch
+from semantic_server.http.answer_records import InstrumentedServing, Observer
 from semantic_server.http.errors import RETRY_SECONDS
 from semantic_server.http.logs import log_entry_of
-from semantic_server.http.metrics import InstrumentedServing, Observer
 from semantic_server.http.settings import ServerSettings
 
 MODEL_QUERY: Final = "model"

@@ -3,34 +3,40 @@ with.
 
 Sessions are read from headers and fields that clients send unconfigured; each client has its own,
 and the first reader that recognizes one wins. They are tags only: a value that is too long, not
-printable or malformed is ignored, never an error. What an agent says of itself is in the field
-`semantic` of a body, the same on every wire, and in the headers of its members.
+printable or malformed is ignored, never an error. A tenant has an API key.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from math import nan
-from typing import Final, NamedTuple
+from typing import Final
 
 from fastapi import Request
 from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from semantic.domain.fair_share import FairRoom
 from semantic.domain.identity import (
     AIPERF,
     CLAUDE_CODE,
     CODEX,
-    LONGEST_ABSENCE,
-    MOST_PRIORITY,
     OPENCODE,
-    Hints,
     Identity,
     is_tag,
     name_of,
 )
-from semantic_server.http.errors import FieldError, WireError
+from semantic_server.http.errors import (
+    RETRY_SECONDS,
+    FieldError,
+    Problem,
+    WireError,
+    problem_response,
+)
 
 AGENT_HEADER: Final = "x-agent-id"
 AGENT_FIELD: Final = "agent_id"
@@ -278,109 +284,121 @@ def _header_text(value: str) -> str:
         return value
 
 
-# The field `semantic`
+# API keys
 
-_OWN_FIELD: Final = "semantic"
-_KEEP, _DONE, _BACK_IN, _PRIORITY = "keep", "done", "back_in", "priority"
-_MEMBERS: Final = (_KEEP, _DONE, _BACK_IN, _PRIORITY)
-_HEADERS: Final = {name: f"X-Semantic-{name.title().replace('_', '-')}" for name in _MEMBERS}
-_FLAGS: Final = {"true": True, "false": False}
-_LONGEST_NAME: Final = 80
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/api/hello"})
+"""Paths that need no key: probes use them before any key is configured."""
 
-
-class OwnField(NamedTuple):
-    """What an agent says of its request: whether anything of it may stay after its end, and hints
-    about the agent itself."""
-
-    keep: bool
-    hints: Hints
+_UNAUTHORIZED: Final = Problem(
+    HTTPStatus.UNAUTHORIZED,
+    "expected a valid API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+    code="invalid_api_key",
+)
 
 
-def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
-    """The field `semantic`, else the headers. Nothing of a request is kept if either the header
-    X-Semantic-Keep or the field `semantic.keep` is false.
+class AuthMiddleware:
+    """Replies 401 without a valid key, if there are keys, and 429 to a tenant that has so many of
+    `max_requests` at once that fewer would be left to others.
 
-    Raises FieldError for a value of another type or out of range, for an unknown member, which a
-    misspelt one would be, and for `back_in` of an agent that is done.
+    Stores the key's tenant in the scope, or that it is an operator's.
     """
-    own = _own(body)
-    hints = _hints(request, own)
-    keep = _header_flag(request, _KEEP) is not False and _flag(own, _KEEP) is not False
-    return OwnField(keep, hints)
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        operators: ApiKeys,
+        max_requests: int,
+        open_paths: Iterable[str] = OPEN_PATHS,
+    ) -> None:
+        self._app = app
+        self._open = frozenset(open_paths)
+        self._keys = keys
+        self._operators = operators
+        self._running = FairRoom(max_requests)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._keys:
+            await self._app(scope, receive, send)
+            return
+        presented = presented_keys(Headers(scope=scope))
+        operators = [self._operators.tenant(key) for key in presented]
+        tenants = [self._keys.tenant(key) for key in presented]
+        tenant = next((found for found in tenants if found is not None), None)
+        if any(found is not None for found in operators):
+            scope.setdefault("state", {})["operator"] = True
+        elif tenant is not None:
+            scope.setdefault("state", {})["tenant"] = tenant
+            await self._run(tenant, scope, receive, send)
+            return
+        elif scope["path"] not in self._open:
+            await problem_response(scope, _UNAUTHORIZED)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _run(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self._keys) > 1 and not self._running.leaves_room(tenant, 1):
+            problem = _too_many(self._running.of(tenant))
+            await problem_response(scope, problem)(scope, receive, send)
+            return
+        self._running.take(tenant, 1)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running.give(tenant, 1)
 
 
-def _hints(request: Request, own: Mapping[str, object]) -> Hints:
-    done = _flag(own, _DONE)
-    if done is None:
-        done = _header_flag(request, _DONE) or False
-    back_in = _seconds(request, own)
-    if done and back_in is not None:
-        path = f"{_OWN_FIELD}.{_BACK_IN}"
-        raise FieldError(f"{path}: expected nothing beside {_OWN_FIELD}.{_DONE}", param=path)
-    return Hints(done, back_in, _priority(request, own))
-
-
-def _own(body: Mapping[str, object]) -> Mapping[str, object]:
-    own = body.get(_OWN_FIELD)
-    if own is None:
-        return {}
-    if not isinstance(own, dict):
-        raise FieldError(f"{_OWN_FIELD}: expected an object", param=_OWN_FIELD)
-    for name in own:
-        if name not in _MEMBERS:
-            path = f"{_OWN_FIELD}.{name[:_LONGEST_NAME]}"
-            known = f"{', '.join(_MEMBERS[:-1])} or {_MEMBERS[-1]}"
-            raise FieldError(f"{path}: there is no such field; expected {known}", param=path)
-    return own
-
-
-def _flag(own: Mapping[str, object], name: str) -> bool | None:
-    value = own.get(name)
-    if not isinstance(value, bool | None):
-        path = f"{_OWN_FIELD}.{name}"
-        raise FieldError(f"{path}: expected true or false", param=path)
-    return value
-
-
-def _header_flag(request: Request, name: str) -> bool | None:
-    text = request.headers.get(_HEADERS[name])
-    if text is not None and text.lower() not in _FLAGS:
-        raise FieldError(f"{_HEADERS[name]}: expected true or false", param=_HEADERS[name])
-    return None if text is None else _FLAGS[text.lower()]
-
-
-def _seconds(request: Request, own: Mapping[str, object]) -> float | None:
-    value, label = _number(request, own, _BACK_IN)
-    if value is None or 0 <= value <= LONGEST_ABSENCE:
-        return None if value is None else float(value)
-    raise FieldError(
-        f"{label}: expected a number of seconds from 0 to {LONGEST_ABSENCE:.0f}", param=label
+def _too_many(own: int) -> Problem:
+    return Problem(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"{own} of your requests are being answered: expected less, to leave as much to others",
+        code="rate_limit_exceeded",
+        retry_after=RETRY_SECONDS,
     )
 
 
-def _priority(request: Request, own: Mapping[str, object]) -> int:
-    value, label = _number(request, own, _PRIORITY)
-    if value is None or value in range(-MOST_PRIORITY, MOST_PRIORITY + 1):
-        return int(value or 0)
-    raise FieldError(
-        f"{label}: expected an integer from {-MOST_PRIORITY} to {MOST_PRIORITY}", param=label
-    )
+def presented_keys(headers: Headers) -> list[str]:
+    """The keys of a request, from both headers: some clients send a stale key in one of them."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if kind.lower() == "bearer" else ""
+    return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
 
 
-def _number(request: Request, own: Mapping[str, object], name: str) -> tuple[float | None, str]:
-    """A member and where it stands; None without one, not a number for anything else."""
-    value, label = own.get(name), f"{_OWN_FIELD}.{name}"
-    if value is None:
-        label = _HEADERS[name]
-        value = request.headers.get(label)
-        return (None if value is None else _as_number(value)), label
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value, label
-    return nan, label
+class ApiKeys:
+    """The API keys of a server; only digests are stored, so that no key can be logged by mistake.
+
+    False if there are none: then every request belongs to the tenant "".
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._tenants = {_digest(key): tenant_name(key) for key in keys}
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def tenant(self, presented: str) -> str | None:
+        """The tenant of the presented key; None for an unknown key.
+
+        Constant time: compares all keys, each in constant time, whether or not one matches.
+        """
+        digest = _digest(presented)
+        found = None
+        for known, tenant in self._tenants.items():
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        return found
 
 
-def _as_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return nan
+_TENANT: Final = b"semantic:tenant"
+_TENANT_BYTES: Final = 16
+
+
+def tenant_name(key: str) -> str:
+    """The name of `key`'s tenant in stores: stable across restarts, never the key itself."""
+    return hashlib.blake2b(
+        key.encode(), digest_size=_TENANT_BYTES, person=_TENANT, usedforsecurity=True
+    ).hexdigest()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -19,9 +19,8 @@ from typing import Final, Literal, TextIO
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semantic_server.http.cache_miss_report import lost_tokens
+from semantic_server.http.answer_records import AnswerRecord, Observer, lost_tokens
 from semantic_server.http.errors import id_headers, logger
-from semantic_server.http.metrics import AnswerRecord, Observer
 
 LOG_FIELDS: Final = "fields"
 """The attribute of a log record that holds its fields by name."""

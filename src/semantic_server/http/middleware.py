@@ -7,8 +7,6 @@ happens on a connection before its request is complete belongs to `server`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import ipaddress
 import re
 import zlib
@@ -20,7 +18,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semantic.domain.fair_share import FairRoom
 from semantic_server.http.errors import (
     RETRY_SECONDS,
     Problem,
@@ -394,121 +391,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/api/hello"})
-"""Paths that need no key: probes use them before any key is configured."""
-
-_UNAUTHORIZED: Final = Problem(
-    HTTPStatus.UNAUTHORIZED,
-    "expected a valid API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
-    code="invalid_api_key",
-)
-
-
-class AuthMiddleware:
-    """Replies 401 without a valid key, if there are keys, and 429 to a tenant that has so many of
-    `max_requests` at once that fewer would be left to others.
-
-    Stores the key's tenant in the scope, or that it is an operator's.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: ApiKeys,
-        operators: ApiKeys,
-        max_requests: int,
-        open_paths: Iterable[str] = OPEN_PATHS,
-    ) -> None:
-        self._app = app
-        self._open = frozenset(open_paths)
-        self._keys = keys
-        self._operators = operators
-        self._running = FairRoom(max_requests)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys:
-            await self._app(scope, receive, send)
-            return
-        presented = presented_keys(Headers(scope=scope))
-        operators = [self._operators.tenant(key) for key in presented]
-        tenants = [self._keys.tenant(key) for key in presented]
-        tenant = next((found for found in tenants if found is not None), None)
-        if any(found is not None for found in operators):
-            scope.setdefault("state", {})["operator"] = True
-        elif tenant is not None:
-            scope.setdefault("state", {})["tenant"] = tenant
-            await self._run(tenant, scope, receive, send)
-            return
-        elif scope["path"] not in self._open:
-            await problem_response(scope, _UNAUTHORIZED)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    async def _run(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(self._keys) > 1 and not self._running.leaves_room(tenant, 1):
-            problem = _too_many(self._running.of(tenant))
-            await problem_response(scope, problem)(scope, receive, send)
-            return
-        self._running.take(tenant, 1)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._running.give(tenant, 1)
-
-
-def _too_many(own: int) -> Problem:
-    return Problem(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        f"{own} of your requests are being answered: expected less, to leave as much to others",
-        code="rate_limit_exceeded",
-        retry_after=RETRY_SECONDS,
-    )
-
-
-def presented_keys(headers: Headers) -> list[str]:
-    """The keys of a request, from both headers: some clients send a stale key in one of them."""
-    kind, _, token = headers.get("authorization", "").partition(" ")
-    bearer = token.strip() if kind.lower() == "bearer" else ""
-    return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
-
-
-_TENANT: Final = b"semantic:tenant"
-_TENANT_BYTES: Final = 16
-
-
-class ApiKeys:
-    """The API keys of a server; only digests are stored, so that no key can be logged by mistake.
-
-    False if there are none: then every request belongs to the tenant "".
-    """
-
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._tenants = {_digest(key): tenant_name(key) for key in keys}
-
-    def __len__(self) -> int:
-        return len(self._tenants)
-
-    def tenant(self, presented: str) -> str | None:
-        """The tenant of the presented key; None for an unknown key.
-
-        Constant time: compares all keys, each in constant time, whether or not one matches.
-        """
-        digest = _digest(presented)
-        found = None
-        for known, tenant in self._tenants.items():
-            if hmac.compare_digest(known, digest):
-                found = tenant
-        return found
-
-
-def tenant_name(key: str) -> str:
-    """The name of `key`'s tenant in stores: stable across restarts, never the key itself."""
-    return hashlib.blake2b(
-        key.encode(), digest_size=_TENANT_BYTES, person=_TENANT, usedforsecurity=True
-    ).hexdigest()
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()

@@ -34,9 +34,9 @@ from semantic.domain.chat import Message
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
 from semantic.serve import ServeSettings, load_serving
+from semantic_server.http.answer_records import AnswerRecord
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
-from semantic_server.http.metrics import AnswerRecord
 from semantic_server.http.settings import ServerSettings
 from tests.support.agent_clients import (
     WIRES,

@@ -29,10 +29,9 @@ from semantic.domain.errors import (
 from semantic.ports.serving import Ask, Prompt
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext, serving_of
-from semantic_server.http.identity import tenant_of
+from semantic_server.http.identity import tenant_name, tenant_of
 from semantic_server.http.lifecycle import Lifecycle
 from semantic_server.http.logs import LOG_FIELDS
-from semantic_server.http.middleware import tenant_name
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running, until

@@ -34,10 +34,10 @@ from semantic.domain.answer import (
 from semantic.domain.errors import ModelNotFoundError, SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.serving import Ask, ServedModel
+from semantic_server.http.answer_records import usage_extension
 from semantic_server.http.anthropic.conversation import signature_of, signature_with_text
 from semantic_server.http.anthropic.request import read_chat, read_request
 from semantic_server.http.anthropic.validators import validators
-from semantic_server.http.cache_miss_report import usage_extension
 from semantic_server.http.context import serving_of
 from semantic_server.http.errors import (
     FieldError,

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from semantic.ports.embedding import Embedded, EmbeddingModel
 from semantic_server.http.context import embedding_of
-from semantic_server.http.identity import own_field_of, tenant_of
+from semantic_server.http.identity import tenant_of
 from semantic_server.http.ollama.models import described
 from semantic_server.http.ollama.options import (
     EMBED_FIELDS,
@@ -30,16 +30,17 @@ from semantic_server.http.openai.embeddings import (
     check_embedding_model,
     texts_at,
 )
-from semantic_server.http.openai.fields import (
-    Json,
+from semantic_server.http.openai.fields import Json, warnings
+from semantic_server.http.request_body import on_thread, read_json
+from semantic_server.http.request_fields.table import (
+    Field,
     at_least_one,
+    fields_of,
     object_at,
+    own_field_of,
     text_at,
     tokens_at,
-    warnings,
 )
-from semantic_server.http.request_body import on_thread, read_json
-from semantic_server.http.request_fields.table import Field, fields_of
 from semantic_server.http.streaming import until_disconnect
 
 router: Final = APIRouter(tags=["Ollama"])

@@ -32,7 +32,7 @@ from semantic.domain.answer import (
 from semantic.domain.chat import Message
 from semantic.domain.errors import SemanticError
 from semantic.ports.serving import ServedModel, ServingPort
-from semantic_server.http.cache_miss_report import usage_extension
+from semantic_server.http.answer_records import usage_extension
 from semantic_server.http.context import context_of, serving_of, settings_of
 from semantic_server.http.errors import (
     WireError,

@@ -21,7 +21,7 @@ from semantic.domain.chat import AnswerFormat
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import ServedModel
 from semantic_server.http.errors import FieldError
-from semantic_server.http.openai.fields import object_at, warnings
+from semantic_server.http.openai.fields import warnings
 from semantic_server.http.openai.requests import sampling_of
 from semantic_server.http.openai.validators import CompletionBody
 from semantic_server.http.request_body import validated
@@ -33,6 +33,7 @@ from semantic_server.http.request_fields.table import (
     SUPPORTED,
     Field,
     fields_of,
+    object_at,
     refused,
 )
 

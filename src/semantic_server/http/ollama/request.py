@@ -32,10 +32,10 @@ from semantic_server.http.ollama.options import (
     read_think,
 )
 from semantic_server.http.openai.conversation import tools_of
-from semantic_server.http.openai.fields import list_at, object_at, text_at, warnings
+from semantic_server.http.openai.fields import warnings
 from semantic_server.http.openai.requests import Caller, check_model
 from semantic_server.http.request_fields.notes import picture
-from semantic_server.http.request_fields.table import Field, fields_of
+from semantic_server.http.request_fields.table import Field, fields_of, list_at, object_at, text_at
 
 _ROLES: Final = ("system", "user", "assistant", "tool")
 

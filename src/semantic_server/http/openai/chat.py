@@ -41,11 +41,7 @@ from semantic_server.http.openai.fields import (
     CHAT_FIELDS,
     CHAT_REASONING_FIELDS,
     Json,
-    at_least_one,
     known_fields,
-    object_at,
-    tokens_at,
-    without_elements,
 )
 from semantic_server.http.openai.replies import (
     ChatTokenLogprob,
@@ -66,10 +62,12 @@ from semantic_server.http.openai.requests import (
     number_of_choices,
     sampling_of,
     stream_options,
+    without_elements,
 )
 from semantic_server.http.openai.validators import ChatBody, chat_adapter
 from semantic_server.http.request_body import on_thread, read_json, validated
 from semantic_server.http.request_fields.client_tools import CUSTOM, custom_call
+from semantic_server.http.request_fields.table import at_least_one, object_at, tokens_at
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

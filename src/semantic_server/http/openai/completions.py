@@ -27,13 +27,7 @@ from semantic.domain.value_objects import SamplingParams, TokenLogprob
 from semantic.ports.serving import Ask, ServedModel, ServingPort
 from semantic_server.http.context import serving_of
 from semantic_server.http.errors import FieldError, check_finished
-from semantic_server.http.openai.fields import (
-    COMPLETION_FIELDS,
-    Json,
-    at_least_one,
-    known_fields,
-    without_elements,
-)
+from semantic_server.http.openai.fields import COMPLETION_FIELDS, Json, known_fields
 from semantic_server.http.openai.replies import (
     IndexedEvent,
     Reply,
@@ -53,9 +47,11 @@ from semantic_server.http.openai.requests import (
     number_of_choices,
     sampling_of,
     stream_options,
+    without_elements,
 )
 from semantic_server.http.openai.validators import CompletionBody, completion_adapter
 from semantic_server.http.request_body import on_thread, read_json, validated
+from semantic_server.http.request_fields.table import at_least_one
 
 FinishReason = Literal["stop", "length"]
 

@@ -11,15 +11,7 @@ from typing import Final
 
 from semantic.domain.chat import AnswerFormat, Attachment, Message, Role, Tool, ToolCall, ToolChoice
 from semantic_server.http.errors import FieldError
-from semantic_server.http.openai.fields import (
-    list_at,
-    name_at,
-    object_at,
-    text_at,
-    validated_at,
-    validated_by_type,
-    warnings,
-)
+from semantic_server.http.openai.fields import warnings
 from semantic_server.http.openai.validators import (
     allowed_choice_adapter,
     format_adapters,
@@ -35,6 +27,14 @@ from semantic_server.http.request_fields.client_tools import (
     written_id,
 )
 from semantic_server.http.request_fields.notes import attachment, file_note, picture
+from semantic_server.http.request_fields.table import (
+    list_at,
+    name_at,
+    object_at,
+    text_at,
+    validated_at,
+    validated_by_type,
+)
 
 _PART_SEPARATOR: Final = "\n"
 """Joins the text parts of one message, as in other local servers."""

@@ -21,18 +21,17 @@ from semantic.domain.errors import ModelNotFoundError
 from semantic.ports.embedding import Embedded, EmbeddingModel, Vector
 from semantic_server.http.context import embedding_of
 from semantic_server.http.errors import FieldError
-from semantic_server.http.identity import own_field_of, tenant_of
-from semantic_server.http.openai.fields import (
-    EMBEDDING_FIELDS,
-    Json,
+from semantic_server.http.identity import tenant_of
+from semantic_server.http.openai.fields import EMBEDDING_FIELDS, Json, known_fields
+from semantic_server.http.openai.replies import described
+from semantic_server.http.request_body import on_thread, read_json
+from semantic_server.http.request_fields.table import (
     at_least_one,
-    known_fields,
     list_at,
+    own_field_of,
     text_at,
     tokens_at,
 )
-from semantic_server.http.openai.replies import described
-from semantic_server.http.request_body import on_thread, read_json
 from semantic_server.http.streaming import until_disconnect
 
 router: Final = APIRouter(tags=["openai"])

@@ -7,20 +7,15 @@ Knows names and JSON types; not what a field means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
-from pydantic import TypeAdapter
-
-from semantic_server.http.errors import FieldError
 from semantic_server.http.logs import WarnOnce
-from semantic_server.http.request_body import LazyAdapter, validated
 from semantic_server.http.request_fields.table import (
     FOREIGN,
     IGNORED,
     SUPPORTED,
     Field,
-    fields_of,
+    WireFields,
     refused,
 )
 
@@ -192,92 +187,5 @@ CHECKED_BY_ELEMENT: Final = frozenset(
     {"messages", "prompt", "response_format", "stop", "tool_choice", "tools", *CONSTRAINTS}
 )
 
-_PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
-"""Stand-ins for required fields that are checked by element."""
 
-
-def known_fields(
-    body: Mapping[str, object], fields: Mapping[str, Field], within: str = ""
-) -> dict[str, object]:
-    """The fields of `body` that are in the table and not null.
-
-    `within` is the path prefix of a nested `body`. Raises FieldError for a refused field, and for
-    one that another server knows, or that is spelled like a known one.
-    """
-    return fields_of(body, fields, {} if within else OTHER_SERVERS, warnings, within)
-
-
-def without_elements(known: Mapping[str, object]) -> dict[str, object]:
-    """`known` as the SDK's types can validate it at once.
-
-    Fields that are validated element by element, so that errors name the element's path, are left
-    out, or replaced by an empty value where the type requires them.
-    """
-    plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
-    return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
-
-
-def at_least_one(name: str, value: int | None) -> int | None:
-    """`value`. Raises FieldError for one below 1."""
-    if value is not None and value < 1:
-        raise FieldError(f"{name} must be at least 1, got {value}", param=name)
-    return value
-
-
-def tokens_at(path: str, value: object) -> int | None:
-    """`value`. Raises FieldError unless it is None or a whole number of 0 or more."""
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise FieldError(f"{path}: expected a whole number of 0 or more", param=path)
-    return value
-
-
-def object_at(path: str, value: object) -> dict[str, object]:
-    """`value` without its nulls. Raises FieldError unless it is a JSON object."""
-    if not isinstance(value, dict):
-        raise FieldError(f"{path}: expected an object", param=path)
-    return {name: inner for name, inner in value.items() if inner is not None}
-
-
-def list_at(path: str, value: object) -> Sequence[object]:
-    """`value`. Raises FieldError unless it is a list."""
-    if not isinstance(value, list):
-        raise FieldError(f"{path}: expected a list", param=path)
-    return value
-
-
-def text_at(path: str, value: object) -> str:
-    """`value`. Raises FieldError unless it is a string."""
-    if not isinstance(value, str):
-        raise FieldError(f"{path}: expected a text", param=path)
-    return value
-
-
-def name_at(path: str, given: Mapping[str, object]) -> str:
-    """The name in the object at `path`. Raises FieldError unless it is a text that says one."""
-    name = text_at(f"{path}.name", given.get("name"))
-    if not name:
-        raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
-    return name
-
-
-def validated_by_type(
-    path: str, adapters: Mapping[str, LazyAdapter[T]], element: Mapping[str, object]
-) -> T:
-    """`element` as validated by the adapter that its member `type` names. Raises FieldError."""
-    kind = element.get("type")
-    if not isinstance(kind, str) or kind not in adapters:
-        at = f"{path}.type"
-        raise FieldError(f"{at}: expected one of {', '.join(adapters)}", param=at)
-    return validated_at(path, adapters[kind](), element)
-
-
-def validated_at(path: str, adapter: TypeAdapter[T], element: Mapping[str, object]) -> T:
-    """`element` as validated by `adapter`. Raises FieldError with the path from the body's root."""
-    try:
-        return validated(adapter, element)
-    except FieldError as error:
-        whole = f"{path}.{error.param}" if error.param else path
-        problem = str(error).removeprefix(f"{error.param}: ")
-        raise FieldError(f"{whole}: {problem}", param=whole) from error
+known_fields: Final = WireFields(OTHER_SERVERS, warnings).known

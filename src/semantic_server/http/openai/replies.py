@@ -23,7 +23,7 @@ from semantic.domain.errors import SemanticError
 from semantic.domain.match import MatchReport
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import Ask, ServedModel, ServingPort
-from semantic_server.http.cache_miss_report import usage_extension
+from semantic_server.http.answer_records import usage_extension
 from semantic_server.http.errors import WireError, openai_error, problem_of
 from semantic_server.http.openai.fields import Json
 from semantic_server.http.openai.requests import StreamOptions

@@ -21,16 +21,20 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, Prompt, ServedModel
 from semantic_server.http.context import settings_of
 from semantic_server.http.errors import FieldError
-from semantic_server.http.identity import agent_of, identity_of, own_field_of, tenant_of
+from semantic_server.http.identity import agent_of, identity_of, tenant_of
 from semantic_server.http.openai.fields import (
+    CHECKED_BY_ELEMENT,
     STREAM_OPTION_FIELDS,
     STRUCTURED_FIELDS,
     known_fields,
-    list_at,
-    object_at,
-    text_at,
 )
 from semantic_server.http.openai.validators import ChatBody, CompletionBody, ResponseBody
+from semantic_server.http.request_fields.table import (
+    list_at,
+    object_at,
+    own_field_of,
+    text_at,
+)
 
 MAX_CHOICES: Final = 128
 """Choices that one request may have, over all its prompts."""
@@ -137,6 +141,22 @@ def _sampling_of_choice(sampling: SamplingParams, choice: int) -> SamplingParams
 
 def _agent_of_choice(agent: str | None, index: int) -> str | None:
     return agent if agent is None or index == 0 else f"{agent}/{index + 1}"
+
+
+# Fields that are validated by element
+
+_PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
+"""Stand-ins for required fields that are checked by element."""
+
+
+def without_elements(known: Mapping[str, object]) -> dict[str, object]:
+    """`known` as the SDK's types can validate it at once.
+
+    Fields that are validated element by element, so that errors name the element's path, are left
+    out, or replaced by an empty value where the type requires them.
+    """
+    plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
+    return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
 
 
 # Constraints

@@ -1,19 +1,27 @@
-"""Field tables: which fields of a body a wire supports, ignores and refuses by name.
+"""Field tables: which fields of a body a wire supports, ignores and refuses; checks of JSON values.
 
 Of fields in no table those that look like a known one are refused, others logged once. Fields that
-clients send to other servers are alike on all wires. Knows names, JSON types and neutral values;
-not what a field means.
+clients send to other servers are alike on all wires, and so is the field `semantic`, whose members
+are read from the body, else from the header `X-Semantic-` and its name. Knows names, JSON types and
+neutral values; not what a field means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import nan
+from typing import Final, NamedTuple, TypeVar
 
+from fastapi import Request
+from pydantic import TypeAdapter
+
+from semantic.domain.identity import LONGEST_ABSENCE, MOST_PRIORITY, Hints
 from semantic_server.http.errors import FieldError
 from semantic_server.http.logs import WarnOnce
-from semantic_server.http.request_body import check_spelling
+from semantic_server.http.request_body import LazyAdapter, check_spelling, validated
+
+T = TypeVar("T")
 
 _LONGEST_NAME: Final = 80
 
@@ -68,6 +76,20 @@ def fields_of(
     for name, value in known.items():
         _check(within + name, value, table[name])
     return known
+
+
+@dataclass(frozen=True, slots=True)
+class WireFields:
+    """How the wires of one maker read fields: `others` are those of other servers and wires."""
+
+    others: Mapping[str, Field]
+    warnings: WarnOnce
+
+    def known(
+        self, body: Mapping[str, object], table: Mapping[str, Field], within: str = ""
+    ) -> dict[str, object]:
+        """`fields_of` a body, or of the nested object at the path prefix `within`."""
+        return fields_of(body, table, {} if within else self.others, self.warnings, within)
 
 
 def _check(path: str, value: object, field: Field) -> None:
@@ -175,3 +197,176 @@ FOREIGN: Final[dict[str, Field]] = {
     "usage": IGNORED,
 }
 """What would change an answer is refused by name, unless its value is neutral."""
+
+
+def at_least_one(name: str, value: int | None) -> int | None:
+    """`value`. Raises FieldError for one below 1."""
+    if value is not None and value < 1:
+        raise FieldError(f"{name} must be at least 1, got {value}", param=name)
+    return value
+
+
+def tokens_at(path: str, value: object) -> int | None:
+    """`value`. Raises FieldError unless it is None or a whole number of 0 or more."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise FieldError(f"{path}: expected a whole number of 0 or more", param=path)
+    return value
+
+
+def object_at(path: str, value: object) -> dict[str, object]:
+    """`value` without its nulls. Raises FieldError unless it is a JSON object."""
+    if not isinstance(value, dict):
+        raise FieldError(f"{path}: expected an object", param=path)
+    return {name: inner for name, inner in value.items() if inner is not None}
+
+
+def list_at(path: str, value: object) -> Sequence[object]:
+    """`value`. Raises FieldError unless it is a list."""
+    if not isinstance(value, list):
+        raise FieldError(f"{path}: expected a list", param=path)
+    return value
+
+
+def text_at(path: str, value: object) -> str:
+    """`value`. Raises FieldError unless it is a string."""
+    if not isinstance(value, str):
+        raise FieldError(f"{path}: expected a text", param=path)
+    return value
+
+
+def name_at(path: str, given: Mapping[str, object]) -> str:
+    """The name in the object at `path`. Raises FieldError unless it is a text that says one."""
+    name = text_at(f"{path}.name", given.get("name"))
+    if not name:
+        raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
+    return name
+
+
+def validated_by_type(
+    path: str, adapters: Mapping[str, LazyAdapter[T]], element: Mapping[str, object]
+) -> T:
+    """`element` as validated by the adapter that its member `type` names. Raises FieldError."""
+    kind = element.get("type")
+    if not isinstance(kind, str) or kind not in adapters:
+        at = f"{path}.type"
+        raise FieldError(f"{at}: expected one of {', '.join(adapters)}", param=at)
+    return validated_at(path, adapters[kind](), element)
+
+
+def validated_at(path: str, adapter: TypeAdapter[T], element: Mapping[str, object]) -> T:
+    """`element` as validated by `adapter`. Raises FieldError with the path from the body's root."""
+    try:
+        return validated(adapter, element)
+    except FieldError as error:
+        whole = f"{path}.{error.param}" if error.param else path
+        problem = str(error).removeprefix(f"{error.param}: ")
+        raise FieldError(f"{whole}: {problem}", param=whole) from error
+
+
+# The field `semantic`
+
+_OWN_FIELD: Final = "semantic"
+_KEEP, _DONE, _BACK_IN, _PRIORITY = "keep", "done", "back_in", "priority"
+_MEMBERS: Final = (_KEEP, _DONE, _BACK_IN, _PRIORITY)
+_HEADERS: Final = {name: f"X-Semantic-{name.title().replace('_', '-')}" for name in _MEMBERS}
+_FLAGS: Final = {"true": True, "false": False}
+
+
+class OwnField(NamedTuple):
+    """What an agent says of its request: whether anything of it may stay after its end, and hints
+    about the agent itself."""
+
+    keep: bool
+    hints: Hints
+
+
+def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
+    """The field `semantic`, else the headers. Nothing of a request is kept if either the header
+    X-Semantic-Keep or the field `semantic.keep` is false.
+
+    Raises FieldError for a value of another type or out of range, for an unknown member, which a
+    misspelt one would be, and for `back_in` of an agent that is done.
+    """
+    own = _own(body)
+    hints = _hints(request, own)
+    keep = _header_flag(request, _KEEP) is not False and _flag(own, _KEEP) is not False
+    return OwnField(keep, hints)
+
+
+def _hints(request: Request, own: Mapping[str, object]) -> Hints:
+    done = _flag(own, _DONE)
+    if done is None:
+        done = _header_flag(request, _DONE) or False
+    back_in = _seconds(request, own)
+    if done and back_in is not None:
+        path = f"{_OWN_FIELD}.{_BACK_IN}"
+        raise FieldError(f"{path}: expected nothing beside {_OWN_FIELD}.{_DONE}", param=path)
+    return Hints(done, back_in, _priority(request, own))
+
+
+def _own(body: Mapping[str, object]) -> Mapping[str, object]:
+    own = body.get(_OWN_FIELD)
+    if own is None:
+        return {}
+    if not isinstance(own, dict):
+        raise FieldError(f"{_OWN_FIELD}: expected an object", param=_OWN_FIELD)
+    for name in own:
+        if name not in _MEMBERS:
+            path = f"{_OWN_FIELD}.{name[:_LONGEST_NAME]}"
+            known = f"{', '.join(_MEMBERS[:-1])} or {_MEMBERS[-1]}"
+            raise FieldError(f"{path}: there is no such field; expected {known}", param=path)
+    return own
+
+
+def _flag(own: Mapping[str, object], name: str) -> bool | None:
+    value = own.get(name)
+    if not isinstance(value, bool | None):
+        path = f"{_OWN_FIELD}.{name}"
+        raise FieldError(f"{path}: expected true or false", param=path)
+    return value
+
+
+def _header_flag(request: Request, name: str) -> bool | None:
+    text = request.headers.get(_HEADERS[name])
+    if text is not None and text.lower() not in _FLAGS:
+        raise FieldError(f"{_HEADERS[name]}: expected true or false", param=_HEADERS[name])
+    return None if text is None else _FLAGS[text.lower()]
+
+
+def _seconds(request: Request, own: Mapping[str, object]) -> float | None:
+    value, label = _number(request, own, _BACK_IN)
+    if value is None or 0 <= value <= LONGEST_ABSENCE:
+        return None if value is None else float(value)
+    raise FieldError(
+        f"{label}: expected a number of seconds from 0 to {LONGEST_ABSENCE:.0f}", param=label
+    )
+
+
+def _priority(request: Request, own: Mapping[str, object]) -> int:
+    value, label = _number(request, own, _PRIORITY)
+    if value is None or value in range(-MOST_PRIORITY, MOST_PRIORITY + 1):
+        return int(value or 0)
+    raise FieldError(
+        f"{label}: expected an integer from {-MOST_PRIORITY} to {MOST_PRIORITY}", param=label
+    )
+
+
+def _number(request: Request, own: Mapping[str, object], name: str) -> tuple[float | None, str]:
+    """A member and where it stands; None without one, not a number for anything else."""
+    value, label = own.get(name), f"{_OWN_FIELD}.{name}"
+    if value is None:
+        label = _HEADERS[name]
+        value = request.headers.get(label)
+        return (None if value is None else _as_number(value)), label
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value, label
+    return nan, label
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan

@@ -20,7 +20,7 @@ from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.ports.agents import TenantId
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
-from semantic_server.http.middleware import tenant_name
+from semantic_server.http.identity import tenant_name
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until

@@ -9,11 +9,12 @@ import pytest
 from fastapi import Request
 
 from semantic.domain.answer import Usage
+from semantic_server.http.answer_records import AnswerRecord
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
 from semantic_server.http.errors import FieldError
 from semantic_server.http.identity import agent_of
-from semantic_server.http.metrics import AnswerRecord, Metrics
+from semantic_server.http.metrics import Metrics
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
 from tests.support.served_agents import AgentsWorld

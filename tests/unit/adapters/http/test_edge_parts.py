@@ -29,8 +29,9 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 from semantic.serve import log_tenants
 from semantic_server.http import request_body
-from semantic_server.http.cache_miss_report import usage_extension
+from semantic_server.http.answer_records import AnswerRecord, InstrumentedServing, usage_extension
 from semantic_server.http.errors import FieldError, TooLargeError
+from semantic_server.http.identity import ApiKeys, AuthMiddleware, tenant_name
 from semantic_server.http.logs import (
     LOG_FIELDS,
     PROGRESS_INTERVAL,
@@ -39,8 +40,8 @@ from semantic_server.http.logs import (
     RequestLogEntry,
     TextLines,
 )
-from semantic_server.http.metrics import AnswerRecord, InstrumentedServing, Metrics
-from semantic_server.http.middleware import ApiKeys, AuthMiddleware, host_of, tenant_name
+from semantic_server.http.metrics import Metrics
+from semantic_server.http.middleware import host_of
 from semantic_server.http.request_body import MAX_MEMBERS, MAX_VALUES, parse_object, validated
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_serving import FakeServing, Script

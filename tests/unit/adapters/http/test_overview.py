@@ -29,11 +29,11 @@ from semantic_server.http.activity import (
     Recorder,
     Watch,
 )
+from semantic_server.http.answer_records import AnswerRecord, InstrumentedServing
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
 from semantic_server.http.errors import WireError
-from semantic_server.http.metrics import AnswerRecord, InstrumentedServing
-from semantic_server.http.middleware import tenant_name
+from semantic_server.http.identity import tenant_name
 from semantic_server.http.page.overview import ModelRow, _add_load
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_clock import FakeClock

@@ -11,7 +11,7 @@ from semantic.domain.identity import NO_HINTS, Hints
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
 from semantic_server.http.errors import FieldError
-from semantic_server.http.identity import own_field_of
+from semantic_server.http.request_fields.table import own_field_of
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
 

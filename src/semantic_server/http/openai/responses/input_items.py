@@ -15,14 +15,7 @@ from typing import Final
 from semantic.domain.chat import Attachment, Message, Role, Tool, ToolCall
 from semantic_server.http.errors import FieldError
 from semantic_server.http.openai.conversation import content_of
-from semantic_server.http.openai.fields import (
-    Json,
-    list_at,
-    object_at,
-    text_at,
-    validated_at,
-    warnings,
-)
+from semantic_server.http.openai.fields import Json, warnings
 from semantic_server.http.openai.responses.output_items import KeptItems, decoded_reasoning
 from semantic_server.http.openai.responses.tools import FunctionName, ToolSet
 from semantic_server.http.openai.validators import (
@@ -37,6 +30,7 @@ from semantic_server.http.request_fields.client_tools import (
     written_id,
 )
 from semantic_server.http.request_fields.notes import attachment, block_note, file_note, picture
+from semantic_server.http.request_fields.table import list_at, object_at, text_at, validated_at
 
 _PATH: Final = "input"
 

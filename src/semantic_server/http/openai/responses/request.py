@@ -19,17 +19,7 @@ from semantic.ports.serving import Ask, ServedModel
 from semantic.ports.store import ResponsesPort
 from semantic_server.http.errors import FieldError, WireError
 from semantic_server.http.openai.conversation import template_options
-from semantic_server.http.openai.fields import (
-    Json,
-    at_least_one,
-    known_fields,
-    list_at,
-    object_at,
-    text_at,
-    tokens_at,
-    validated_by_type,
-    warnings,
-)
+from semantic_server.http.openai.fields import Json, known_fields, warnings
 from semantic_server.http.openai.requests import Caller, check_model, sampling_of
 from semantic_server.http.openai.responses.input_items import ResponseInput, input_of
 from semantic_server.http.openai.responses.output_items import KeptItems
@@ -40,7 +30,17 @@ from semantic_server.http.openai.validators import (
     text_format_adapters,
 )
 from semantic_server.http.request_body import validated
-from semantic_server.http.request_fields.table import IGNORED, SUPPORTED, Field
+from semantic_server.http.request_fields.table import (
+    IGNORED,
+    SUPPORTED,
+    Field,
+    at_least_one,
+    list_at,
+    object_at,
+    text_at,
+    tokens_at,
+    validated_by_type,
+)
 
 
 class ResponseGoneError(InvalidRequestError):

@@ -19,16 +19,16 @@ from semantic_server.http.openai.conversation import (
     required,
     warn_hosted,
 )
-from semantic_server.http.openai.fields import (
-    Json,
+from semantic_server.http.openai.fields import Json
+from semantic_server.http.openai.validators import response_tool_adapter
+from semantic_server.http.request_fields.client_tools import CUSTOM, OPENAI_TOOLS
+from semantic_server.http.request_fields.table import (
     list_at,
     name_at,
     object_at,
     text_at,
     validated_at,
 )
-from semantic_server.http.openai.validators import response_tool_adapter
-from semantic_server.http.request_fields.client_tools import CUSTOM, OPENAI_TOOLS
 
 _CHOICE: Final = "tool_choice"
 _MODES: Final = ("auto", "required")

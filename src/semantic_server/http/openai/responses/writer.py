@@ -21,7 +21,7 @@ from semantic.domain.answer import (
     ToolCallStarted,
     Usage,
 )
-from semantic_server.http.cache_miss_report import usage_extension
+from semantic_server.http.answer_records import usage_extension
 from semantic_server.http.errors import Problem, check_finished, openai_error
 from semantic_server.http.openai.fields import Json
 from semantic_server.http.openai.replies import ChatTokenLogprob

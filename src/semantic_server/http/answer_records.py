@@ -1,0 +1,264 @@
+"""Measurements of answers: an instrumented serving port that notifies observers, and cache misses.
+
+Measures from the events that a wire consumes anyway; stores figures, never text. Usage objects have
+cache misses in a member named `semantic`, which no client reads by accident.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol, TypeAlias
+
+from pydantic import BaseModel, Field
+
+from semantic.application.cache.match_report import cache_miss_reason
+from semantic.domain.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerStarted,
+    PromptProgress,
+    ToolCallFailed,
+    Usage,
+)
+from semantic.domain.errors import SemanticError
+from semantic.domain.match import MatchEnd, MatchReport
+from semantic.domain.request_parts import Change, Difference, PartKind
+from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
+
+Events: TypeAlias = AsyncGenerator[AnswerEvent, None]
+
+
+@dataclass(slots=True)
+class AnswerRecord:
+    """Measurements of one answer; times in seconds since its request. `model` is that of several.
+
+    `ttft` is the time to the first piece, `gaps` are the times between pieces. `finish` is the
+    finish reason, "cancelled" on a disconnect, "refused" if the request was rejected.
+    `unread_calls` counts what the model marked as a tool call and was none.
+    """
+
+    agent: str = ""
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    match: MatchReport | None = None
+    ttft: float | None = None
+    total: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    finish: str = "cancelled"
+    error: str | None = None
+    unread_calls: int = 0
+    model: str = ""
+
+    @property
+    def prefill(self) -> float:
+        """Seconds of prefill."""
+        return self.match.seconds if self.match is not None else 0.0
+
+    @property
+    def queue_time(self) -> float:
+        """Seconds before the first piece spent queued or restoring, not computing."""
+        return max(0.0, (self.ttft or 0.0) - self.prefill)
+
+    @property
+    def decode(self) -> float:
+        """Seconds from the first piece to the end."""
+        return 0.0 if self.ttft is None else self.total - self.ttft
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Decode throughput; None for an answer of less than two tokens."""
+        n_gaps = self.usage.completion - 1
+        return n_gaps / self.decode if n_gaps > 0 and self.decode > 0 else None
+
+
+class Observer(Protocol):
+    """Receives the progress of every answer, on the event loop: methods must not block.
+
+    Subclasses override what they need; the defaults do nothing, but `finished` is required.
+    """
+
+    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        """The request was accepted and is queued."""
+        del uid, agent, prompt_tokens
+
+    def prefilled(self, uid: str, done: int, total: int) -> None:
+        """`done` of `total` prompt tokens are in the cache."""
+        del uid, done, total
+
+    def first_token(self, uid: str) -> None:
+        """The first piece of the answer was generated."""
+        del uid
+
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        """The answer ended; `uid` is None if the request was never accepted."""
+        ...
+
+
+def _unchanged(events: Events) -> Events:
+    return events
+
+
+class InstrumentedServing:
+    """Implements `ServingPort` by delegation, and notifies observers."""
+
+    def __init__(
+        self,
+        serving: ServingPort,
+        observers: Sequence[Observer],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        model: str = "",
+        through: Callable[[Events], Events] = _unchanged,
+    ) -> None:
+        """`model`: the id of one of several. The events of each answer pass `through`."""
+        self._of = model
+        self._through = through
+        self._serving = serving
+        self._observers = observers
+        self._clock = clock
+
+    @property
+    def model(self) -> ServedModel:
+        return self._serving.model
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
+        """See `ServingPort.answer`. Raises what `through` raises, at any event."""
+        timer = _AnswerTimer(self._observers, self._clock, self._of)
+        try:
+            async with (
+                aclosing(self._serving.answer(ask)) as answer,
+                aclosing(self._through(answer)) as events,
+            ):
+                async for event in events:
+                    timer.observe(event)
+                    yield event
+        except SemanticError as error:
+            timer.reject(error)
+            raise
+        finally:
+            timer.finish()
+
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
+        return await self._serving.tokenize(
+            prompt, add_special_tokens=add_special_tokens, tenant=tenant
+        )
+
+    async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
+        return await self._serving.detokenize(tokens, tenant)
+
+    async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
+        return await self._serving.token_texts(tokens, tenant)
+
+
+class _AnswerTimer:
+    """Measures one answer."""
+
+    def __init__(
+        self, observers: Sequence[Observer], clock: Callable[[], float], model: str
+    ) -> None:
+        self._observers = observers
+        self._clock = clock
+        self._record = AnswerRecord(model=model)
+        self._started = clock()
+        self._last = self._started
+        self._uid: str | None = None
+
+    def observe(self, event: AnswerEvent) -> None:
+        match event:
+            case AnswerStarted(uid, agent_id, prompt_tokens):
+                self._uid = uid
+                self._record.agent = agent_id
+                self._record.usage = Usage(prompt_tokens, 0, 0)
+                for observer in self._observers:
+                    observer.accepted(uid, agent_id, prompt_tokens)
+            case PromptProgress(done, total):
+                for observer in self._observers:
+                    observer.prefilled(self._uid or "", done, total)
+            case AnswerEnd():
+                self._record.usage = event.usage
+                self._record.match = event.match
+                self._record.finish = event.reason
+                self._record.error = event.error
+            case ToolCallFailed():
+                self._record.unread_calls += 1
+            case _:
+                self._piece()
+
+    def reject(self, error: SemanticError) -> None:
+        if self._uid is None:
+            self._record.finish = "refused"
+        self._record.error = type(error).__name__
+
+    def finish(self) -> None:
+        self._record.total = self._clock() - self._started
+        for observer in self._observers:
+            observer.finished(self._uid, self._record)
+
+    def _piece(self) -> None:
+        now = self._clock()
+        if self._record.ttft is None:
+            self._record.ttft = now - self._started
+            for observer in self._observers:
+                observer.first_token(self._uid or "")
+        else:
+            self._record.gaps.append(now - self._last)
+        self._last = now
+
+
+class LostPart(BaseModel):
+    """The part of the request that changed. Tools count from 1, and so do messages after the
+    leading system messages."""
+
+    kind: PartKind
+    change: Change
+    number: int | None
+    name: Annotated[str | None, Field(description="Of a tool or option; a message's role.")]
+
+
+class LostTokens(BaseModel):
+    """Tokens that were cached for the agent but had to be recomputed, and the time that took."""
+
+    tokens: int
+    seconds: float
+    differs_at: Annotated[int | None, Field(description="The first token that differs.")]
+    part: LostPart | None
+    end: MatchEnd
+    reason: Annotated[str, Field(description="The cause in words.")]
+
+
+def usage_extension(usage: Usage) -> dict[str, object]:
+    """The `semantic` member to merge into a wire's usage object.
+
+    `any_chip`, see `MatchReport`, and `images_noted` are there only when they say something.
+    """
+    match = usage.match
+    lost = lost_tokens(match)
+    own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}
+    if match is not None and match.any_chip:
+        own["any_chip"] = True
+    if usage.noted:
+        own["images_noted"] = usage.noted
+    return {"semantic": own}
+
+
+def lost_tokens(match: MatchReport | None) -> LostTokens | None:
+    """The cache miss that `match` reports; None if there was none."""
+    if match is None or match.lost is None:
+        return None
+    lost = match.lost
+    return LostTokens(
+        tokens=lost.tokens,
+        seconds=lost.seconds,
+        differs_at=match.differs_at,
+        part=None if lost.part is None else _part(lost.part),
+        end=match.end,
+        reason=cache_miss_reason(match),
+    )
+
+
+def _part(part: Difference) -> LostPart:
+    return LostPart(kind=part.kind, change=part.change, number=part.number, name=part.name)
