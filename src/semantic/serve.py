@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder, AgentNames, SavedAgents
@@ -62,6 +63,10 @@ from semantic.ports.embedding import Embedder, EmbeddingModel
 from semantic.ports.generation import Slices
 from semantic.ports.serving import ModelDetails, ServedModel
 from semantic.ports.store import TurnsPort
+
+if TYPE_CHECKING:
+    from semantic.adapters.mlx.backend import MLXBackend
+    from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 
 logger = logging.getLogger("semantic.server")
 
@@ -153,19 +158,14 @@ async def load_serving(
 
     if shared is None:
         loop = loop or guarded_loop(settings.engine, logger.info)
-        thread = EngineThread(
-            build, rebuild, settings.limits, loop=loop, on_failure=_report_failure
-        )
-    else:
-        in_slices = partial(build_one_of, shared)
-        thread = EngineThread(
-            in_slices,
-            rebuild,
-            settings.limits,
-            loop=shared.loop,
-            keep_store=True,
-            on_failure=_report_failure,
-        )
+    thread = EngineThread(
+        build if shared is None else partial(build_one_of, shared),
+        rebuild,
+        settings.limits,
+        loop=loop if shared is None else shared.loop,
+        keep_store=shared is not None,
+        on_failure=_report_failure,
+    )
     async with AsyncExitStack() as undo:
         if publisher is not None:
             undo.callback(publisher.close)
@@ -257,59 +257,36 @@ def _pool_tokens(pool: BlockPool) -> int:
 def _build_serving(
     thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
 ) -> Serving:
+    """The application on top of an engine. With `turns` it is one of several models'."""
     from semantic.adapters.mlx.backend import MLXBackend
-    from semantic.adapters.mlx.model.description import read_context, read_details
+    from semantic.adapters.mlx.model.description import read_context
     from semantic.adapters.mlx.model.provider import find_folder
-    from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
-    limit = context_limit(app.pool, read_context(app.model.model), settings.max_context)
+    model, tokenizer = app.model, app.tokenizer
+    limit = context_limit(app.pool, read_context(model.model), settings.max_context)
     folder = find_folder(settings.engine.model)
     sampling = sampling_of(settings, folder)
-    names, aliases = served_names(settings)
-    grammars, verdicts, check_grammar = app.model.grammars, Verdicts(), app.model.check_grammar
-    grammars.guard(verdicts)
-    probes = [GrammarProcess(lambda: grammars.vocabulary) for _ in range(_PROBES)]
-    checks = GrammarChecks(probes, verdicts, grammars.compile)
-    chat_format = MLXChatFormat(app.tokenizer, grammars, settings.parsers)
-    details = replace(
-        read_details(app.model.model, app.model.model_id, folder),
-        template=chat_format.source,
-        thinks=chat_format.thought_marks is not None,
-        tools=chat_format.tools,
-        call_parser=chat_format.call_parser,
-    )
-    served = ServedModel(
-        names,
-        limit,
-        app.model.vocab_size,
-        int(time.time()),
-        sampling,
-        aliases,
-        details,
-        settings.parent,
-    )
-    namespace = _namespace(app)
+    checks = _grammar_checks(model)
+    chat_format = MLXChatFormat(tokenizer, model.grammars, settings.parsers)
+    served = _served_model(settings, model, chat_format, folder, limit, sampling)
     chat_format.tell(logger)
-    if app.settings.any_chip:
-        logger.warning(_ANY_CHIP)
-    if not app.model.together:
-        logger.warning(_ONE_BY_ONE)
-    if app.spec.reusable_tokens is not None:
-        logger.warning(_REUSABLE, app.spec.reusable_tokens)
-    given, ends = turns or _own_turns(app, settings), app.tokenizer.eos_token_ids
-    replay = Replay(chat_format, given, namespace, ends, is_owner=turns is None)
+    _warn_of_differences(app, together=model.together)
+    given = turns or _own_turns(app, settings)
+    replay = Replay(
+        chat_format, given, _namespace(app), tokenizer.eos_token_ids, is_owner=turns is None
+    )
     preparation = Preparation(
-        app.tokenizer,
+        tokenizer,
         chat_format,
         replay,
-        check_grammar,
+        model.check_grammar,
         limit,
         settings.max_tokens,
-        longest_token=app.tokenizer.longest_token,
+        longest_token=tokenizer.longest_token,
         checks=checks,
         image_input=settings.image_input,
     )
@@ -317,24 +294,62 @@ def _build_serving(
     saved = SavedAgents(finder, newest_first(app.store.agents))
     workers = FairThreads(_WORKERS, "prepare")
     # The first grammar of a tokenizer takes seconds: compiled now, and the start does not wait.
-    workers.submit("", lambda: check_grammar(Grammar("json_schema", "{}")), is_short=False)
-    directory: AgentDirectory = AgentDirectory(app.store, namespace, served.id)
-    agents = ServedAgents(
-        thread, directory, finder, workers, _transfers(thread, app, directory, settings.tenants)
-    )
+    first = Grammar("json_schema", "{}")
+    workers.submit("", lambda: model.check_grammar(first), is_short=False)
+    directory: AgentDirectory = AgentDirectory(app.store, _namespace(app), served.id)
+    transfers = _transfers(thread, app, directory, settings.tenants)
+    agents = ServedAgents(thread, directory, finder, workers, transfers)
+    names = AgentNames(finder, saved)
     serving = Serving(
-        thread,
-        served,
-        app.tokenizer,
-        chat_format,
-        preparation,
-        replay,
-        AgentNames(finder, saved),
-        agents,
-        workers,
+        thread, served, tokenizer, chat_format, preparation, replay, names, agents, workers
     )
     saved.start()
     return serving
+
+
+def _grammar_checks(model: MLXBackend) -> GrammarChecks:
+    """Checks grammars in processes of their own, and keeps the model's from rejected ones."""
+    from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
+
+    grammars, verdicts = model.grammars, Verdicts()
+    grammars.guard(verdicts)
+    probes = [GrammarProcess(lambda: grammars.vocabulary) for _ in range(_PROBES)]
+    return GrammarChecks(probes, verdicts, grammars.compile)
+
+
+def _served_model(
+    settings: ServeSettings,
+    model: MLXBackend,
+    chat_format: MLXChatFormat,
+    folder: Path,
+    limit: int,
+    sampling: SamplingParams,
+) -> ServedModel:
+    """The model as clients see it."""
+    from semantic.adapters.mlx.model.description import read_details
+
+    names, aliases = served_names(settings)
+    details = replace(
+        read_details(model.model, model.model_id, folder),
+        template=chat_format.source,
+        thinks=chat_format.thought_marks is not None,
+        tools=chat_format.tools,
+        call_parser=chat_format.call_parser,
+    )
+    made = int(time.time())
+    return ServedModel(
+        names, limit, model.vocab_size, made, sampling, aliases, details, settings.parent
+    )
+
+
+def _warn_of_differences(app: App, *, together: bool) -> None:
+    """Log what makes answers depend on more than their own request."""
+    if app.settings.any_chip:
+        logger.warning(_ANY_CHIP)
+    if not together:
+        logger.warning(_ONE_BY_ONE)
+    if app.spec.reusable_tokens is not None:
+        logger.warning(_REUSABLE, app.spec.reusable_tokens)
 
 
 def _own_turns(app: App, settings: ServeSettings) -> TurnsPort:

@@ -31,8 +31,9 @@ from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.domain.identity import home_of
 from semantic_fleet.replicas.fleet_port import PassedRequest, ReplicasPort, ResponseHead
 from semantic_server.http.app import NO_TELEMETRY, guarding_middleware, large_bodies
-from semantic_server.http.context import ServerContext, context_of, settings_of
+from semantic_server.http.context import ServerContext, context_of, settings_of, until_disconnect
 from semantic_server.http.errors import (
+    NDJSON,
     ClientDisconnectedError,
     Problem,
     WireError,
@@ -40,10 +41,12 @@ from semantic_server.http.errors import (
     anthropic_error,
     is_anthropic,
     is_ollama,
+    json_line,
     logger,
     ollama_error,
     openai_error,
     problem_of,
+    sse_event,
 )
 from semantic_server.http.health import Status
 from semantic_server.http.identity import (
@@ -59,7 +62,6 @@ from semantic_server.http.openai.responses.routes import RESPONSES_PATH
 from semantic_server.http.openai.responses.writer import error_event
 from semantic_server.http.request_body import parse_offloaded, read_body
 from semantic_server.http.settings import ServerSettings
-from semantic_server.http.streaming import NDJSON, json_line, sse_event, until_disconnect
 
 _AGENT_PATH: Final = re.compile(r"/v1/agents/(.+?)(?:/(?:why|fork|pin))?")
 _LISTS: Final = ("messages", "input", "prompt")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from semantic_server.clients.server_connection import Document
-    from semantic_server.http.page.overview import (
+    from semantic_server.http.overview import (
         Changes,
         LiveRow,
         ModelRow,
@@ -127,7 +127,7 @@ class View:
         """Take over an event. Raises OperatorError if it is no overview."""
         from pydantic import ValidationError
 
-        from semantic_server.http.page.overview import Changes, Overview
+        from semantic_server.http.overview import Changes, Overview
 
         try:
             if name == "overview":

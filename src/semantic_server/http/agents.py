@@ -40,6 +40,7 @@ from semantic_server.http.context import (
     model_in_query,
     serving_of,
     settings_of,
+    until_disconnect,
 )
 from semantic_server.http.errors import (
     ClientDisconnectedError,
@@ -49,7 +50,6 @@ from semantic_server.http.errors import (
 )
 from semantic_server.http.identity import is_operator, require_operator, tenant_of
 from semantic_server.http.request_body import read_as
-from semantic_server.http.streaming import until_disconnect
 
 
 def _model_parameter(

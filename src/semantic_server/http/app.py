@@ -1,16 +1,23 @@
 """The ASGI application: the middleware stack in request order, all routes, and their description.
 
-Knows which parts there are; passes each one only what it needs. The page that describes the routes
-is a single document without scripts or external resources.
+Knows which parts there are; passes each one only what it needs. Files of the page at / have fixed
+names: a request's path never becomes a path of a file. The page needs no key and shows nothing: its
+requests do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from html import escape
+from http import HTTPStatus
+from importlib.resources import files
+from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
@@ -22,7 +29,7 @@ from starlette.middleware import Middleware
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.serving import ServingPort
 from semantic.ports.store import ResponsesPort
-from semantic_server.http import agents, anthropic, health, models, ollama, openai
+from semantic_server.http import agents, anthropic, health, models, ollama, openai, overview
 from semantic_server.http.answer_records import Observer
 from semantic_server.http.context import ServerContext
 from semantic_server.http.errors import add_error_handlers
@@ -35,9 +42,81 @@ from semantic_server.http.middleware import (
     RequestLimitsMiddleware,
     ShutdownMiddleware,
 )
-from semantic_server.http.page import assets, overview
 from semantic_server.http.request_body import LargeBodies
 from semantic_server.http.settings import ServerSettings
+
+files_router: Final = APIRouter(include_in_schema=False)
+
+_HTML, _STYLE, _IMAGE = "text/html", "text/css", "image/svg+xml"
+_MODULE: Final = "text/javascript"
+
+MODULES: Final = (
+    "agent.js",
+    "agents.js",
+    "budgets.js",
+    "chat.js",
+    "client.js",
+    "confirm.js",
+    "dom.js",
+    "main.js",
+    "models.js",
+    "savings.js",
+    "state.js",
+    "timeline.js",
+)
+FILES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "/": ("index.html", _HTML),
+        "/page/style.css": ("style.css", _STYLE),
+        "/page/icon.svg": ("icon.svg", _IMAGE),
+        **{f"/page/{name}": (name, _MODULE) for name in MODULES},
+    }
+)
+"""Each path with the name and media type of its file."""
+
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "content-security-policy": _POLICY,
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "cache-control": "no-cache",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asset:
+    body: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def _asset(path: str) -> _Asset:
+    name, media_type = FILES[path]
+    body = files("semantic_server.http").joinpath("page", "static", name).read_bytes()
+    return _Asset(body, media_type, f'"{sha256(body).hexdigest()[:32]}"')
+
+
+async def serve(request: Request) -> Response:
+    """A file of the page; 304 if the client has it."""
+    asset = _asset(request.scope["path"])
+    headers = {**HEADERS, "etag": asset.etag}
+    known = request.headers.get("if-none-match", "")
+    if asset.etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(asset.body, media_type=asset.media_type, headers=headers)
+
+
+for _path in FILES:
+    files_router.add_api_route(_path, serve, methods=["GET", "HEAD"])
 
 
 class OpenAIErrorFacts(BaseModel):
@@ -129,11 +208,11 @@ def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
 def page(app: FastAPI) -> HTMLResponse:
     """The routes of `app` as an HTML page."""
     rows = "\n".join(_row(*operation) for operation in _operations(app.openapi()))
-    policy = {"content-security-policy": _POLICY}
+    policy = {"content-security-policy": _ROUTES_POLICY}
     return HTMLResponse(_PAGE.format(version=escape(app.version), rows=rows), headers=policy)
 
 
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+_ROUTES_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _KEYS: Final = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -257,7 +336,7 @@ def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
             keys=keys,
             operators=operators,
             max_requests=settings.max_connections,
-            open_paths=OPEN_PATHS | assets.FILES.keys(),
+            open_paths=OPEN_PATHS | FILES.keys(),
         ),
     )
 
@@ -268,15 +347,15 @@ def large_bodies(settings: ServerSettings) -> LargeBodies:
 
 
 def _add_routes(app: FastAPI) -> None:
-    for router in (
+    for one in (
         *(health.router, models.router, *openai.ROUTERS, agents.router),
         *(overview.requests, overview.router, health.memory),
     ):
-        app.include_router(router, responses=documented(OpenAIError))
-    app.include_router(assets.router)
+        app.include_router(one, responses=documented(OpenAIError))
+    app.include_router(files_router)
     app.include_router(anthropic.router, responses=documented(AnthropicError))
-    for router in ollama.ROUTERS:
-        app.include_router(router, responses=documented(OllamaError))
+    for one in ollama.ROUTERS:
+        app.include_router(one, responses=documented(OllamaError))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

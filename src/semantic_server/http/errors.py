@@ -7,6 +7,7 @@ client as a fixed text with its request id; the traceback goes to the log under 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -341,3 +342,29 @@ def _unexpected(request: Request, error: Exception) -> Response:
         # This handler runs outside all middleware, so it must set the id itself.
         response.headers.update({"request-id": request_id, "x-request-id": request_id})
     return response
+
+
+# Frames of streams, whose last event may be an error
+
+NDJSON: Final = "application/x-ndjson"
+"""The media type of a stream of JSON lines."""
+_LINE_ENDS: Final = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
+"""Unicode line separators, at which some readers split lines; JSON can escape them."""
+
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def sse_event(data: object, event: str | None = None) -> bytes:
+    """An event with `data` as JSON on one line; a text of one line is sent as it is.
+
+    `event` is its name, without line ends.
+    """
+    if not isinstance(data, str):
+        data = _encode(data).translate(_LINE_ENDS)
+    name = "" if event is None else f"event: {event}\n"
+    return f"{name}data: {data}\n\n".encode()
+
+
+def json_line(data: object) -> bytes:
+    """`data` as JSON on one line with its end, as in a stream of such lines."""
+    return f"{_encode(data).translate(_LINE_ENDS)}\n".encode()

@@ -17,13 +17,12 @@ from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.ports.embedding import EmbeddingModel
 from semantic.ports.models import ModelsPort, ModelState, ModelStatus
 from semantic.ports.serving import ServedModel, ToolSupport
-from semantic_server.http.context import context_of, serving_of, settings_of
+from semantic_server.http.context import context_of, serving_of, settings_of, until_disconnect
 from semantic_server.http.errors import FieldError
 from semantic_server.http.identity import is_operator, require_operator, tenant_of
 from semantic_server.http.openai.chat import conversation_of
 from semantic_server.http.openai.requests import check_model
 from semantic_server.http.request_body import LazyAdapter, on_thread, read_as, read_json, validated
-from semantic_server.http.streaming import until_disconnect
 
 router: Final = APIRouter()
 

@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from semantic.domain.errors import InvalidRequestError
 from semantic_server.http.app import create_app
-from semantic_server.http.errors import ClientDisconnectedError
+from semantic_server.http.context import event_stream, start_stream, until_disconnect
+from semantic_server.http.errors import ClientDisconnectedError, sse_event
 from semantic_server.http.settings import ServerSettings
-from semantic_server.http.streaming import event_stream, sse_event, start_stream, until_disconnect
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running, until
 

@@ -22,13 +22,13 @@ from semantic_server.http.anthropic.validators import (
     ToolChoiceParam,
     Validators,
     checked,
-    list_at,
     object_at,
 )
 from semantic_server.http.errors import FieldError
 from semantic_server.http.logs import WarnOnce
 from semantic_server.http.request_fields.client_tools import ANTHROPIC_TOOLS
 from semantic_server.http.request_fields.notes import attachment, block_note, picture
+from semantic_server.http.request_fields.table import list_at
 
 _SEAL: Final = "semantic.seal."
 _TEXT: Final = "semantic.text."
@@ -83,7 +83,7 @@ class ConversationReader:
     def read(self, body: Mapping[str, object]) -> tuple[Message, ...]:
         """The system prompt and the messages in order. Raises FieldError if one is invalid."""
         found = list(self._system_prompt(body.get("system")))
-        messages = list_at(body.get("messages"), "messages")
+        messages = list_at("messages", body.get("messages"))
         last_user = max((i for i, one in enumerate(messages) if _role(one) == "user"), default=-1)
         for number, message in enumerate(messages):
             path = f"messages[{number}]"
@@ -277,7 +277,7 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
     if tools is None:
         return ()
     found: dict[str, Tool] = {}
-    for number, one in enumerate(list_at(tools, "tools")):
+    for number, one in enumerate(list_at("tools", tools)):
         path = f"tools[{number}]"
         given = _with_schema(object_at(one, path))
         kind = given.get("type")

@@ -38,7 +38,13 @@ from semantic_server.http.answer_records import usage_extension
 from semantic_server.http.anthropic.conversation import signature_of, signature_with_text
 from semantic_server.http.anthropic.request import read_chat, read_request
 from semantic_server.http.anthropic.validators import validators
-from semantic_server.http.context import serving_of
+from semantic_server.http.context import (
+    StartedStream,
+    event_stream,
+    serving_of,
+    start_stream,
+    until_disconnect,
+)
 from semantic_server.http.errors import (
     FieldError,
     WireError,
@@ -46,18 +52,12 @@ from semantic_server.http.errors import (
     check_finished,
     problem_of,
     request_id_of,
+    sse_event,
 )
 from semantic_server.http.identity import tenant_of
 from semantic_server.http.logs import WarnOnce
 from semantic_server.http.openai.requests import caller_of
 from semantic_server.http.request_body import on_thread, read_json
-from semantic_server.http.streaming import (
-    StartedStream,
-    event_stream,
-    sse_event,
-    start_stream,
-    until_disconnect,
-)
 
 _NO_OBJECT = "raw_arguments"
 """The field of a call's input that has what the model wrote when that is no object."""

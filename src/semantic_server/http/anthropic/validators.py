@@ -32,7 +32,7 @@ from semantic_server.http.anthropic.request_types import (
     MessageCreateParams,
 )
 from semantic_server.http.errors import FieldError
-from semantic_server.http.request_body import validated
+from semantic_server.http.request_fields.table import validated_at
 
 ThinkingConfig = (
     BetaThinkingConfigEnabledParam
@@ -90,24 +90,11 @@ def _strict(kind: type[T]) -> TypeAdapter[T]:
 
 def checked(adapter: TypeAdapter[T], value: object, path: str) -> T:
     """Validate `value` at `path` of a body with `adapter`. Raises FieldError."""
-    found = object_at(value, path)
-    try:
-        return validated(adapter, found)
-    except FieldError as error:
-        inner = f".{error}" if error.param else f": {error}"
-        param = f"{path}.{error.param}" if error.param else path
-        raise FieldError(f"{path}{inner}", param=param) from error
+    return validated_at(path, adapter, object_at(value, path))
 
 
 def object_at(value: object, path: str) -> Mapping[str, object]:
     """`value` if it is an object. Raises FieldError naming `path`."""
     if not isinstance(value, dict):
         raise FieldError(f"{path}: expected an object", param=path)
-    return value
-
-
-def list_at(value: object, path: str) -> list[object]:
-    """`value` if it is a list. Raises FieldError naming `path`."""
-    if not isinstance(value, list):
-        raise FieldError(f"{path}: expected a list", param=path)
     return value

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from semantic.ports.embedding import Embedded, EmbeddingModel
-from semantic_server.http.context import embedding_of
+from semantic_server.http.context import embedding_of, until_disconnect
 from semantic_server.http.identity import tenant_of
 from semantic_server.http.ollama.models import described
 from semantic_server.http.ollama.options import (
@@ -41,7 +41,6 @@ from semantic_server.http.request_fields.table import (
     text_at,
     tokens_at,
 )
-from semantic_server.http.streaming import until_disconnect
 
 router: Final = APIRouter(tags=["Ollama"])
 

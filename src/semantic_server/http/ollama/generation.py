@@ -33,10 +33,20 @@ from semantic.domain.chat import Message
 from semantic.domain.errors import SemanticError
 from semantic.ports.serving import ServedModel, ServingPort
 from semantic_server.http.answer_records import usage_extension
-from semantic_server.http.context import context_of, serving_of, settings_of
+from semantic_server.http.context import (
+    StartedStream,
+    context_of,
+    event_stream,
+    serving_of,
+    settings_of,
+    start_stream,
+    until_disconnect,
+)
 from semantic_server.http.errors import (
+    NDJSON,
     WireError,
     check_finished,
+    json_line,
     ollama_error,
     problem_of,
     request_id_of,
@@ -52,14 +62,6 @@ from semantic_server.http.openai.fields import Json
 from semantic_server.http.openai.replies import ChatTokenLogprob, chat_logprobs
 from semantic_server.http.openai.requests import Caller, caller_of
 from semantic_server.http.request_body import on_thread, read_json
-from semantic_server.http.streaming import (
-    NDJSON,
-    StartedStream,
-    event_stream,
-    json_line,
-    start_stream,
-    until_disconnect,
-)
 
 _RAW: Final = "raw_arguments"
 """The argument that has what the model wrote where that is no object."""

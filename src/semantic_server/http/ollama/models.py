@@ -23,8 +23,15 @@ from semantic.domain.errors import ModelNotFoundError, OperatorError, SemanticEr
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.models import Arrived, ModelsPort, ModelStatus, OnArrived
 from semantic.ports.serving import ServedModel
-from semantic_server.http.context import context_of, settings_of
-from semantic_server.http.errors import WireError, ollama_error, problem_of
+from semantic_server.http.context import (
+    StartedStream,
+    context_of,
+    event_stream,
+    settings_of,
+    start_stream,
+    until_disconnect,
+)
+from semantic_server.http.errors import NDJSON, WireError, json_line, ollama_error, problem_of
 from semantic_server.http.identity import require_operator
 from semantic_server.http.models import (
     AnyModel,
@@ -38,14 +45,6 @@ from semantic_server.http.ollama.request import LATEST, untagged
 from semantic_server.http.openai.fields import Json, warnings
 from semantic_server.http.request_body import read_json
 from semantic_server.http.request_fields.table import Field, fields_of
-from semantic_server.http.streaming import (
-    NDJSON,
-    StartedStream,
-    event_stream,
-    json_line,
-    start_stream,
-    until_disconnect,
-)
 
 router: Final = APIRouter(tags=["Ollama"])
 

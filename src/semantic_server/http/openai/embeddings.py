@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from semantic.domain.errors import ModelNotFoundError
 from semantic.ports.embedding import Embedded, EmbeddingModel, Vector
-from semantic_server.http.context import embedding_of
+from semantic_server.http.context import embedding_of, until_disconnect
 from semantic_server.http.errors import FieldError
 from semantic_server.http.identity import tenant_of
 from semantic_server.http.openai.fields import EMBEDDING_FIELDS, Json, known_fields
@@ -32,7 +32,6 @@ from semantic_server.http.request_fields.table import (
     text_at,
     tokens_at,
 )
-from semantic_server.http.streaming import until_disconnect
 
 router: Final = APIRouter(tags=["openai"])
 

@@ -24,16 +24,10 @@ from semantic.domain.match import MatchReport
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import Ask, ServedModel, ServingPort
 from semantic_server.http.answer_records import usage_extension
-from semantic_server.http.errors import WireError, openai_error, problem_of
+from semantic_server.http.context import StartedStream, event_stream, start_stream, until_disconnect
+from semantic_server.http.errors import WireError, openai_error, problem_of, sse_event
 from semantic_server.http.openai.fields import Json
 from semantic_server.http.openai.requests import StreamOptions
-from semantic_server.http.streaming import (
-    StartedStream,
-    event_stream,
-    sse_event,
-    start_stream,
-    until_disconnect,
-)
 
 _MINUS_INFINITY: Final = -9999.0
 """OpenAI's value for a probability of 0: JSON has no minus infinity."""

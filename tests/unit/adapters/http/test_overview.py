@@ -34,7 +34,7 @@ from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext
 from semantic_server.http.errors import WireError
 from semantic_server.http.identity import tenant_name
-from semantic_server.http.page.overview import ModelRow, _add_load
+from semantic_server.http.overview import ModelRow, _add_load
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_serving import FakeServing, Script

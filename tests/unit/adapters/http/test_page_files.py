@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from semantic_server.http import page as page_package
-from semantic_server.http.page.assets import FILES, HEADERS
+from semantic_server.http import app
+from semantic_server.http.app import FILES, HEADERS
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
 
-FOLDER = Path(page_package.__file__).parent / "static"
+FOLDER = Path(app.__file__).parent / "page" / "static"
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
 UNSAFE = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|setHTML"

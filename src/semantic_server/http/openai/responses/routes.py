@@ -22,8 +22,15 @@ from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, TextDe
 from semantic.domain.errors import SemanticError
 from semantic.ports.serving import ServingPort
 from semantic.ports.store import ResponsesPort
-from semantic_server.http.context import serving_of, settings_of
-from semantic_server.http.errors import FieldError, WireError, problem_of, request_id_of
+from semantic_server.http.context import (
+    StartedStream,
+    event_stream,
+    serving_of,
+    settings_of,
+    start_stream,
+    until_disconnect,
+)
+from semantic_server.http.errors import FieldError, WireError, problem_of, request_id_of, sse_event
 from semantic_server.http.identity import route_of, tenant_of
 from semantic_server.http.openai.fields import Json
 from semantic_server.http.openai.replies import ChatTokenLogprob, chat_logprobs, described
@@ -33,13 +40,6 @@ from semantic_server.http.openai.responses.request import ResponseRequest, respo
 from semantic_server.http.openai.responses.stored import put_response
 from semantic_server.http.openai.responses.writer import ResponseWriter
 from semantic_server.http.request_body import on_thread, read_json
-from semantic_server.http.streaming import (
-    StartedStream,
-    event_stream,
-    sse_event,
-    start_stream,
-    until_disconnect,
-)
 
 logger = logging.getLogger("semantic.server")
 

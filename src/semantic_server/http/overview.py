@@ -27,10 +27,9 @@ from semantic_server.http.activity import (
     of_tenant,
 )
 from semantic_server.http.agents import TenantParameter
-from semantic_server.http.context import agents_of, context_of, settings_of
-from semantic_server.http.errors import WireError
+from semantic_server.http.context import agents_of, context_of, event_stream, settings_of
+from semantic_server.http.errors import WireError, sse_event
 from semantic_server.http.identity import is_operator, require_operator, tenant_of
-from semantic_server.http.streaming import event_stream, sse_event
 
 requests: Final = APIRouter(prefix="/v1/requests", tags=["Agents"])
 
