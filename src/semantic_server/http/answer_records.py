@@ -14,7 +14,7 @@ from typing import Annotated, Protocol, TypeAlias
 
 from pydantic import BaseModel, Field
 
-from semantic.application.cache.match_report import cache_miss_reason
+from semantic.application.cache.agent_notes import cache_miss_reason
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
