@@ -12,9 +12,10 @@ from tests.cli.support import environment
 
 _SCRIPT = """
 import ctypes, sys, threading
+from semantic.composition.framework import be_program, mlx_provider
 if sys.argv[1] == "program":
-    from semantic.composition.framework import be_program
     be_program()
+mlx_provider()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 meet = threading.Barrier(16)

@@ -5,7 +5,6 @@ Imports MLX inside functions: importing this loads no framework.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from contextlib import suppress
@@ -40,13 +39,14 @@ def be_program() -> None:
     in a folder of the process's own, where a library refuses one that others may write to.
     """
     cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)
-    _share_arenas()
     _is_program.set()
 
 
 def _share_arenas() -> None:
     """Let threads share glibc's arenas: with one for each, free memory stays scattered among them,
     and a server that loads models in turn grows by megabytes a minute."""
+    import ctypes  # no command that prints its help needs it
+
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library than glibc
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
@@ -105,6 +105,8 @@ def register_readers() -> None:
 
 def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
     """Return the loader of models; `settings` are those of a model with weights to load."""
+    if _is_program.is_set():
+        _share_arenas()
     try:
         if settings is not None:
             from semantic.adapters.mlx.cuda import first_kernels
