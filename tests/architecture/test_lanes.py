@@ -6,11 +6,15 @@ It follows names through the text of the test modules, fixtures included; nothin
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeAlias
+
+import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROCESS: Final = "pytest.mark.process"
@@ -244,3 +248,14 @@ def test_each_test_that_starts_something_is_in_the_process_lane() -> None:
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files}
     modules = {name: Module.read(path.read_text("utf-8")) for name, path in names.items()}
     assert [name for name in unmarked(modules) if not name.startswith(APART)] == []
+
+
+@pytest.mark.process
+def test_tests_that_the_gate_does_not_run_can_be_collected() -> None:
+    """They import modules and read pages, which a change may have moved."""
+    folders = [f"tests/{name}" for name in ("agents", "fleet", "gpu", "page", "real")]
+    command = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
+    done = subprocess.run(
+        [*command, *folders], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:]

@@ -28,7 +28,7 @@ from tests.fleet.test_ray import PYTHON, WORDS, completion
 from tests.fleet.wires import ask
 from tests.support.serve_process import OURS, ROOT, served
 
-PAGE: Final = ROOT / "docs/operating.md"
+PAGE: Final = ROOT / "docs/fleet.md"
 BUCKET: Final = "s3://agents/run"
 KEY, OPERATOR, SECRET, TOKEN = (secrets.token_hex(32) for _ in range(4))
 KEYS: Final = "--host 0.0.0.0 --api-key-file keys --operator-key-file operators"
