@@ -10,7 +10,6 @@ and `**Figure**`.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,14 +17,13 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from tools import language
+from tools.history import git, is_whole
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 FILE: Final = "budgets.toml"
 RECORDS: Final = "docs/adr/"
 WINGS: Final = {"fleet": "semantic_fleet", "server": "semantic_server", "engine": "semantic"}
 """Packages below `src` by the name of their bounds."""
-_FILLED: Final = re.compile(r"<!-- (\w+)\b[^>]*-->.*?<!-- /\1 -->", re.DOTALL)
-"""A region that a program fills."""
 _WORD: Final = re.compile(r"\S*\w\S*")
 """Not a bar of a table, nor a dash."""
 SAID: Final = ("**Asked by**", "**Figure**")
@@ -42,7 +40,9 @@ def sizes(root: Path) -> dict[str, int]:
         lines = [_lines(path) for path in (root / "src" / package).rglob("*.py")]
         found |= {f"{wing}.modules": len(lines), f"{wing}.lines": sum(lines)}
         longest = max(longest, *lines)
-    words = sum(len(_WORD.findall(_FILLED.sub("", _text(path)))) for path in hand_written(root))
+    words = sum(
+        len(_WORD.findall(language.FILLED.sub("", _text(path)))) for path in hand_written(root)
+    )
     spoken = {f"language.{kind}": len(those) for kind, those in language.found(root).items()}
     return found | {"longest_file": longest, "document_words": words} | spoken
 
@@ -69,15 +69,15 @@ def exceeded(found: Bounds, allowed: Bounds) -> list[str]:
 
 def raised(root: Path) -> list[str] | None:
     """Commits that raised a bound without a record that says why; None without a whole history."""
-    listed = _git(root, "rev-list", "HEAD", "--", FILE)
-    if listed is None or _git(root, "rev-parse", "--is-shallow-repository") != "false\n":
+    listed = git(root, "rev-list", "HEAD", "--", FILE)
+    if listed is None or not is_whole(root):
         return None
     return [line for commit in listed.split() for line in _raised_by(root, commit)]
 
 
 def _raised_by(root: Path, commit: str) -> Iterator[str]:
-    before = _git(root, "show", f"{commit}^:{FILE}")
-    after = _git(root, "show", f"{commit}:{FILE}")
+    before = git(root, "show", f"{commit}^:{FILE}")
+    after = git(root, "show", f"{commit}:{FILE}")
     if before is None or after is None:
         return
     old, new = bounds(before), bounds(after)
@@ -89,11 +89,9 @@ def _raised_by(root: Path, commit: str) -> Iterator[str]:
 
 def _records(root: Path, commit: str) -> Iterator[str]:
     """The texts of the decision records that a commit adds."""
-    added = _git(
-        root, "diff", "--name-only", "--diff-filter=A", f"{commit}^", commit, "--", RECORDS
-    )
+    added = git(root, "diff", "--name-only", "--diff-filter=A", f"{commit}^", commit, "--", RECORDS)
     for path in (added or "").splitlines():
-        yield _git(root, "show", f"{commit}:{path}") or ""
+        yield git(root, "show", f"{commit}:{path}") or ""
 
 
 def _says_why(record: str) -> bool:
@@ -107,13 +105,6 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{prefix}{name}.")
         elif isinstance(value, int):
             yield f"{prefix}{name}", value
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None if it fails."""
-    command = ("git", "-c", "safe.directory=*", *arguments)
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    return done.stdout if done.returncode == 0 else None
 
 
 def _lines(path: Path) -> int:

@@ -8,10 +8,11 @@ Checks the message in FILE, as git's hook `commit-msg` does (`git config core.ho
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
+
+from tools.history import git, is_whole
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LONGEST: Final = 72
@@ -37,18 +38,11 @@ def faults(message: str) -> list[str]:
 
 def log(since: str) -> list[str] | None:
     """Messages of the commits after the one that added the file `since`; None without a history."""
-    added = _git("log", "--format=%H", "--diff-filter=A", "--", since)
-    if not added or _git("rev-parse", "--is-shallow-repository") != "false\n":
+    added = git(ROOT, "log", "--format=%H", "--diff-filter=A", "--", since)
+    if not added or not is_whole(ROOT):
         return None
-    text = _git("log", "--no-merges", "--format=%B%x00", f"{added.split()[-1]}..HEAD") or ""
+    text = git(ROOT, "log", "--no-merges", "--format=%B%x00", f"{added.split()[-1]}..HEAD") or ""
     return [message.strip("\n") for message in text.split("\0") if message.strip()]
-
-
-def _git(*arguments: str) -> str | None:
-    """What git prints; None if it fails."""
-    command = ("git", "-c", "safe.directory=*", *arguments)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout if done.returncode == 0 else None
 
 
 def main() -> None:

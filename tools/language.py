@@ -36,9 +36,9 @@ KINDS: Final = {
 """What is looked for in a sentence."""
 
 _SENTENCE: Final = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`(])|\n\s*\n|\n(?=\s*[-*|#])|\s\|\s")
-_CODE: Final = re.compile(
-    r"^```.*?^```|^ {4,}\S[^\n]*$|<!-- (\w+)\b[^>]*-->.*?<!-- /\1 -->", re.DOTALL | re.MULTILINE
-)
+FILLED: Final = re.compile(r"<!-- (\w+)\b[^>]*-->.*?<!-- /\1 -->", re.DOTALL)
+"""A region of a document that a program fills."""
+_CODE: Final = re.compile(r"^```.*?^```|^ {4,}\S[^\n]*$", re.DOTALL | re.MULTILINE)
 _MARKS: Final = re.compile(r"^[\s\-*|#>\"'`(\d.]+")
 GENERATED: Final = frozenset({"cli.md", "families.md", "http.md", "models.md"})
 
@@ -55,7 +55,8 @@ def spoken(root: Path) -> Iterator[tuple[str, str]]:
     """(place, text) of each document, docstring, comment and message."""
     for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
         if path.name not in GENERATED:
-            yield path.relative_to(root).as_posix(), _CODE.sub("", path.read_text(encoding="utf-8"))
+            text = FILLED.sub("", path.read_text(encoding="utf-8"))
+            yield path.relative_to(root).as_posix(), _CODE.sub("", text)
     for path in sorted((root / "src").rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         name = path.relative_to(root).as_posix()
