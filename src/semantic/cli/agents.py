@@ -126,7 +126,7 @@ _HEADINGS = (
 def ls(
     store: StoreOptions,
     limit: Annotated[
-        int, typer.Option(min=1, help="List at most so many, those last saved.")
+        int, typer.Option(min=1, help="List at most this many, the last saved ones.")
     ] = _LISTED,
     tenant: TenantName = None,
     all_tenants: Annotated[

@@ -94,7 +94,7 @@ def doctor(
 ) -> None:
     """Check this machine and whether everything works; exits with 1 when not.
 
-    Of several models, or adapters, also what a server has of them at once.
+    With several models, or adapters, it also says how many a server has at once.
     """
     served = _served(models, adapters or ())
     findings = []

@@ -48,7 +48,7 @@ def forget(
 ) -> None:
     """Delete all that a tenant has in --remote-store, and the keys that it can be read with.
 
-    Remove the API key from all servers before. What is on their own disks stays.
+    Remove the API key from all servers before. Their own disks keep what they have.
     """
     name = _tenant(key_variable, local=local)
     if not yes:

@@ -149,7 +149,7 @@ class MemoryOptions:
 def memory(options: MemoryOptions, as_json: AsJson = False) -> None:
     """Show what a running server's process has and may have; with --limit change that.
 
-    What exceeds a lower limit is given up, in the order of `semantic serve --memory-gb`; running
+    A lower limit frees what exceeds it, in the order of `semantic serve --memory-gb`; running
     answers go on.
     """
     from semantic_server.clients.server_connection import limit_memory, read_memory

@@ -35,7 +35,7 @@ _PATIENCE = 0.05
 
 
 class Prefixes(Protocol):
-    """Where prefixes are read. All methods but `wait_for_loads` are called without a lock."""
+    """The store of prefixes. `ReadAhead` calls its methods without a lock."""
 
     @property
     def ahead_bytes(self) -> int:
