@@ -1,6 +1,6 @@
 """Composition root of a server: the engine on its own thread, and the application on top of it.
 
-Builds what HTTP calls; `bootstrap` builds the engine alone. Knows no wire.
+Builds what HTTP calls; `bootstrap` builds the engine alone. Knows no API.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _ONE_BY_ONE = (
-    "this model gives other answers in a batch than alone: running requests are computed one after "
-    "the other in each step"
+    "this model gives other answers in a batch than alone: each step computes running requests one "
+    "after the other"
 )
 _ANY_CHIP = (
-    "share_across_chips: blocks that other kinds of chips computed are used, and differ in their "
-    "last bits: an answer may differ from one that is computed here alone"
+    "share_across_chips: the engine uses blocks that other kinds of chips computed, which differ in "
+    "their last bits: an answer may differ from one computed here alone"
 )
-_REUSABLE = "this model computes other keys if a prompt is divided elsewhere: %d tokens are reused"
+_REUSABLE = "this model computes other keys if a prompt divides elsewhere: it reuses %d tokens"
 
 DEFAULT_NAME = "default"
 """A name of every served model."""
@@ -92,19 +92,18 @@ _MAX_CONTEXT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What to serve, and the defaults of requests.
+    """A model to serve, and the defaults of requests.
 
-    `names` are the model's names, by default `model_name(engine.model)`; that and the path are
-    accepted too, and `DEFAULT_NAME` if it `is_first` of several. Of a model under an adapter
-    only `names`, by default the adapter's behind the model's, and `aliases` are, and `parent` is
+    `names` are the model's names, by default `model_name(engine.model)`. Requests may also use that
+    name and the path, and `DEFAULT_NAME` if it `is_first` of several. A model under an adapter
+    accepts only `names`, by default the adapter's behind the model's, and `aliases`; `parent` is
     the id of the model whose weights it shares. `max_context` limits prompt and answer together,
-    in tokens; by default the limit is the model's own or what the pool holds, whichever is less.
-    Sampling parameters that are None are those recommended by the model's makers. `max_tokens` is
-    an answer's limit in requests without one; None: up to the end of the context. `image_input`
-    says what becomes of a picture that a user has just sent, see `Attachments`. `parsers` read the
-    model's answers. Prefixes of the conversations in `public` are shared by all tenants. `tenants`
-    are the names of those that have keys, in the order of the keys: the log has their ids. `events`
-    are the address at which changes of the store are published, and their topic.
+    in tokens, by default to the model's own limit or what the pool holds. Sampling parameters that
+    are None are the model makers'. `max_tokens` limits an answer in requests without a limit; None:
+    up to the end of the context. `image_input` is the rule for a picture in the newest message,
+    see `Attachments`. `parsers` read the model's answers. All tenants share prefixes of the
+    conversations in `public`. `tenants` are the names behind the keys, in their order: the log has
+    their ids. `events` are the address that publishes changes of the store, and their topic.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -132,7 +131,7 @@ async def load_serving(
     shared: Shared | None = None,
     loop: StepLoop | None = None,
 ) -> Serving:
-    """Load the model on the engine's thread; returns when requests can be served. With `shared` it
+    """Load the model on the engine's thread, and return once it serves requests. With `shared` it
     is one of several, around a store that stays open. `loop` is a thread that others use too.
 
     Raises as `bootstrap.build_engine`, `open_events` and `Serving.publish`, and
@@ -194,11 +193,11 @@ def _report_failure(error: Exception) -> None:
 
 
 async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
-    """Stop a thread whose engine is not wanted any more."""
+    """Stop the thread of an unwanted engine."""
     if in_slices:
         await asyncio.to_thread(thread.stop, drain=False)  # between two slices
     else:
-        # Loading at once cannot be cancelled: the thread stops when the model is loaded.
+        # Nothing cancels loading at once: the thread stops after it.
         threading.Thread(target=thread.stop, kwargs={"drain": False}, daemon=True).start()
 
 
@@ -232,7 +231,7 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
 def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
     """Maximum tokens of one request: `requested`, else what pool and model allow.
 
-    Raises InvalidRequestError when more are requested than that.
+    Raises InvalidRequestError for a larger request.
     """
     of_pool = _pool_tokens(pool)
     limit = min(of_pool, of_model or _MAX_CONTEXT)
@@ -383,7 +382,7 @@ def _transfers(
 
 
 def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The model's names, and what is accepted besides: its own name, and its folder's path."""
+    """Return the model's names, and other accepted ones: its own name, and its folder's path."""
     given, adapter = settings.engine.model, settings.engine.adapter
     own = model_name(given)
     if adapter is not None:
@@ -423,8 +422,8 @@ def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> i
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:
-    """What `model`, whose names are set, is under `adapter`; that one's name will do if it
-    `is_alone` in having it."""
+    """Return the settings of `model`, whose names are set, under `adapter`; the adapter's name
+    alone will do if it `is_alone` in having it."""
     return replace(
         model,
         engine=replace(model.engine, adapter=adapter),

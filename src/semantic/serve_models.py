@@ -1,7 +1,7 @@
 """Composition root of several models: one thread, one store, one budget of bytes.
 
-Each model is built by `serve` when it is loaded: of a server `residency` decides which one is, of a
-program all stay. Knows no wire.
+`serve` builds each model when it loads. In a server `residency` decides which models load, in a
+program all stay. Knows no API.
 """
 
 from __future__ import annotations
@@ -80,13 +80,12 @@ _MIN_TIER_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelsSettings:
-    """Several models, the first of which is that of requests that name none.
+    """Several models; the first serves requests that name none.
 
-    The first `loaded` of them are loaded at the start, as far as they fit together; the others when
-    they are asked for. `kept` are names of models that stay. Weights, pools and the store's memory
-    take at most `max_bytes`, by default what the process may have of memory for them,
-    less `reserved_bytes` of what runs beside them. `ttl`: seconds without a
-    request after which a model is unloaded; None for never.
+    The first `loaded` of them load at the start, as far as they fit together; the others at their
+    first request. `kept` are names of models that stay. Weights, pools and the store's memory take
+    at most `max_bytes`, by default the process's memory less `reserved_bytes` for what runs beside
+    them. A model unloads after `ttl` seconds without a request; None for never.
     """
 
     models: Sequence[ServeSettings]
@@ -104,11 +103,11 @@ async def load_models(
     on_store_unavailable: OnStoreUnavailable | None = None,
     loop: StepLoop | None = None,
 ) -> ManagedModels:
-    """Open what the models share and load the first; others are loaded in the background. `loop` is
-    a thread that others use too.
+    """Open what the models share, load the first, and load others in the background. `loop` is a
+    thread that others use too.
 
-    Raises as `serve.load_serving`, and InvalidRequestError for two models of one name, a kept one
-    that is none of them, and one that does not fit into the budget.
+    Raises as `serve.load_serving`, and InvalidRequestError for two models of one name, an unknown
+    kept one, and one that does not fit into the budget.
     """
     first = settings.models[0].engine
     loop = loop or guarded_loop(first, logger.info)
@@ -146,20 +145,20 @@ async def load_models(
 
 @dataclass(frozen=True, slots=True)
 class ModelsPlan:
-    """What models would take, by their files; together they may take `capacity` bytes."""
+    """The bytes that models would take, by their files, within `capacity` bytes."""
 
     models: Sequence[KnownModel]
     capacity: int
 
     @property
     def n_bytes(self) -> int:
-        """What all take at once; weights that several have count once."""
+        """Bytes of all at once; weights that several share count once."""
         weights = {one.weights.key: one.weights.n_bytes for one in self.models}
         return sum(weights.values()) + sum(one.n_bytes for one in self.models)
 
 
 def plan_models(settings: ModelsSettings) -> ModelsPlan:
-    """What `load_models` would do, with nothing loaded; on MLX's thread. Raises as that."""
+    """Return the plan of `load_models`, loading nothing; on MLX's thread. Raises as that."""
     store, capacity = _shares(settings)
     known = []
     for number, one in enumerate(settings.models):
@@ -177,15 +176,15 @@ def _shares(settings: ModelsSettings) -> tuple[Settings, int]:
 
 
 class ResidentModels:
-    """Models that stay loaded until all are closed, the first of them that of no name."""
+    """Models that stay loaded until all close; the first serves requests that name none."""
 
     def __init__(self, servings: Sequence[Serving] = (), shared: Shared | None = None) -> None:
-        """`shared` is closed with them."""
+        """`shared` closes with them."""
         self.servings = list(servings)
         self._shared = shared
 
     def number(self, name: str | None) -> int:
-        """Which of them has the name. Raises ModelNotFoundError."""
+        """Return the number of the model with the name. Raises ModelNotFoundError."""
         for number, one in enumerate(self.servings):
             if name is None or one.model.accepts(name):
                 return number
@@ -273,8 +272,8 @@ def _tier_bytes(budget: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model that can be loaded, and takes `n_bytes` besides its weights then. `states` are those
-    of its files when they were read."""
+    """A model to load that takes `n_bytes` in addition to its weights; `states` are those of its
+    files when they were read."""
 
     settings: ServeSettings
     n_bytes: int
@@ -295,9 +294,9 @@ class _Loader:
         self._has_frozen = False
 
     async def add(self, settings: ServeSettings) -> ServedModel:
-        """One more model; its weights are not read.
+        """Add a model without reading its weights, downloading one of the hub that is missing.
 
-        One of the hub that is not here is downloaded. Raises as loading it does.
+        Raises as loading it does.
         """
         settings = replace(settings, is_first=not self.known)
         served, known = await self._described(settings)
@@ -341,7 +340,7 @@ class _Loader:
         if n_bytes > self._capacity:
             raise InvalidRequestError(
                 f"{remote.hub_id} does not fit: its weights and its pool take {n_bytes >> 20} MiB, "
-                f"and all models may take {self._capacity >> 20}; nothing was fetched"
+                f"and all models may take {self._capacity >> 20}; the server fetched nothing"
             )
 
     async def size(self, name: str) -> tuple[int, Weights]:
@@ -360,10 +359,9 @@ class _Loader:
         )
 
     async def freeze(self) -> None:
-        """Exempt what is in the process by now, nearly all of it imported, from the collections
-        of `free`, which stop every model: they look at what models made since. Until `close`.
-
-        Where the program has frozen its objects before, that stays as it is."""
+        """Exempt the process's present objects, nearly all imported, from the collections of
+        `free`, which stop every model, until `close`. Does nothing if the program has frozen
+        its objects before."""
         await self.free()
         self._has_frozen = gc.get_freeze_count() == 0
         if self._has_frozen:
@@ -451,7 +449,7 @@ def _require_different(models: Sequence[ServedModel]) -> None:
         for name in (*model.names, *model.aliases):
             if name in seen:
                 raise InvalidRequestError(
-                    f"two models are called {name}: expected folders of different names"
+                    f"two models have the name {name}: expected folders of different names"
                 )
             seen.add(name)
 

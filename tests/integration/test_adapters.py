@@ -560,7 +560,7 @@ def test_a_server_has_the_adapters_behind_their_base(
         of_server(model=two, adapters=(x,))
     with pytest.raises(InvalidRequestError, match="one of them, got third: base, second"):
         of_server(model=two, adapters=(f"third+{x}",))
-    with pytest.raises(InvalidRequestError, match=r"two models are called base\+x"):
+    with pytest.raises(InvalidRequestError, match=r"two models have the name base\+x"):
         of_server(model=(str(base),), adapters=(x, f"base+{x}"))
 
 

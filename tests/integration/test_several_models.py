@@ -356,7 +356,7 @@ def test_what_can_never_be_served_is_refused_at_the_start(folders: tuple[Path, .
 
     with pytest.raises(InvalidRequestError, match=r"needs \d+ MiB .* at most the 4 MiB"):
         start(ModelsSettings([served(folders[0])], max_bytes=TIER + 4 * MIB))
-    with pytest.raises(InvalidRequestError, match="two models are called qwen3_coder"):
+    with pytest.raises(InvalidRequestError, match="two models have the name qwen3_coder"):
         start(two_of((folders[0], folders[0])))
     with pytest.raises(InvalidRequestError, match="--keep-model other: expected one of qwen3_c"):
         start(two_of(folders, kept=("other",)))

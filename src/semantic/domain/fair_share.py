@@ -1,11 +1,11 @@
-"""Equal parts for tenants: FairShare and RoundRobin of what is used one after the other, FairRoom
-and FairLru of what is held; functions for what is held in stores.
+"""Equal parts for tenants: FairShare and RoundRobin share what they use one after the other, FairRoom
+and FairLru what they hold; functions do so for stores.
 
-FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) with costs that are known
-afterwards. FairRoom bounds what is not taken back, by a threshold that moves with what is free
-(Choudhury and Hahne, 1998). In a full FairLru the tenant that holds most loses what it used longest
-ago: one alone may use all of it, and of several none loses anything while it holds less than an
-equal part. None knows a clock or a thread.
+FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) that learns costs afterwards.
+FairRoom bounds what nobody takes back, by a threshold that moves with the free room (Choudhury and
+Hahne, 1998). In a full FairLru the tenant that holds most loses what it used longest ago: one alone
+may use all, and no tenant loses anything while it holds less than an equal part. None knows a clock
+or a thread.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ V = TypeVar("V")
 
 
 class FairShare:
-    """What each tenant has used, in any unit; one that was away gets nothing for that time.
+    """The use of each tenant, in any unit; one that was away gets nothing for that time.
 
-    Of two tenants that always want something, neither uses more than the other by more than the
-    largest cost of each.
+    Between two tenants that always want something, the use differs by at most the largest cost of
+    each.
     """
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
         self._away: set[str] = set()  # that want nothing, and have used more than others
-        self._now = 0.0  # what the tenant that was served last had used
+        self._now = 0.0  # the use of the tenant served last
 
     def begin(self, tenant: str) -> None:
         """A tenant that wanted nothing wants something."""
@@ -36,8 +36,8 @@ class FairShare:
         self._used[tenant] = max(self._used.get(tenant, 0.0), self._now)
 
     def next(self, wanting: Iterable[str], owing: Mapping[str, float] | None = None) -> str:
-        """The one of `wanting`, which have begun, that is served next: the one that has used least,
-        with what it is `owing` for what runs; the first of equal ones."""
+        """Return which of `wanting`, all begun, to serve next: the one with least use, including
+        what it is `owing` for running work; the first of equal ones."""
         more = owing or {}
         tenant = min(wanting, key=lambda one: self._used[one] + more.get(one, 0.0))
         self._now = max(self._now, self._used[tenant])
@@ -85,8 +85,8 @@ class RoundRobin(Generic[V]):
 class FairRoom:
     """Room for `most`, in any unit. A tenant that has some gets more while as much stays free.
 
-    One tenant gets half, of two each gets a third, and there is always room for another one. With
-    `times` it gets more while what it has is at most so many times what stays free.
+    One tenant gets half, each of two a third, and there is always room for another one. With
+    `times` it gets more while it has at most `times` what stays free.
     """
 
     def __init__(self, most: int, times: int = 1) -> None:
@@ -100,11 +100,11 @@ class FairRoom:
         return self._tenants[tenant]
 
     def fits(self, n: int) -> bool:
-        """Whether `n` are free."""
+        """Return whether `n` are free."""
         return self.used + n <= self.most
 
     def leaves_room(self, tenant: str, n: int) -> bool:
-        """Whether the tenant has nothing, or with `n` more no more than is free then."""
+        """Return whether the tenant has nothing, or with `n` more at most what is free then."""
         own = self._tenants[tenant]
         return not own or own + n <= self._times * (self.most - self.used - n)
 
@@ -124,7 +124,7 @@ class FairRoom:
 class FairLru(Generic[K, V]):
     """Values by tenant and key, of at most `most` in weight altogether.
 
-    A tenant's values are found with its name only. A call compares by the number of tenants.
+    Only a tenant's name finds its values. A call compares by the number of tenants.
     """
 
     def __init__(self, most: int) -> None:
@@ -151,7 +151,7 @@ class FairLru(Generic[K, V]):
         return None if found is None else found[0]
 
     def put(self, tenant: Hashable, key: K, value: V, weight: int = 1) -> None:
-        """Replace the value of `key`, and drop others; one above the limit itself is not kept."""
+        """Replace the value of `key`, and drop others; keeps none heavier than the limit."""
         self.remove(tenant, key)
         if weight > self._most:
             return

@@ -31,7 +31,7 @@ class BlockLayout:
     window_tokens: int | None = None
     """The window of the layers in `window`."""
     needs_checkpoint: bool = False
-    """Whether a sequence can be resumed only at a checkpoint."""
+    """True if a sequence resumes only at a checkpoint."""
 
     def bytes_per_token(self, part: Part) -> tuple[int, ...]:
         """Bytes of one token in each segment of `part`; a checkpoint has no segments."""
@@ -44,7 +44,7 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """Identifies a body; compared field by field when a body is verified."""
+    """Identifies a body; verifying a body compares it field by field."""
 
     link: BlockLink
     part: Part
@@ -56,12 +56,12 @@ class BlockHeader:
 
     @property
     def is_whole_block(self) -> bool:
-        """Whether a prefix is found by it: keys and values of all tokens of a block."""
+        """True if it finds a prefix: keys and values of all tokens of a block."""
         return self.part is Part.FULL and self.link.is_full
 
 
 class DeferredBody(Protocol):
-    """A body that is still on its way from a device; its size is known."""
+    """A body of known size, still on its way from a device."""
 
     def __len__(self) -> int: ...
 
@@ -91,8 +91,8 @@ class StoredBlock:
 class BlockRead:
     """A body to read into given memory.
 
-    Segment `s` of the body is written to the front of `targets[s]`, which has the size of 256
-    tokens of that segment.
+    Segment `s` of the body goes to the front of `targets[s]`, which has the size of 256 tokens of
+    that segment.
     """
 
     header: BlockHeader
@@ -100,7 +100,7 @@ class BlockRead:
 
     @property
     def segments(self) -> list[memoryview]:
-        """The bytes of the targets that the body is written to, of those that have any."""
+        """The parts of the targets that the body fills, without empty ones."""
         n_tokens = len(self.header.link.tokens)
         return [
             target.cast("B")[: target.nbytes // BLOCK_TOKENS * n_tokens]
@@ -114,10 +114,10 @@ class Tier(StrEnum):
 
     MEMORY = "memory"
     QUEUE = "queue"
-    """In memory, queued to be written to disk."""
+    """In memory, queued for the disk."""
     DISK = "disk"
     UPLOADS = "uploads"
-    """In memory, queued to be written to the object store."""
+    """In memory, queued for the object store."""
     REMOTE = "remote"
     """In the object store of a fleet."""
 
@@ -131,7 +131,7 @@ class Found:
 
 
 OnProgress = Callable[[int, int], None]
-"""Called with how much of a long work is done, and how much it is, in one unit."""
+"""Takes the finished part of a long work and all of it, in one unit."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -155,9 +155,9 @@ class Manifest:
 
     Its blocks follow from `scope` and `token_ids`, of which the first `prompt_tokens` were the last
     turn's prompt. `note` is opaque text for the caller. The store assigns `generation`, one more
-    with each save. `model`, `parent` (the agent that it was forked from or started by), `turns`
-    (its own: those before a fork, and other saves, do not count) and `saved_at` (Unix time in
-    seconds) are for display: nothing is decided by a clock.
+    with each save. `model`, `parent` (the agent that forked or started it), `turns` (its own,
+    without those before a fork and other saves) and `saved_at` (Unix time in seconds) are for
+    display: no decision reads a clock.
     """
 
     scope: Scope
@@ -196,9 +196,8 @@ QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What a tenant has pinned in bytes, and how many stay whatever others store.
-
-    That is an equal part of the quota, `max_bytes`; None if the tenant is alone.
+    """A tenant's pinned bytes, and `max_bytes`, the part of the quota that stays whatever others
+    store: an equal part; None if the tenant is alone.
     """
 
     n_bytes: int
@@ -209,9 +208,9 @@ class Pinned:
 class Wear:
     """Bytes that a store has written to its drive, all processes together.
 
-    `total` of them since the day `since`; `days` has the last days on which anything was written,
-    oldest first. Days are local dates as "2026-01-31", `day` is today's. `max_a_day` is a day's
-    limit, `rated` what the drive is made for; None without one.
+    `total` of them since the day `since`; `days` has the last days with any writes, oldest first.
+    Days are local dates as "2026-01-31", `day` is today's. `max_a_day` is a day's limit, `rated`
+    the drive's rating; None without one.
     """
 
     day: str
@@ -228,7 +227,7 @@ class Wear:
 
     @property
     def holds_back(self) -> bool:
-        """Whether the limit of today is reached."""
+        """True past today's limit."""
         return self.max_a_day is not None and self.today >= self.max_a_day
 
     @property
@@ -239,7 +238,7 @@ class Wear:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """One tier's contents, and counts of events since it was opened.
+    """One tier's contents, and counts of events since it opened.
 
     `counts` has at least "hits", "misses", "written", "dropped", "evicted" and "damaged" (blocks)
     and "write_errors"; a kind of damage or error has its own count, as "damaged: body checksum".
@@ -260,10 +259,10 @@ _LEFT_FRACTION = 4
 
 
 def left_at(first: int, now: int) -> int:
-    """The use since which a history that its agent left, as after a compaction, counts as not used,
-    where the one that is evicted first was used last at `first`, both by a counter of uses.
+    """Return the use since which a history that its agent left, as after a compaction, counts as
+    unused: a quarter of the way from `first`, the last use of the next victim, to `now`.
 
-    A quarter of the way from there to now: a store that turns over soon evicts it soon, a large one
-    what ended long ago before it. See `benchmarks.left_histories`.
+    A store that turns over soon evicts it soon, a large one evicts older histories before it. See
+    `benchmarks.left_histories`.
     """
     return first + (now - first) // _LEFT_FRACTION

@@ -1,8 +1,8 @@
 """StorePort: a store of blocks and of agents' manifests, in memory, on disk or both.
 
 A store is a cache, never a source of truth: whatever it dropped or cannot verify is a miss.
-Beside it `TurnsPort` and `ResponsesPort`: the turns and responses of conversations, found only by
-the tenant that stored them; a history whose turn is missing is rendered anew. Thread-safe.
+`TurnsPort` and `ResponsesPort` keep the turns and responses of conversations for the tenant that
+stored them alone; a history whose turn is missing renders anew. Thread-safe.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from semantic.domain.stored import (
 
 
 class ResponsesPort(Protocol):
-    """Responses by tenant and id, within a budget of bytes; the oldest are evicted, those of the
+    """Responses by tenant and id, within a budget of bytes. It evicts the oldest, those of the
     tenant that has most first.
 
-    Thread-safe; calls may block and must not be made on an event loop. Each raises StoreError if it
-    cannot be done now. Nothing may be called after `close`.
+    Thread-safe. Calls may block, so no event loop makes them, and raise StoreError on failure.
+    Nothing calls it after `close`.
     """
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """The response as it was put, or None: unknown, another tenant's, deleted or damaged."""
+        """Return the response as stored; None if unknown, another tenant's, deleted or damaged."""
         ...
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """Store `response`, replacing one with its id. One larger than the budget is dropped."""
+        """Store `response`, replacing one with its id. Drops one larger than the budget."""
         ...
 
     def delete(self, tenant: str, response_id: str) -> bool:
@@ -55,7 +55,7 @@ class ResponsesPort(Protocol):
 
 
 class DiskResponsesPort(ResponsesPort, Protocol):
-    """Responses on disk, and in memory where that cannot be used."""
+    """Responses on disk, and in memory where the disk fails."""
 
     def disable_disk(self) -> None:
         """Use memory only from now on."""
@@ -76,9 +76,9 @@ class TurnsPort(Protocol):
     def put(self, turn: Turn) -> Future[None] | None:
         """Store `turn`, replacing an earlier one at its point; one without tokens replaces none.
 
-        Never raises: a turn that cannot be stored is dropped. The future ends when other machines
-        of a fleet find the turn, or never will; the end of an answer waits for it, `MOST_WAIT` at
-        most. None if there is no fleet, or if its store failed last or is late.
+        Never raises: it drops a turn on failure. The future ends when other machines of a fleet
+        find the turn, or never will; the end of an answer waits for it, `MOST_WAIT` at most.
+        None without a fleet, or if its store failed last or is late.
         """
         ...
 
@@ -102,12 +102,12 @@ class SharedTurnsPort(Protocol):
         ...
 
     def put(self, turn: Turn) -> None:
-        """Store `turn`, and return when other machines find it; it is dropped if that fails. One
-        without tokens replaces none. May wait."""
+        """Store `turn`, and return when other machines find it; drops it on failure. One without
+        tokens replaces none. May wait."""
         ...
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
-        """Those of the turns at `points` that are there; none if the newest are not. May wait."""
+        """Return the stored turns at `points`; none if the newest are missing. May wait."""
         ...
 
     def close(self) -> None:
@@ -118,37 +118,36 @@ class SharedTurnsPort(Protocol):
 class CacheStorePort(Protocol):
     """Stores immutable block bodies by content hash.
 
-    No call raises for a failure of the disk: it is counted in `stats` and is a miss. A tier that
-    implements `LookUpPort` besides has no quota of its own, and answers all that does not read or
-    write from what it has looked up.
+    No call raises for a failure of the disk: `stats` counts it, and it is a miss. A tier that also
+    implements `LookUpPort` has no quota of its own, and answers all but reads and writes from its
+    last look-up.
     """
 
     @property
     def secret(self) -> bytes:
-        """32 random bytes from which tenants' tags are derived; constant over the store's life."""
+        """32 random bytes that tenants' tags derive from; constant over the store's life."""
         ...
 
     @property
     def holds_back(self) -> bool:
-        """Whether interim blocks are not written to disk now, as the day's limit is reached, or not
-        to other machines, as uploads fail or are behind."""
+        """True while interim blocks go neither to disk, past the day's limit, nor to other
+        machines, if uploads fail or are behind."""
         ...
 
     def put(self, block: StoredBlock) -> bool:
         """Store `block`; does nothing if it is stored already.
 
-        False if it is not stored: the quota is taken by pins, backpressure, a failing disk. The
-        quota holds at any time; least recently used blocks are evicted for it, of a chain the tail
-        first. They are those of the tenant that has most, as long as that has more than this one:
-        of several none loses an equal part of the quota to others, and none keeps more by pins.
-        `block` is shared, never changed. While `holds_back`, an interim one stays in memory alone.
+        Returns False if it stores nothing: pins fill the quota, backpressure, a failing disk. The
+        quota holds at any time: it evicts least recently used blocks, a chain's tail first, of the
+        tenant that has most while that has more than this one. No tenant loses an equal part of
+        the quota to others, and none keeps more by pins. The store shares `block` and never changes
+        it. While `holds_back`, an interim one stays in memory alone.
         """
         ...
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """Delete blocks, so that none of `keys` is found any more; what follows them stays.
-
-        Also those that are used or pinned: their content is not to be used again.
+        """Delete blocks, used and pinned ones too, so that no request finds them again; blocks that
+        follow them stay.
         """
         ...
 
@@ -157,9 +156,8 @@ class CacheStorePort(Protocol):
         ...
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """Which of `keys` to `put`, possibly again, so that they are stored in every tier.
-
-        Empty while puts would be refused.
+        """Return the `keys` to `put`, possibly again, so that every tier has them; none while it
+        refuses puts.
         """
         ...
 
@@ -168,24 +166,22 @@ class CacheStorePort(Protocol):
         ...
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
-        """Those of `children` that are worth comparing with the tokens `like`, however many follow.
-
-        All whose tokens `like` begins with, and one that shares most tokens with it, if
-        `begins_like` holds.
+        """Return the `children` worth comparing with the tokens `like`, of any number: all whose
+        tokens `like` begins with, and the one that shares most with it, if `begins_like` holds.
         """
         ...
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         """The bodies of those `headers` that are in this process's memory, as they lie there.
 
-        Not copied and never changed; waits for those that are on their way. The others are read.
+        Copies nothing, changes nothing and waits for bodies on their way. The caller reads others.
         """
         ...
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        """Fill the targets of each read; True for each body that was verified.
+        """Fill the targets of each read, in parallel; True for each verified body.
 
-        Reads in parallel. False leaves the targets undefined. A damaged body is quarantined.
+        False leaves the targets undefined. Quarantines a damaged body.
         """
         ...
 
@@ -194,13 +190,13 @@ class CacheStorePort(Protocol):
         ...
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """Copy a body that is only on disk to memory, verified, within the quota; whether it is in
-        memory then. A hint, which counts as a use: a store without two tiers copies nothing.
+        """Copy a body from disk to memory, verified, within the quota; return whether memory has it
+        then. A hint that counts as a use: a store without two tiers copies nothing.
         """
         ...
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """Record a use of `keys`, a chain in order; its root is evicted last."""
+        """Record a use of `keys`, a chain in order, so that its root goes last."""
         ...
 
     def stats(self) -> Sequence[StoreStats]:
@@ -212,7 +208,7 @@ class CacheStorePort(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush, and release files and threads. Nothing may be called afterwards."""
+        """Flush, and release files and threads. Nothing calls the store afterwards."""
         ...
 
 
@@ -220,9 +216,9 @@ class AgentIndexPort(Protocol):
     """Agents' manifests, by scope and name. Thread-safe; fails as `CacheStorePort`."""
 
     def save(self, manifest: Manifest) -> bool:
-        """Store `manifest` as its agent's newest, after all blocks that were put before it.
+        """Store `manifest` as its agent's newest, after all blocks put before it.
 
-        Assigns the generation and records a use of the agent's blocks. False if it is not stored.
+        Assigns the generation and records a use of the agent's blocks. False if it stores nothing.
         """
         ...
 
@@ -235,9 +231,8 @@ class AgentIndexPort(Protocol):
         ...
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """At most `limit` manifests of a scope by `Manifest.place`, newest first.
-
-        Those that come after `after`. Fewer than `limit` only if there are no more.
+        """Return at most `limit` manifests of a scope by `Manifest.place`, newest first, that come
+        after `after`; fewer only at the end.
         """
         ...
 
@@ -254,7 +249,7 @@ class AgentIndexPort(Protocol):
         ...
 
     def pinned(self, tenant: bytes) -> Pinned:
-        """What a tenant with this tag has pinned in the most durable tier, and its part of it."""
+        """Return the pins of the tenant with this tag in the most durable tier, and its part of it."""
         ...
 
 
@@ -270,25 +265,25 @@ class StorePort(CacheStorePort, Protocol):
 class BlockObserver(Protocol):
     """Learns which whole blocks (`BlockHeader.is_whole_block`) a tier of a store has.
 
-    Called in the order of the changes, under the tier's locks and from any thread: returns at once,
-    and calls no store. False if a change could not be taken; it is then forgotten.
+    The tier calls it in the order of the changes, under its locks and from any thread: it returns
+    at once and calls no store. False if it could not take a change, which is then lost.
     """
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
-        """The block can be found from now on; it may have been before."""
+        """Learn that requests find the block from now on, perhaps also before."""
         ...
 
     def removed(self, name: BlockHash, tier: Tier) -> bool:
-        """The block can not be found any more."""
+        """Learn that no request finds the block any more."""
         ...
 
     def listed_anew(self) -> None:
-        """What a tier has may have changed in any way."""
+        """Learn that a tier's contents may have changed in any way."""
         ...
 
 
 class ListedTier(Protocol):
-    """A tier whose chains can be walked."""
+    """A tier that lists its chains."""
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
         """The parents of the first blocks of all chains in `namespace`."""
@@ -312,18 +307,18 @@ class EventsPort(BlockObserver, Protocol):
 
 
 OpensEvents: TypeAlias = Callable[[str, str], EventsPort]
-"""Takes an address and a topic. Raises InvalidRequestError for what is no address, and
-OperatorError for one that cannot be used or if packages are missing."""
+"""Takes an address and a topic. Raises InvalidRequestError for a malformed address, and
+OperatorError for one out of use or if packages are missing."""
 
 
 class SharedStorePort(Protocol):
-    """What the processes of a fleet share: blocks, turns and responses under one URL.
+    """Blocks, turns and responses that the processes of a fleet share under one URL.
 
-    Opening it asks it nothing.
+    Opening it sends no request.
     """
 
     def blocks(self) -> StorePort:
-        """The tier of blocks and agents, a `LookUpPort` besides. With a budget it is kept to it."""
+        """The tier of blocks and agents, also a `LookUpPort`, which keeps to its budget, if any."""
         ...
 
     def turns(self) -> SharedTurnsPort:
@@ -335,12 +330,12 @@ class SharedStorePort(Protocol):
         ...
 
     def try_out(self) -> tuple[float, bool]:
-        """Write, read, list and delete an object: the seconds that it took, and whether old
-        versions of what is deleted are kept. Raises StoreError if that fails."""
+        """Write, read, list and delete an object. Return the seconds taken, and whether the bucket
+        keeps versions of deleted objects. Raises StoreError on failure."""
         ...
 
     def last_pass(self) -> tuple[str, Mapping[str, object]] | None:
-        """What was evicted last, in words and as fields; None before. Raises StoreError."""
+        """Return the last eviction, in words and as fields; None before. Raises StoreError."""
         ...
 
 
@@ -351,11 +346,11 @@ InvalidRequestError for a URL that is none, and OperatorError if packages are mi
 
 @runtime_checkable
 class LookUpPort(Protocol):
-    """A tier that is too slow to be asked between two steps: it is asked before a request is
-    queued, from a thread that may wait.
+    """A tier too slow to ask between two steps: a thread that may wait asks it before the engine
+    queues a request.
 
-    No call raises for a failure, and one request that is late ends it. A call makes some requests,
-    one after the other.
+    No call raises for a failure. A call makes some requests, one after the other; a late one ends
+    it.
     """
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
@@ -365,6 +360,6 @@ class LookUpPort(Protocol):
     def look_up(
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
     ) -> None:
-        """Learn how much is stored of a chain of blocks, the last of which may be partial, what
-        follows that, and what is needed to resume there. Other tiers have the first `start`."""
+        """Learn how much of a chain of blocks, the last possibly partial, the tier stores, the
+        blocks that follow, and all that resuming there needs. Other tiers have the first `start`."""
         ...
