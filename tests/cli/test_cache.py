@@ -379,7 +379,7 @@ def test_generating_goes_on_in_memory_and_says_so_once(
     assert (ran.code, ran.out) == (0, "3 plus 4 is 7.\n")
     (line,) = ran.error_lines
     assert line.startswith("the disk store is off: ")
-    assert line.endswith("; caches are kept in memory only")
+    assert line.endswith("; caches stay in memory only")
     assert str(folder) in line or str(folder.parent) in line
     assert everything(folder.parents[1]) == before
 

@@ -58,8 +58,8 @@ def test_it_tells_and_fails_when_an_agent_forgot(monkeypatch: pytest.MonkeyPatch
     ran = semantic("demo")
     assert ran.code == 1
     assert "ada: Once there was a dragon." in ran.out
-    assert "ada is asked: What is my name" in ran.out
-    assert "FAILED: ada was told Basel and did not say so" in ran.out
+    assert "ada: What is my name" in ran.out
+    assert "FAILED: ada knows Basel but did not say so" in ran.out
     assert "Vera and did not" not in ran.out
 
 
@@ -82,7 +82,7 @@ def test_what_depends_on_a_cache_is_named() -> None:
     assert found == ["ada resumed answers otherwise without a cache: Your name is Kai."]
     found = replace(RECALL, restored=COLD, missing=("Vera",)).failures
     assert found == [
-        "ada was told Vera and did not say so",
+        "ada knows Vera but did not say so",
         "ada restored computes everything again",
     ]
 

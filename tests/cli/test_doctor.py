@@ -90,7 +90,7 @@ def test_a_disk_that_takes_nothing_is_a_warning(
     bad = doctor.check_store(settings)
     said = f"cannot write in {tmp_path}: No space left on device"
     assert (bad.verdict, bad.detail) == ("warning", said)
-    assert bad.advice == "caches are kept in memory only; --store names another folder"
+    assert bad.advice == "caches stay in memory only; --store names another folder"
 
 
 def test_sizes_that_nothing_can_have_are_refused_or_said(
@@ -233,7 +233,7 @@ def test_a_slow_blas_is_a_warning_with_advice(
 
 def test_the_layers_that_keep_mlx_lms_caches_are_named() -> None:
     assert doctor._ragged([True, True]) == "all 2 layers"
-    assert doctor._ragged([False]) == "none of 1 layers; mlx-lm's own caches are used"
+    assert doctor._ragged([False]) == "none of 1 layers; all use mlx-lm's own caches"
     assert doctor._ragged([True, False, False]).endswith("caches for layers 1, 2")
 
 

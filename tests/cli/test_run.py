@@ -212,7 +212,7 @@ def test_a_hub_id_that_cannot_be_had_is_an_error_of_the_request(
 
 def test_stdin_that_is_no_text_is_refused() -> None:
     ran = semantic("run", "-", stdin=b"caf\xe9")
-    assert (ran.code, ran.err) == (2, "error: stdin is no UTF-8 text: byte 0xe9 at 3\n")
+    assert (ran.code, ran.err) == (2, "error: stdin is not UTF-8 text: byte 0xe9 at 3\n")
 
 
 def test_the_model_may_be_named_before_the_command() -> None:

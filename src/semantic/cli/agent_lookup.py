@@ -68,16 +68,16 @@ ParentName = Annotated[
 ]
 IsPinned = Annotated[
     bool | None,
-    typer.Option("--pinned/--unpinned", help="Agents that are pinned or not.", show_default=False),
+    typer.Option("--pinned/--unpinned", help="Only pinned, or only unpinned agents.", show_default=False),
 ]
 
 
 @contextmanager
 def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
-    """The store on disk, closed afterwards.
+    """Open the store on disk, and close it afterwards.
 
-    Raises StoreError when it cannot be used, and InvalidRequestError, unless `create`, when the
-    given folder does not exist: a typing error must not create a store.
+    Raises StoreError if it fails, and InvalidRequestError, unless `create`, if the given folder
+    does not exist: a typing error must not create a store.
     """
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
@@ -90,7 +90,7 @@ def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskS
 
 
 def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
-    """The scopes of a tenant's agents, one for each model; `tenant` is its id, None the local one.
+    """Return the scopes of a tenant's agents, one a model; `tenant` is its id, None the local one.
 
     Raises InvalidRequestError when no tenant with this id has agents.
     """
@@ -126,8 +126,8 @@ def last_saved(
 def agents_where(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, model_id: str | None = None
 ) -> list[Manifest]:
-    """All agents of `scopes` that `only` accepts, last saved first; of the model, if one is given
-    by the first digits of its id."""
+    """Return the agents of `scopes` that `only` accepts, last saved first; with the first digits
+    of a model's id, those of that model."""
     of_model = (model_id or "").lower()
     found = [
         manifest
@@ -178,8 +178,8 @@ def save(agents: AgentIndexPort, manifest: Manifest) -> None:
     """Save `manifest`. Raises StoreError when the store does not accept it."""
     if not agents.save(manifest):
         raise StoreError(
-            f"agent {show_name(manifest.agent_id)} could not be saved; "
-            "`semantic cache stats` counts what goes wrong"
+            f"cannot save agent {show_name(manifest.agent_id)}; "
+            "`semantic cache stats` counts the errors"
         )
 
 

@@ -47,7 +47,7 @@ from semantic.domain.stored import Manifest
 from semantic.ports.agents import EVERY_AGENT, AgentFilter
 
 _NAMED = 10
-"""Names in a question; more are counted."""
+"""Names in a question, which counts the others."""
 
 
 def rm(
@@ -64,9 +64,9 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forget agents. Their blocks are evicted when space is needed.
+    """Forget agents. The store evicts their blocks when it needs space.
 
-    More than one name, or a filter, is confirmed first. With an unknown name nothing is forgotten.
+    Asks first for more than one name, or a filter. Forgets nothing if a name is unknown.
     """
     only = AgentFilter(prefix=prefix, pinned=pinned, parent=parent)
     if bool(names) == (only != EVERY_AGENT):
@@ -116,7 +116,7 @@ def _document(agents: Sequence[Manifest], removed: Sequence[bool], *, one: bool)
 
 
 _LISTED = 200
-"""Agents that are listed unless another number is given."""
+"""Agents in a list without another limit."""
 _HEADINGS = (
     "name", "model", "model id", "tokens", "blocks", "on disk", "shared", "pinned", "turns",
     "parent", "client", "session", "saved",
@@ -177,7 +177,7 @@ def show(
     tenant: TenantName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show an agent and which of its blocks are stored."""
+    """Show an agent and which of its blocks the store has."""
     with open_store(store) as disk:
         (facts,) = footprints(disk, [find_agent(disk, name, model_id, tenant)])
     typer.echo(to_line(detailed_json(facts)) if as_json else "\n".join(_details(facts)))
@@ -192,7 +192,7 @@ def fork(
     model_id: ModelId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a new agent with the tokens of another. No block is copied."""
+    """Create a new agent with the tokens of another, copying no block."""
     with open_store(store) as disk:
         parent = find_agent(disk, name, model_id)
         require_free_name(disk, parent, new_name)

@@ -31,7 +31,7 @@ def stats(
 ) -> None:
     """Print the number of agents and blocks in the store, their size, and the bytes written.
 
-    With --remote-store also what the janitor has last found in a fleet's object store.
+    With --remote-store also the janitor's last findings in a fleet's object store.
     """
     rated = terabytes(disk_rated_tbw)
     if rated is not None and rated < 1:
@@ -67,9 +67,9 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every file of the store, changing none; exits with 1 when one is damaged.
+    """Check every file of the store, changing none; exits with 1 if it finds damage.
 
-    A damaged file never causes a wrong answer: its block is computed again.
+    A damaged file never causes a wrong answer: the engine computes its block again.
     """
     subset = _parse_subset(_WHOLE if read_data_subset is None else read_data_subset)
     with open_store(store) as disk, work_bar("checking files") as on_progress:
@@ -89,7 +89,7 @@ def check(
 def gc(
     store: StoreOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be deleted.")
+        bool, typer.Option("--dry-run", help="Print what it would delete, and delete nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

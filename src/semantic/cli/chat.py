@@ -1,4 +1,4 @@
-"""`semantic chat`: a conversation with one agent, which can be resumed after a restart.
+"""`semantic chat`: a conversation with one agent that resumes after a restart.
 
 Its cache stays in the engine between turns, and in the store between runs. Knows where lines come
 from; what they do is `cli/dialogue/chat_session.py`.
@@ -44,10 +44,10 @@ def chat(
         bool, typer.Option("--new", help="Forget the conversation and start a new one.")
     ] = False,
 ) -> None:
-    """Talk with an agent. Only what is new in a turn is prefilled.
+    """Talk with an agent. A turn prefills only its new tokens.
 
-    The conversation is resumed in the next run, unless --no-store is given. On a terminal answers
-    are shown as Markdown.
+    The next run resumes the conversation, unless you give --no-store. A terminal shows answers as
+    Markdown.
 
     /help lists the commands: /system, /fork, /why, /save, /usage, /reset and /exit; Ctrl-C stops an
     answer. A line that ends with a backslash continues in the next one. From a pipe each line is

@@ -16,11 +16,11 @@ Message = dict[str, str]
 
 
 def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, ...] | None:
-    """The prompt of the user's message `text` after the agent's last answer; None if the agent has
-    no conversation.
+    """Return the prompt of the user's message `text` after the agent's last answer; None if the
+    agent has no conversation.
 
-    Its note has the messages up to the last question; its answer is decoded from the tokens after
-    the prompt. Raises InvalidRequestError when the chat template refuses the messages.
+    The agent's note has the messages up to the last question, its tokens after the prompt the
+    answer. Raises InvalidRequestError if the chat template refuses the messages.
     """
     saved = messages_in(agent.note)
     if saved is None:
@@ -35,14 +35,14 @@ def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, 
 def _extended(
     tokenizer: Tokenizer, past: Sequence[int], rendered: Sequence[int]
 ) -> tuple[int, ...]:
-    """The rendered conversation, with the tokens of past turns where the text is the same.
+    """Return the rendered conversation, with the tokens of past turns where the text is the same.
 
     A model may generate other tokens for a text than the tokenizer does, and the cache holds the
     model's. Where the template renders past turns differently (without thinking, for instance),
-    the rendered tokens are used, and the cache up to the first difference.
+    the rendered tokens count, and the cache holds up to the first difference.
     """
     text, before = tokenizer.decode(rendered), tokenizer.decode(past)
-    # Without a round trip the text hides tokens (a BOS, for instance): it cannot be compared.
+    # Without a round trip the text hides tokens (a BOS, for instance): no text to compare.
     hides = tokenizer.encode(text, add_special_tokens=False) != list(rendered)
     if hides or not text.startswith(before):
         return tuple(rendered)
@@ -57,7 +57,7 @@ def message(role: str, content: str) -> Message:
 
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer can render a conversation."""
+    """Return whether the tokenizer can render a conversation."""
     try:
         tokenizer.render_chat([message("user", "Hello")])
     except InvalidRequestError:

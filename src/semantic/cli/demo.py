@@ -1,7 +1,7 @@
 """`semantic demo`: agents in one batch, resumed from their caches, and restored after `kill -9`.
 
-Answers of the same questions without a store show that no answer depends on a cache. The process
-that is killed is `python -m semantic.cli.demo`: it writes answers as lines of JSON.
+Answers to the same questions without a store show that no answer depends on a cache. The demo kills
+the process `python -m semantic.cli.demo`, which writes answers as lines of JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Message = dict[str, str]
 
 
 class Role(NamedTuple):
-    """An agent: what it is told and says to that, how many sums follow, its task, its question and
+    """An agent: the first message and its answer, how many sums follow, its task, its question and
     the words that the answer must have."""
 
     agent: str
@@ -77,8 +77,8 @@ CAST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, with the tokens of its prompt, those that were cached, and the seconds to its
-    first piece."""
+    """An answer, with the tokens of its prompt, the cached ones, and the seconds to its first
+    piece."""
 
     text: str
     prompt_tokens: int
@@ -108,7 +108,7 @@ class Recall:
     @property
     def failures(self) -> list[str]:
         """One sentence for each expectation that does not hold."""
-        found = [f"{self.agent} was told {word} and did not say so" for word in self.missing]
+        found = [f"{self.agent} knows {word} but did not say so" for word in self.missing]
         for how, answer, cold in zip(
             ("resumed", "restored"), (self.resumed, self.restored), self.cold, strict=True
         ):
@@ -122,11 +122,11 @@ class Recall:
 def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
     """Three agents share one model; each recalls its conversation without computing it again.
 
-    All three answer in one batch. Each is asked about its conversation, then the process is
-    killed in the middle of an answer and this one is asked again. Without a store it answers the
-    same for comparison. Exits with 1 when an answer is wrong or depends on the cache.
+    All three answer in one batch. Each answers a question about its conversation, then the demo
+    kills the process in the middle of an answer and asks this one again. Without a store it answers
+    the same for comparison. Exits with 1 if an answer is wrong or depends on the cache.
 
-    Caches are written to a temporary folder, not to the store. The model is loaded three times, one
+    Caches go to a temporary folder, not to the store. The demo loads the model three times, one
     after the other.
     """
     from semantic import Engine
@@ -154,7 +154,7 @@ def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
             for role, *answers in zip(roles, resumed, restored, strict=True)
         ]
     for recall in recalls:
-        echo(f"{recall.agent} is asked: {recall.question}\n  {recall.restored.text}")
+        echo(f"{recall.agent}: {recall.question}\n  {recall.restored.text}")
     failures = [failure for recall in recalls for failure in recall.failures]
     echo("\n".join(("", *table(recalls, done.tokens / done.seconds))))
     echo("\n".join(["", *(f"FAILED: {one}" for one in failures)] if failures else [_NEXT]))
@@ -207,7 +207,7 @@ def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
 
 
 def script(role: Role) -> list[Message]:
-    """What is said before, and the task: the facts, then sums."""
+    """Return the conversation before the question: the facts, sums, and the task."""
     said = [{"role": "user", "content": role.told}, _said(role.said)]
     for i in range(role.n_sums):
         x, y = 3 + i % 17, 2 + i * 5 % 13
@@ -221,7 +221,7 @@ def _said(text: str) -> Message:
 
 
 def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
-    """What an agent answers; to a whole conversation it keeps nothing."""
+    """Return an agent's answer; a whole conversation keeps nothing."""
     keep, begun, seconds = isinstance(said, str), time.perf_counter(), 0.0
     options: ChatOptions = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "keep": keep}
     with engine.chat(agent, said, stream=True, **options) as stream:
@@ -234,7 +234,7 @@ def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
 
 @contextmanager
 def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
-    """The lines that a process writes that answers for agents; it is killed at the end.
+    """Yield the lines of a process that answers for agents, and kill it at the end.
 
     Raises as it ended: with its exit code, or BackendError.
     """

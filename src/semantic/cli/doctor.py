@@ -62,7 +62,7 @@ _ANSWER_TOKENS = 32
 _LENGTHS = (1024, 8192, 32_768, 131_072)
 """Tokens of agents, to say how many fit."""
 _TRIED_BYTES = 1 << 20
-"""What a store's disk is asked to write."""
+"""Bytes that the check writes to a store's disk."""
 _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
 
 
@@ -78,7 +78,7 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `advice` unless it is ok, `figures` if it was measured."""
+    """The result of one check; `advice` unless it is ok, `figures` of a measurement."""
 
     name: str
     verdict: Verdict
@@ -132,7 +132,7 @@ def examine(models: Sequence[ServeSettings]) -> Iterator[Finding]:
 
 
 def check_version(package: str) -> Finding:
-    """Whether an installed package has a supported version."""
+    """Check that an installed package has a supported version."""
     from importlib.metadata import PackageNotFoundError, version
 
     first, below = SUPPORTED[package]
@@ -155,7 +155,7 @@ def check_device() -> Finding:
 
 
 def check_memory() -> Finding:
-    """What the process may have, by default. Raises OperatorError when MLX is not usable."""
+    """Check the process's memory. Raises OperatorError if MLX fails."""
     device = read_device()
     promise = show_bytes(default_process_bytes(device))
     free = show_bytes(device.free_bytes)
@@ -177,7 +177,7 @@ def check_blas() -> Finding:
         return Finding(
             "blas",
             "warning",
-            "MLX was imported before semantic, so OpenBLAS could not be loaded",
+            "MLX was imported before semantic, so OpenBLAS did not load",
             "import semantic.adapters.mlx first",
         )
     return Finding("blas", "ok", status)
@@ -189,7 +189,7 @@ def check_kernels() -> Finding:
 
 
 def check_identity(settings: Settings) -> Finding:
-    """What blocks are found by beside a model's files: whose they are, and where they are equal."""
+    """Check what finds blocks, apart from a model's files: their owner, and where they are equal."""
     try:
         owner = "the store's own" if fleet_secret(settings) is None else "the fleet's"
     except InvalidRequestError as error:
@@ -206,10 +206,10 @@ def check_identity(settings: Settings) -> Finding:
 
 
 def check_store(settings: Settings) -> Finding:
-    """Whether the store on disk can be used, and how much of its quota is used."""
+    """Check that the store on disk works, and how much of its quota it uses."""
     if not settings.use_disk:
         return Finding("store", "ok", "not on disk: caches end with the program")
-    advice = "caches are kept in memory only; --store names another folder"
+    advice = "caches stay in memory only; --store names another folder"
     folder = store_folder(settings)
     try:
         with closing(open_disk(settings)) as disk:
@@ -228,7 +228,7 @@ def check_store(settings: Settings) -> Finding:
 
 
 def check_remote(settings: Settings) -> Finding:
-    """Whether the object store of the fleet can be written, read and deleted from."""
+    """Check that the object store of the fleet writes, reads and deletes."""
     name = "remote store"
     try:
         seconds, has_versions = require_shared(settings).try_out()
@@ -236,13 +236,13 @@ def check_remote(settings: Settings) -> Finding:
         return Finding(name, "failed", str(error), "URL, credentials and permissions decide it")
     found = f"written, read and deleted in {show_seconds(seconds)}"
     if has_versions:
-        kept = "but the bucket keeps old versions: nothing is freed, and no tenant's key is deleted"
+        kept = "but the bucket keeps old versions: it frees nothing, and deletes no tenant's key"
         return Finding(name, "warning", f"{found}, {kept}", "use a bucket without versions")
     return Finding(name, "ok", found)
 
 
 def check_embedded_model() -> Finding:
-    """Whether the model inside the package loads and answers a question."""
+    """Check that the model inside the package loads and answers a question."""
     name = "embedded model"
     try:
         app = build_engine(Settings())
@@ -259,7 +259,7 @@ def check_embedded_model() -> Finding:
 
 
 def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings]:
-    """What a server would have of them. Raises InvalidRequestError."""
+    """Return a server's settings of them. Raises InvalidRequestError."""
     from semantic.serve import ServeSettings, with_adapters
 
     engines = {name: given.settings_of(name) for name in given.model or (DEFAULT_MODEL,)}
@@ -293,7 +293,7 @@ def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
 
 
 def check_together(plan: ModelsPlan) -> Finding:
-    """Whether each of several models fits, and how many at once."""
+    """Check that each of several models fits, and how many do at once."""
     most, n_models = show_bytes(plan.capacity), len(plan.models)
     for one in plan.models:
         alone = one.weights.n_bytes + one.n_bytes
@@ -304,12 +304,12 @@ def check_together(plan: ModelsPlan) -> Finding:
     needed = f"{show_bytes(plan.n_bytes)} with their pools, of {most} that models may take"
     if plan.n_bytes <= plan.capacity:
         return Finding("together", "ok", f"all {n_models} models at once: {needed}")
-    waits = "the least recently used is unloaded when another one is asked for"
+    waits = "a request for another one unloads the least recently used"
     return Finding("together", "ok", f"not all {n_models} models at once, {needed}: {waits}")
 
 
 def check_model(settings: Settings) -> Iterator[Finding]:
-    """Whether the requested model loads, and how its layers are cached."""
+    """Check that the requested model loads, and how it caches its layers."""
     try:
         model, tokenizer = load(settings.model, any_chip=settings.any_chip)
         spec = model.cache_spec()
@@ -326,16 +326,16 @@ def check_model(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "reuse",
             "warning",
-            f"only the first {spec.reusable_tokens} tokens: what this model computes beyond them "
-            "depends on where a prompt is divided",
-            "longer prompts are computed again from there, so that answers are exact",
+            f"only the first {spec.reusable_tokens} tokens: beyond them this model's keys depend on "
+            "where a prompt divides",
+            "the engine computes longer prompts again from there, so that answers are exact",
         )
     yield Finding("pool", "ok", _budget(pool, spec))
     yield check_fit(pool, model)
 
 
 def check_weights(model: str) -> Iterator[Finding]:
-    """Whether files with weights lie beside those that the model is loaded from."""
+    """Report files with weights beside those that the model loads."""
     from semantic.adapters.mlx.model.fingerprint import weight_files
     from semantic.adapters.mlx.model.provider import find_folder
 
@@ -348,7 +348,7 @@ def check_weights(model: str) -> Iterator[Finding]:
 
 
 def check_calls(tokenizer: MLXTokenizer) -> Finding:
-    """How the model's calls and reasoning are read."""
+    """Check which reader the model's calls and reasoning have."""
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 
     found = MLXChatFormat(tokenizer)
@@ -375,13 +375,13 @@ def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
 
 
 def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
-    """Whether an adapter is one of the requested model, and what it takes beside that."""
+    """Check that an adapter is one of the requested model, and what it takes in addition."""
     try:
         found = describe_model(find_model(model), adapter=adapter.folder).adapter
     except SemanticError as error:
         return Finding("adapter", "failed", str(error))
     if found is None:
-        return Finding("adapter", "failed", f"{adapter.folder} is no adapter")
+        return Finding("adapter", "failed", f"{adapter.folder} is not an adapter")
     name, size = adapter.named(model_name(model)), show_bytes(found.n_bytes)
     return Finding("adapter", "ok", f"{name}, {found.words}, {size} beside the model's weights")
 
@@ -432,11 +432,11 @@ def _figures_line(one: StepFigures) -> str:
 
 
 def _ragged(layers: Sequence[bool]) -> str:
-    """Which layers use our caches; the others use mlx-lm's own, with padding."""
+    """Return which layers use our caches; the others use mlx-lm's own, with padding."""
     if all(layers):
         return f"all {len(layers)} layers"
     if not any(layers):
-        return f"none of {len(layers)} layers; mlx-lm's own caches are used"
+        return f"none of {len(layers)} layers; all use mlx-lm's own caches"
     others = ", ".join(str(layer) for layer, ragged in enumerate(layers) if not ragged)
     return f"{sum(layers)} of {len(layers)} layers; mlx-lm's own caches for layers {others}"
 

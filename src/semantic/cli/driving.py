@@ -75,7 +75,7 @@ class Driver:
         return uid
 
     def steps(self) -> Iterator[list[EngineEvent]]:
-        """The events of each step. Requests may be submitted between steps."""
+        """Yield the events of each step. The caller may submit requests between steps."""
         while self._in_flight:
             events = self._engine.step_once()
             for event in events:

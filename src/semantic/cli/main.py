@@ -1,8 +1,7 @@
 """The `semantic` program: its commands and their groups, and its help as plain text.
 
-Importing it loads no framework: commands import what they need when they run. typer's own help,
-drawn with rich, imports rich's markdown, syntax and traceback modules: longer than all of this
-program.
+Importing it loads no framework: commands import what they need when they run. typer's own help
+imports rich's markdown, syntax and traceback modules, which takes longer than all of this program.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ _ORDER = (
     *("demo", "run", "chat", "serve", "doctor", "top", "memory"),
     *("agents", "cache", "config", "models", "fleet", "service", "launch"),
 )
-"""Of the help; commands and groups of packages that are not known here come last."""
+"""Order of the help; commands and groups of unknown packages come last."""
 
 
 def _joined(tables: Sequence[CommandTable]) -> CommandTable:
@@ -134,7 +133,7 @@ def group(
 ) -> None:
     """Many LLM agents share one local model, and no token is computed twice.
 
-    The options below may be given before or after the command.
+    The options below may stand before or after the command.
     """
     del version
     given = {name: value for name, value in asdict(engine).items() if _is_given(ctx, name)}
@@ -155,14 +154,14 @@ def _defaults(
 
 
 def _takes_several(function: Command) -> bool:
-    """Whether the command's `--model` may be repeated."""
+    """Return whether the command's `--model` is repeatable."""
     hints = get_type_hints(function).values()
     options = [one for hint in hints if is_dataclass(hint) for one in fields(hint)]
     return any(one.name == "model" and "list[" in str(one.type) for one in options)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Whether an option is on the command line: a default must not hide other sources."""
+    """Return whether the command line has an option: a default must not hide other sources."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

@@ -80,7 +80,7 @@ KeyVariable = Annotated[
     typer.Option(
         metavar="NAME",
         help="The environment variable with the API key or operator's key, if the server requires "
-        "one. The key itself is never written or printed.",
+        "one. No program writes or prints the key itself.",
     ),
 ]
 DEFAULT_SERVER = "http://127.0.0.1:8000"
@@ -110,7 +110,7 @@ class CacheOptions:
     remote_store: RemoteStore = None
 
     def settings_of(self, model: str) -> Settings:
-        """As bootstrap takes them for `model`, an alias replaced by its model.
+        """Return them as bootstrap takes them for `model`, an alias replaced by its model.
 
         Raises InvalidRequestError for a budget of 0 or less.
         """
@@ -198,13 +198,13 @@ def gib(option: str, given: float | None) -> int | None:
 
 
 def terabytes(given: float | None) -> int | None:
-    """`given` terabytes, of 10^12 bytes as drives are rated, in bytes."""
+    """Return `given` terabytes in bytes; like the ratings of drives, 10^12 bytes each."""
     return None if given is None else int(given * 10**12)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How the next token is chosen; greedy by default."""
+    """How the engine samples the next token; greedy by default."""
 
     temperature: Annotated[float, option(Flag(_SAMPLING, "0 is greedy."))] = 0.0
     top_p: Annotated[float, option(Flag(_SAMPLING, TOP_P_HELP))] = 1.0
@@ -213,7 +213,7 @@ class SamplingOptions:
     seed: Annotated[int | None, option(Flag(_SAMPLING, "Makes sampling repeatable."))] = None
     stop: Annotated[
         list[str] | None,
-        option(Flag(_SAMPLING, "End the answer before this text. May be repeated.")),
+        option(Flag(_SAMPLING, "End the answer before this text. Repeatable.")),
     ] = None
 
     def params(self) -> SamplingParams:
@@ -264,7 +264,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _spread(
     parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, type]
 ) -> inspect.Signature:
-    """A signature in which each dataclass is replaced by its fields, inherited ones last."""
+    """Return a signature with the fields of each dataclass in its place, inherited ones last."""
     flat: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
         hint = hints[name]

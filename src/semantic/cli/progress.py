@@ -1,6 +1,6 @@
-"""Progress of what takes long as bars on stderr, on a terminal only: one line each, which fits it.
+"""Progress bars of long work on stderr, on a terminal only, one line each, which fits it.
 
-Knows the engine's events and the server's observer; not what is loaded, answered or stored.
+Knows the engine's events and the server's observer; not what the engine loads or answers.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App:
-        """`build_engine` with a bar; without the disk tier, and a notice, if that is unusable.
+        """Call `build_engine` with a bar; without the disk tier, and with a notice, if that fails.
 
-        Raises what `build_engine` raises otherwise.
+        Raises as `build_engine`.
         """
         self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)
@@ -60,11 +60,11 @@ class ProgressBar:
         return app
 
     def show(self, words: str) -> None:
-        """What is being done, of a size that is not known."""
+        """Show work of unknown size."""
         self._show(_plain(words), 0, None)
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
-        """Add a request to the total: all tokens of its prompt but the last are prefilled."""
+        """Add a request to the total: prefill computes all tokens of its prompt but the last."""
         self._total[uid] = prompt_tokens - 1
 
     def update(self, event: EngineEvent) -> None:
@@ -78,7 +78,7 @@ class ProgressBar:
             self._show_prefill()
 
     def prefill(self, uid: str, done: int, total: int) -> None:
-        """`done` of `total` tokens of a request's prompt are computed."""
+        """Show that prefill has computed `done` of `total` tokens of a request's prompt."""
         self._done[uid], self._total[uid] = done, total
         self._show_prefill()
 
@@ -87,11 +87,11 @@ class ProgressBar:
         self._show(words, sum(self._done.values()), sum(self._total.values()))
 
     def advance(self, words: str, done: int, total: int) -> None:
-        """`done` of `total` are done of what `words` say."""
+        """Show that `done` of `total` of the work in `words` is over."""
         self._show(_plain(words), done, total)
 
     def hide_from_stdout(self) -> None:
-        """Remove the bar if answers are about to be written to the same terminal."""
+        """Remove the bar before answers appear on the same terminal."""
         if sys.stdout.isatty():
             self.hide()
 
@@ -126,7 +126,7 @@ class ServerProgress:
             if not self._bars:
                 self._progress.start()
             name = self._agents.get(uid, "")
-            # What is cached is no speed: the first tokens are where the bar begins.
+            # Cached tokens have no speed: the bar begins behind them.
             words = f"prefill {_plain(name[:_NAME_CHARACTERS])}"
             self._bars[uid] = self._progress.add_task(words, total=total, completed=done)
         self._progress.update(self._bars[uid], completed=done, total=total)
@@ -172,15 +172,14 @@ def download_bar(name: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
 
 
 def print_store_unavailable(error: StoreError) -> None:
-    """A notice that caches are kept in memory only, and why."""
-    print_notice(f"the disk store is off: {error}; caches are kept in memory only")
+    """Print that caches stay in memory only, and why."""
+    print_notice(f"the disk store is off: {error}; caches stay in memory only")
 
 
 def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None = None) -> Progress:
-    """Bars on stderr that are erased when they stop, with `more` columns before the time left.
+    """Return bars on stderr that vanish when they stop, with `more` columns before the time left.
 
-    A bar is one line: on a narrow terminal its words are cut, and on a very narrow one it has no
-    more columns.
+    A bar is one line: a narrow terminal cuts its words, and a very narrow one shows no `more`.
     """
     from rich.console import Console
     from rich.progress import (
@@ -210,7 +209,7 @@ def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None =
 
 
 def _token_speed() -> ProgressColumn:
-    """Tokens per second of a task that counts tokens, once they are known."""
+    """Return a column of a task's tokens per second, once known."""
     from rich.progress import ProgressColumn, Task
     from rich.text import Text
 

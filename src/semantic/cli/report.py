@@ -23,7 +23,7 @@ _NAME_CHARACTERS = 60
 _UNLIMITED = 1 << 20
 """Columns of a terminal; more than any table has."""
 _DAYS_SHOWN = 6
-"""Days before today in a list of what was written."""
+"""Days before today in a list of bytes written."""
 
 
 def show_bytes(n_bytes: float) -> str:
@@ -58,7 +58,7 @@ def show_name(name: str, *, whole: bool = False) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines of aligned columns, as wide as they need: nothing is wrapped or cut."""
+    """Return rows as lines of aligned columns as wide as they need, neither wrapped nor cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -135,7 +135,7 @@ def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
         )
         counts = [f"{name} {count}" for name, count in stats.counts.items() if count]
         if counts:
-            yield f"  since it was opened: {', '.join(counts)}"
+            yield f"  since it opened: {', '.join(counts)}"
         if stats.wear is not None:
             yield from _wear_lines(stats.wear)
 
@@ -151,7 +151,7 @@ def _wear_lines(wear: Wear) -> Iterator[str]:
         days = ", ".join(f"{show_bytes(wear.days[one])} on {one}" for one in earlier)
         yield f"  before: {days}"
     if wear.holds_back:
-        yield f"  the limit of {show_bytes(wear.max_a_day or 0)} a day is reached"
+        yield f"  the limit of {show_bytes(wear.max_a_day or 0)} a day holds writes back"
 
 
 def to_line(document: Json) -> str:

@@ -1,6 +1,6 @@
 """`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch.
 
-Requests are read and checked before the model is loaded; answers are written in the order of the
+It reads and checks requests before it loads the model, and writes answers in the order of the
 requests, each as early as that allows.
 """
 
@@ -45,7 +45,7 @@ def run(
         Path | None,
         typer.Option(
             help="Requests instead of PROMPT, one JSON object a line: prompt or messages; "
-            "agent, max_tokens, temperature, top_p, top_k, min_p, seed and stop may be given.",
+            "agent, max_tokens, temperature, top_p, top_k, min_p, seed and stop are optional.",
             show_default=False,
         ),
     ] = None,
@@ -55,7 +55,7 @@ def run(
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="Whether prompts go through the model's chat template; they do when it has one.",
+            help="Render prompts by the model's chat template, or not; by default if it has one.",
             show_default=False,
         ),
     ] = None,
@@ -63,8 +63,8 @@ def run(
 ) -> None:
     """Answer one prompt, or every request of a file in one batch.
 
-    Text goes to stdout as it is generated, answers of a file in the file's order. With --json
-    each answer is one line with its tokens, usage, finish reason and timings.
+    Streams text to stdout, answers of a file in the file's order. With --json each answer is one
+    line with its tokens, usage, finish reason and timings.
     """
     defaults = Job("run", None, (), max_tokens, sampling.params())
     jobs = read_jobs(prompt, file, defaults)
@@ -100,7 +100,7 @@ def answer(
 
 
 def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: bool) -> str:
-    """Queue one job; an error names the line that the job was read from."""
+    """Queue one job; an error names the line that has the job."""
     try:
         tokens = job.tokens(app.tokenizer, chat=chat)
         uid = driver.submit(job.agent, tokens, job.max_tokens, job.sampling)
@@ -125,9 +125,9 @@ class Job:
     source: str = ""
 
     def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-        """The prompt's token ids; by the chat template when `chat`.
+        """Return the prompt's token ids; by the chat template if `chat`.
 
-        Raises InvalidRequestError when there is no template or it refuses the messages.
+        Raises InvalidRequestError without a template, or if it refuses the messages.
         """
         if chat or self.prompt is None:
             given = self.messages or (message("user", self.prompt or ""),)
@@ -140,7 +140,7 @@ class Job:
 
 
 def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:
-    """The requests of the command line. Raises InvalidRequestError if one is malformed."""
+    """Return the requests of the command line. Raises InvalidRequestError for a malformed one."""
     if (prompt is None) == (file is None):
         raise InvalidRequestError("expected either a PROMPT (- for stdin) or --file")
     if file is not None:
@@ -151,7 +151,7 @@ def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]
 
 
 def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:
-    """A job for each line that is not blank; missing fields are those of `defaults`.
+    """Return a job for each line that is not blank, with missing fields from `defaults`.
 
     Raises InvalidRequestError naming the first malformed line.
     """
@@ -320,7 +320,7 @@ class AnswerQueue:
 
     @property
     def ready(self) -> bool:
-        """Whether `flush` would write anything."""
+        """True if `flush` would write anything."""
         if not self._pending:
             return False
         first = self._answers[self._pending[0]]
@@ -334,7 +334,7 @@ class AnswerQueue:
                 answer.pieces.append(event.text)
         elif isinstance(event, CompletedGeneration):
             answer.done = event
-            # Read now: the pool may evict an idle cache before the answer is written.
+            # Read now: the pool may evict an idle cache before `flush` writes the answer.
             answer.view = self._pool.view(event.agent_id)
 
     def flush(self) -> None:

@@ -15,7 +15,7 @@ from semantic.domain.errors import InvalidRequestError
 
 
 def is_interactive() -> bool:
-    """Whether stdin and stdout are a terminal."""
+    """Return whether stdin and stdout are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -43,7 +43,7 @@ def stdin_lines() -> Iterator[str]:
 
 
 def read_file(path: Path) -> str:
-    """The text of a file. Raises InvalidRequestError when it cannot be read or is not UTF-8."""
+    """Return the text of a file. Raises InvalidRequestError if it is unreadable or not UTF-8."""
     try:
         return decode(path.read_bytes(), str(path))
     except OSError as error:
@@ -56,7 +56,7 @@ def decode(data: bytes, source: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
-            f"{source} is no UTF-8 text: byte {error.object[error.start]:#x} at {error.start}"
+            f"{source} is not UTF-8 text: byte {error.object[error.start]:#x} at {error.start}"
         ) from error
 
 
@@ -67,16 +67,14 @@ def require_text(prompt: str) -> str:
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequestError("the prompt is no UTF-8 text") from error
+        raise InvalidRequestError("the prompt is not UTF-8 text") from error
     return prompt
 
 
 @contextmanager
 def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` on Ctrl-C instead of raising KeyboardInterrupt.
-
-    A step of the engine must not be interrupted by an exception.
-    """
+    """Call `action` on Ctrl-C instead of raising KeyboardInterrupt, so that no exception interrupts
+    a step of the engine."""
     previous = signal.signal(signal.SIGINT, lambda *_: action())
     try:
         yield

@@ -1,7 +1,7 @@
-"""`semantic agents why`: how much of an agent's last prompt was reused, and why not more.
+"""`semantic agents why`: how much of an agent's last prompt the cache had, and why not more.
 
-With --prompt, how much of another one would be reused. Loads a tokenizer only for that and for
---text; never a model.
+With --prompt, how much it has of another one. Loads a tokenizer only for that and for --text; never
+a model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def why(
     model_id: ModelId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain how much of an agent's last prompt was reused, and why not more."""
+    """Explain how much of an agent's last prompt the cache had, and why not more."""
     given = None if prompt is None else _prompt_text(prompt)
     with open_store(store) as disk:
         agent = find_agent(disk, name, model_id)
@@ -74,7 +74,7 @@ def why(
 
 
 def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[str]:
-    """The match of a prompt that was not submitted, as text."""
+    """Yield the match of a prompt as text, without submitting it."""
     name = show_name(agent.agent_id)
     yield (
         f"this prompt: {match.prompt_tokens} tokens; the first {match.common_tokens} are among the "
@@ -89,11 +89,11 @@ def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[
         )
     elif match.common_tokens:
         yield f"all {len(match.present)} blocks that hold them are there"
-    yield f"at least {match.prompt_tokens - match.stored_tokens} tokens would be computed"
+    yield f"at least {match.prompt_tokens - match.stored_tokens} tokens to compute"
 
 
 def to_json(agent: Manifest, match: PromptMatch | None, read: TokenReader) -> Json:
-    """Both matches as one document; "prompt" is null unless one was given."""
+    """Return both matches as one document; "prompt" is null without a prompt."""
     last = match_json(agent.match)
     if last is not None and agent.match is not None:
         last |= {
@@ -134,7 +134,7 @@ def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> t
 
 @dataclass(frozen=True, slots=True)
 class PromptMatch:
-    """How far a prompt matches an agent's tokens, and how much of that is stored.
+    """How far a prompt matches an agent's tokens, and how much of that the store has.
 
     The first `common_tokens` are equal. `present` has a flag for each block that covers them, and
     `stored_tokens` are those before the first missing block. `expected` (the agent's) and `got`
@@ -151,7 +151,7 @@ class PromptMatch:
 
     @property
     def n_missing(self) -> int:
-        """Blocks of the common tokens that are not stored."""
+        """Blocks of the common tokens that the store lacks."""
         return len(self.present) - sum(self.present)
 
 
@@ -159,7 +159,7 @@ def match_prompt(store: CacheStorePort, manifest: Manifest, prompt: Sequence[int
     """Compare `prompt` with the agent's tokens and with the stored blocks."""
     tokens = manifest.token_ids
     common = common_prefix(tokens, prompt)
-    # A block that matches in part is reused up to there.
+    # A block that matches in part serves up to there.
     chain = [link for link in manifest.scope.chain(tokens) if link.start < common]
     found = store.find([link.key(Part.FULL) for link in chain])
     present = tuple(link.key(Part.FULL) in found for link in chain)
