@@ -78,8 +78,8 @@ def build_engine(
     """Load the model and build its engine; `engine.close` also stops the store's threads. The
     store's tiers of this machine report to `observer`.
 
-    Raises as `load`, InvalidRequestError for a pool without a block, and StoreError when the disk
-    tier cannot be opened and there is no `on_store_unavailable`.
+    Raises as `load`, InvalidRequestError for a pool without a block, and StoreError if the disk
+    tier fails without an `on_store_unavailable`.
     """
     return assemble(settings, mlx_provider(settings), on_store_unavailable, observer)
 

@@ -188,7 +188,7 @@ def test_a_note_that_cannot_be_read_is_no_history(note: str) -> None:
     changed("kai", note=note)
     ran = chat_with("kai", "What is my name?")
     assert (ran.code, ran.out) == (0, "You have not told me your name.\n")
-    assert ran.err == "the conversation of kai cannot be read; it begins without a history\n"
+    assert ran.err == "cannot read the conversation of kai; it begins without a history\n"
 
 
 def test_a_system_message_is_for_the_beginning() -> None:

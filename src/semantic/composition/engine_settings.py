@@ -31,24 +31,24 @@ class NamedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to build: `model`, or what it is under an `adapter`.
+    """An engine to build: its `model`, if any under an `adapter`.
 
-    The pool is limited by `pool_bytes` and `pool_blocks`; without either by `default_pool_bytes`.
+    `pool_bytes` and `pool_blocks` limit the pool; without either `default_pool_bytes` does.
     At most `max_batch` requests decode in one step.
 
     The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
     `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
-    (`default_store_folder`). Once `disk_bytes_a_day` are written only ends of turns are; its drive
-    is rated for `disk_rated_bytes`.
+    (`default_store_folder`). After `disk_bytes_a_day` it writes only ends of turns; the drive's
+    rating is `disk_rated_bytes`.
 
-    `process_bytes` is the memory that the process may have: of a server see `guarded_loop`, and of
-    it the defaults are parts. The weights of one of several models may take `weights_bytes`.
+    `process_bytes` is the memory that the process may have, see `guarded_loop`; the defaults are
+    parts of it. The weights of one of several models may take `weights_bytes`.
 
     `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
     file with the secret of tenants' tags, by default that in $SEMANTIC_FLEET_SECRET_FILE; without
     one every store has its own secret. `remote` is the URL of the object store that a fleet shares;
-    with `remote_bytes` this process may evict what exceeds that there.
-    `ranks` are the processes that compute the model, of which this is one.
+    with `remote_bytes` this process may evict bytes above that. `ranks` are the processes that
+    compute the model together, this one included.
     """
 
     model: str = DEFAULT_MODEL
@@ -72,7 +72,7 @@ class Settings:
 
     @property
     def label(self) -> str:
-        """What agents are saved with as their model; `load_tokenizer` takes it."""
+        """The model in the manifests of agents; `load_tokenizer` takes it."""
         return self.model if self.adapter is None else self.adapter.named(self.model)
 
     @property
@@ -81,8 +81,8 @@ class Settings:
 
 
 class Flag:
-    """How a setting is given on the command line: under a heading of the help, by `names` where
-    its own is not its flag. With `completes_models` a shell completes names of models."""
+    """A setting's place on the command line: under a heading of the help, by `names` where its
+    own is not its flag. With `completes_models` a shell completes names of models."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ _MODEL_HELP: Final = (
 MODEL: Final = Flag(ENGINE, _MODEL_HELP, completes_models=True)
 MODELS: Final = Flag(
     ENGINE,
-    f"{_MODEL_HELP} May be repeated: the first is that of requests that name none.",
+    f"{_MODEL_HELP} Repeatable: the first serves requests that name none.",
     completes_models=True,
 )
 ADAPTER: Final = Flag(
@@ -123,7 +123,7 @@ ADAPTER: Final = Flag(
 ADAPTERS: Final = Flag(
     ENGINE,
     "A folder with an adapter that mlx-lm trained, served as BASE+NAME on the weights of "
-    "its base; of several models BASE+NAME=PATH. May be repeated.",
+    "its base; of several models BASE+NAME=PATH. Repeatable.",
     "--adapter",
     "--adapter-path",
     "--lora-modules",
@@ -142,7 +142,7 @@ STORE_FOLDER: Final = Flag(
     "--store",
 )
 NO_STORE: Final = Flag(
-    STORE, "Store nothing on disk: caches are lost when the program ends.", "--no-store"
+    STORE, "Store nothing on disk: caches end with the program.", "--no-store"
 )
 DISK_GB: Final = Flag(
     STORE,
@@ -151,8 +151,8 @@ DISK_GB: Final = Flag(
 )
 DISK_RATED_TBW: Final = Flag(
     STORE,
-    "Terabytes that the store's drive is rated to write in its life (TBW), as its maker "
-    "says: shows which part the store has used. Default: unknown.",
+    "Terabytes that the store's drive may write in its life, by its maker's rating (TBW): "
+    "shows which part the store has used. Default: unknown.",
 )
 RAM_GB: Final = Flag(
     STORE,
@@ -168,7 +168,7 @@ ANY_CHIP: Final = Flag(
 FLEET_SECRET_FILE: Final = Flag(
     STORE,
     "A file with at least 32 random bytes, the same for every replica of a fleet: "
-    "tenants' names in stores are derived from it. Default: each store has its own.",
+    "tenants' names in stores derive from it. Default: each store has its own.",
 )
 REMOTE_STORE: Final = Flag(
     STORE,
@@ -180,5 +180,5 @@ REMOTE_STORE: Final = Flag(
 REMOTE_GB: Final = Flag(
     STORE,
     "GiB that the fleet may have in --remote-store: one of the processes with this "
-    "option evicts what was not used for longest. Default: no limit.",
+    "option evicts the least recently used. Default: no limit.",
 )

@@ -35,7 +35,7 @@ _ARENAS = 2
 def be_program() -> None:
     """Set up this process, in which no code but ours runs: it computes with MLX alone.
 
-    `import torch` fails: transformers imports it where it is installed, for seconds. MLX compiles
+    `import torch` fails: transformers would import it, for seconds. MLX compiles
     in a folder of the process's own, where a library refuses one that others may write to.
     """
     cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)
@@ -116,7 +116,7 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
     except ImportError as error:
         from semantic.adapters.mlx import what_to_install
 
-        raise OperatorError(f"MLX cannot be loaded: {error}. {what_to_install()}") from error
+        raise OperatorError(f"cannot load MLX: {error}. {what_to_install()}") from error
     kernel_folder()
     if settings is None:
         return MLXModelProvider()

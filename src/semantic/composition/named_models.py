@@ -188,7 +188,7 @@ def find_remote(hub_id: str) -> RemoteModel:
 
     model = look_up(hub_id, HUB_FILES)
     if not model.weights_bytes:
-        raise ModelNotFoundError(f"{hub_id!r} has no *.safetensors: it is no model for MLX")
+        raise ModelNotFoundError(f"{hub_id!r} has no *.safetensors: it is not a model for MLX")
     return model
 
 
@@ -208,7 +208,7 @@ def fetch_model(
     def on_bytes(n_bytes: int) -> None:
         nonlocal here
         if is_stopped():
-            raise OperatorError(f"the download of {model.hub_id} was stopped")
+            raise OperatorError(f"the download of {model.hub_id} stopped")
         with lock:
             here += n_bytes
             on_arrived(Arrived(model.commit, here, model.n_bytes))

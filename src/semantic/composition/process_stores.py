@@ -1,6 +1,6 @@
 """The stores of a process: tiers of blocks, turns and responses, chosen from settings.
 
-Knows folders, quotas and a fleet's object store; no engine. Adapters are imported inside functions.
+Knows folders, quotas and a fleet's object store; no engine. Functions import their adapters.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ RESPONSES_FILE = "responses.db"
 TURNS_FILE = "turns.db"
 """In the store's folder."""
 
-# Write-behind queue in front of the disk tier, as a part of the memory tier: all of it. What is
-# queued is the newest in the memory tier, and both hold the same bytes.
+# Write-behind queue in front of the disk tier, as a part of the memory tier: all of it. Queued
+# blocks are the newest in the memory tier, and both hold the same bytes.
 _QUEUE_FRACTION = 1
 
 _MIN_QUEUE_BYTES = 64 * _MIB
@@ -68,7 +68,7 @@ _CORES_PER_UPLOAD = 4
 
 _MOST_UPLOADS = 8
 
-# A stop waits so long for what is still to be uploaded: over a slow line it may be hours.
+# Seconds that a stop waits for uploads, which a slow line may take hours for.
 _UPLOAD_AT_STOP_SECONDS = 15.0
 
 # Disk tier: a part of the free space, so that a forgotten store does not fill a disk.
@@ -90,9 +90,9 @@ _TURNS_MEMORY_BYTES = 64 * _MIB
 
 
 def open_store(settings: Settings, observer: BlockObserver | None = None) -> StorePort:
-    """The store of `settings`, whose tiers of this machine report to `observer`.
+    """Open the store of `settings`, whose tiers of this machine report to `observer`.
 
-    Raises StoreError when its folder cannot be used.
+    Raises StoreError if its folder fails.
     """
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.memory import MemoryStore
@@ -126,10 +126,10 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Sto
 
 
 def shared_store(settings: Settings) -> SharedStorePort | None:
-    """What the processes of a fleet share; None without one. Asks it nothing.
+    """Return the store that the processes of a fleet share, sending no request; None without one.
 
-    Raises as `shared_place`, InvalidRequestError for a URL that is none, and OperatorError if the
-    packages for it are missing.
+    Raises as `shared_place`, InvalidRequestError for a malformed URL, and OperatorError if
+    packages are missing.
     """
     place = shared_place(settings)
     if place is None:
@@ -164,12 +164,12 @@ def shared_place(settings: Settings) -> tuple[str, bytes] | None:
 
 
 def upload_threads(cores: int) -> int:
-    """How many blocks are uploaded at a time."""
+    """Return how many blocks to upload at a time."""
     return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
 
 
 def new_step_observer(store: StorePort) -> StepObserver | None:
-    """What an engine in front of a store of `open_store` reports its steps to, if anything."""
+    """Return the observer of steps of an engine in front of a store of `open_store`, if any."""
     from semantic.adapters.stores.background import BackgroundStore
 
     queues = (one for one in _parts(store) if isinstance(one, BackgroundStore))
@@ -178,7 +178,7 @@ def new_step_observer(store: StorePort) -> StepObserver | None:
 
 
 def remote_tier(store: StorePort) -> LookUpPort | None:
-    """The tier of a store of `open_store` that is asked before requests are queued, if any."""
+    """Return the tier of a store of `open_store` to ask before a request queues, if any."""
     return next((one for one in _parts(store) if isinstance(one, LookUpPort)), None)
 
 
@@ -209,7 +209,7 @@ def local_tiers(store: StorePort) -> dict[Tier, MemoryStore | DiskStore]:
 
 
 def _parts(store: StorePort) -> Iterator[StorePort]:
-    """A store and all that it is made of, the fastest tier first; a queue before what it fills."""
+    """Yield a store and all its parts, the fastest tier first; a queue before the tier it fills."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -222,12 +222,12 @@ def _parts(store: StorePort) -> Iterator[StorePort]:
 
 
 def open_events(endpoint: str, topic: str) -> EventsPort:
-    """What publishes changes of the tiers. Raises as `OpensEvents`."""
+    """Open the publisher of changes of the tiers. Raises as `OpensEvents`."""
     return cast("OpensEvents", opener("kv_events"))(endpoint, topic)
 
 
 def open_disk(settings: Settings, observer: BlockObserver | None = None) -> DiskStore:
-    """The disk tier of `settings`. Raises StoreError when its folder cannot be used."""
+    """Open the disk tier of `settings`. Raises StoreError if its folder fails."""
     from semantic.adapters.stores.disk.quota import WriteLimits
     from semantic.adapters.stores.disk.store import DiskStore
 
@@ -249,20 +249,20 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
 
 
 def fleet_secret(settings: Settings) -> bytes | None:
-    """The secret that the stores of a fleet have in common; None without one.
+    """Return the secret that the stores of a fleet have in common; None without one.
 
-    Raises InvalidRequestError for a file that cannot be used.
+    Raises as `read_fleet_secret`.
     """
     given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
     return read_fleet_secret(Path(given)) if given else None
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
-    """The store of responses that clients can continue: in the store's folder, or in memory; and
-    in a fleet's object store. Raises as `shared_store`.
+    """Return the store of responses that clients can continue: in the store's folder, or in memory;
+    and in a fleet's object store. Raises as `shared_store`.
 
-    It is opened on first use, when the block store must be open. `warn` is called with a sentence
-    when the file cannot be used; memory is used then.
+    It opens on first use, when the block store must be open. If the file fails, it calls `warn`
+    with a sentence and uses memory.
     """
     from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
@@ -270,7 +270,7 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
     memory = MemoryResponses(_RESPONSES_MEMORY_BYTES)
     folder: Path | None = None
     if settings.use_disk:
-        with suppress(StoreError):  # reported when the block store is opened
+        with suppress(StoreError):  # opening the block store reports it
             folder = store_folder(settings)
     path = (folder or Path()) / RESPONSES_FILE
     responses = FallbackResponses(SqliteResponses(path, _RESPONSES_DISK_BYTES, warn), memory, warn)
@@ -281,16 +281,16 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
 
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
-    """The cache of turns: in memory, and with `use_disk` also in the store's folder.
+    """Return the cache of turns: in memory, and with `use_disk` also in the store's folder.
 
-    `warn` is called with a sentence when the file cannot be used.
+    It calls `warn` with a sentence if the file fails.
     """
     from semantic.adapters.stores.conversations import DiskTurns
     from semantic.application.chat.turn_cache import TurnCache
 
     below = None
     if settings.use_disk:
-        with suppress(StoreError):  # reported when the block store is opened
+        with suppress(StoreError):  # opening the block store reports it
             below = DiskTurns(store_folder(settings) / TURNS_FILE, _TURNS_DISK_BYTES, warn)
     shared = shared_store(settings)
     return TurnCache(_TURNS_MEMORY_BYTES, below, shared=None if shared is None else shared.turns())
@@ -330,10 +330,10 @@ def default_store_folder() -> Path:
 
 
 def default_disk_bytes(free: int, used: int) -> int:
-    """The quota of a store of `used` bytes on a file system with `free` bytes left.
+    """Return the quota of a store of `used` bytes on a file system with `free` bytes left.
 
-    What it uses and a tenth of what is free, at most 32 GiB. Never less than it uses: a missing
-    limit evicts nothing.
+    The used bytes and a tenth of the free ones, at most 32 GiB. Never less than the used ones: a
+    missing limit evicts nothing.
     """
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
@@ -350,7 +350,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 FEWEST_BYTES = 32
-"""Of a secret, so that it cannot be guessed."""
+"""Least bytes of a secret, beyond any guess."""
 _MOST_BYTES = 4096
 _FEWEST_DIFFERENT = 8
 _FOR_OTHERS = 0o037
@@ -359,8 +359,8 @@ secrets do."""
 
 
 def read_fleet_secret(path: Path) -> bytes:
-    """32 bytes derived from the contents of `path`, without the end of its last line. They are
-    never logged, and no message has a part of them.
+    """Return 32 bytes derived from the contents of `path`, without the end of its last line. No log
+    and no message has a part of them.
 
     Raises InvalidRequestError unless it is a file of this user's or root's that others cannot read
     nor their groups write, with 32 to 4096 bytes that are not all alike.
@@ -378,7 +378,7 @@ def read_fleet_secret(path: Path) -> bytes:
         ) from error
     if not FEWEST_BYTES <= len(data) <= _MOST_BYTES or len(set(data)) < _FEWEST_DIFFERENT:
         raise InvalidRequestError(
-            f"fleet_secret_file: {path} is no secret: expected {FEWEST_BYTES} to {_MOST_BYTES} "
+            f"fleet_secret_file: {path} is not a secret: expected {FEWEST_BYTES} to {_MOST_BYTES} "
             "random bytes, as `openssl rand -hex 32` writes them"
         )
     return digest("fleet-secret-v1", data)

@@ -125,7 +125,7 @@ class Hints:
                 f"back_in: expected seconds from 0 to {LONGEST_ABSENCE:.0f}, got {self.back_in}"
             )
         if self.done:
-            raise InvalidRequestError("back_in: expected none of an agent that is done")
+            raise InvalidRequestError("back_in: expected none for a finished agent")
 
 
 NO_HINTS: Final = Hints()

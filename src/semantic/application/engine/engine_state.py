@@ -38,7 +38,7 @@ class EngineFigures:
     """Figures of an engine at one moment.
 
     `inbox` counts submissions that the engine has not validated yet, `waiting` its requests without
-    blocks. Of both, `queued` never ran and may need `queued_bytes`. `idle` counts the agents that
+    blocks; among both, `queued` never ran and may need `queued_bytes`. `idle` counts the agents that
     have a cache in the pool and no request. `pool_bytes` is the pool's limit. `preemptions`,
     `rebuilds` and `restored_bytes` (by tier of the store) count from the start.
     """

@@ -1,4 +1,4 @@
-"""An answer on stdout as it is generated: plain, or as Markdown where a terminal can show it.
+"""An answer on stdout as it streams: plain, or as Markdown where a terminal can show it.
 
 Knows text; neither agents nor events.
 """
@@ -35,7 +35,7 @@ class AnswerWriter(Protocol):
         ...
 
     def end(self, mark: str) -> None:
-        """The answer has ended; `mark` is written behind it."""
+        """End the answer, and write `mark` behind it."""
         ...
 
 
@@ -58,8 +58,8 @@ class PlainWriter:
 
 
 class MarkdownWriter:
-    """Each paragraph, list or block of code is rendered when it is complete; until then its text is
-    shown as it comes. Reasoning is dim. Control characters of the model are shown, not obeyed."""
+    """Renders each paragraph, list or block of code once it is complete, and shows its raw text until
+    then. Reasoning is dim. It shows the model's control characters instead of obeying them."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -142,7 +142,7 @@ def complete_blocks(text: str) -> tuple[str, str]:
 
 
 def answer_writer() -> AnswerWriter:
-    """What writes an answer to stdout: as Markdown on a terminal that can move its cursor."""
+    """Return the writer to stdout: of Markdown on a terminal that can move its cursor."""
     if not sys.stdout.isatty():
         return PlainWriter()
     from rich.console import Console

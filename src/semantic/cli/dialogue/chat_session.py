@@ -32,7 +32,7 @@ from semantic.library.engine import AnswerStream, Engine
 _HELP: Final = """\
 /system [TEXT]  show the system message, or continue with another one
 /fork NAME      go on as a new agent with this conversation; this one stays as it is
-/why            how much of the last prompt was reused, and why not more
+/why            how much of the last prompt the cache had, and why not more
 /save FILE      write the conversation to a new file, as Markdown or, named *.json, as JSON
 /usage          blocks, bytes, cached tokens, time to first token, and the store
 /reset          forget the conversation and its cache, on disk too
@@ -60,7 +60,7 @@ class ChatSession:
     def handle(self, line: str) -> bool:
         """Carry out a command or send a message; False after /exit.
 
-        Raises SemanticError when it fails; the conversation is then unchanged.
+        Raises SemanticError on failure, leaving the conversation as it was.
         """
         text = line.strip()
         if not text:
@@ -81,8 +81,8 @@ class ChatSession:
             self._stream.cancel()
 
     def begin(self, system: str | None, *, new: bool) -> None:
-        """Continue the agent's conversation if it is stored, and not `new`; on a terminal, show its
-        last answer. Else begin one, after `system`.
+        """Continue the agent's stored conversation, unless `new`, and show its last answer on a
+        terminal; without one, begin one after `system`.
 
         Raises InvalidRequestError when it began with another system message.
         """
@@ -92,7 +92,7 @@ class ChatSession:
         try:
             history = self._agent.history()
         except InvalidRequestError:
-            print_notice(f"the conversation of {name} cannot be read; it begins without a history")
+            print_notice(f"cannot read the conversation of {name}; it begins without a history")
             self._begun = () if system is None else (Message("system", system),)
             return
         if not history:
@@ -220,7 +220,7 @@ class ChatSession:
         self._last = stream.answer, timing
 
     def _write(self, stream: AnswerStream, timing: Timing) -> None:
-        """Write the answer as it is generated."""
+        """Write the answer as it streams."""
         writer = answer_writer()
         with ProgressBar() as progress, writer:
             for event in stream.events():

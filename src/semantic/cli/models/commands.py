@@ -98,7 +98,7 @@ def pull(
     model: ModelName,
     anyway: Annotated[
         bool,
-        typer.Option("--anyway", help="Also a model that cannot be loaded on this machine."),
+        typer.Option("--anyway", help="Also a model that does not load on this machine."),
     ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Also hash the weights that are here already.")
@@ -106,10 +106,10 @@ def pull(
     pool_gb: PoolGb = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a model, or complete one; every file is checked by its size and hash.
+    """Download a model, or complete one, checking every file by its size and hash.
 
-    A download that was interrupted goes on where it was. A model that cannot be loaded here is
-    refused before anything is fetched.
+    An interrupted download goes on where it was. It refuses a model that does not load here before
+    it fetches anything.
     """
     from semantic.adapters.hub import download
     from semantic.adapters.mlx.model.provider import HUB_FILES
@@ -119,7 +119,7 @@ def pull(
     if not anyway:
         _require_usable(facts)
     for path in download.drop_damaged(remote) if check else ():
-        print_notice(f"{path} was damaged: fetched again")
+        print_notice(f"{path} had damage: fetching it again")
     download.require_space(remote)
     missing = download.missing_bytes(remote)
     with _interruptible(remote), download_bar(remote.hub_id, missing) as on_bytes:
@@ -138,7 +138,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a model from the hub's cache. Folders are never touched."""
+    """Delete a model from the hub's cache, never a folder."""
     from semantic.adapters.hub.hub_cache import remove_cached
 
     hub_id = hub_id_of(model)
@@ -149,11 +149,11 @@ def rm(
     question = f"delete {hub_id} from the hub's cache and free {show_bytes(n_bytes)}?"
     if not yes:
         if not is_interactive() or as_json:
-            raise InvalidRequestError(f"{question} expected --yes, as nothing can be asked here")
+            raise InvalidRequestError(f"{question} expected --yes, as nobody can answer here")
         typer.confirm(question, abort=True)
     remove_cached(hub_id)
     document: Json = {"name": hub_id, "removed": True, "freed_bytes": n_bytes}
-    text = f"{hub_id} is deleted, {show_bytes(n_bytes)} are freed"
+    text = f"deleted {hub_id}, which frees {show_bytes(n_bytes)}"
     typer.echo(to_line(document) if as_json else text)
 
 
@@ -164,7 +164,7 @@ def alias(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="What it means: a hub id or a folder.", show_default=False
+            metavar="[MODEL]", help="A hub id or a folder.", show_default=False
         ),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Forget the name.")] = False,
@@ -172,7 +172,7 @@ def alias(
 ) -> None:
     """Give a model a short name that --model accepts everywhere; without a model, show the names.
 
-    Names of `semantic serve --served-model-name` are remembered too, unless they are taken.
+    `semantic serve --served-model-name` adds names too, unless another model has them.
     """
     from semantic.adapters.hub.aliases import remove_alias, set_alias
 
@@ -181,7 +181,7 @@ def alias(
             raise InvalidRequestError("expected --remove with a name alone")
         if not remove_alias(name):
             raise _no_alias(name)
-        _print(as_json, f"{show_name(name)} is forgotten", {"name": name, "removed": True})
+        _print(as_json, f"forgot {show_name(name)}", {"name": name, "removed": True})
         return
     if name is None or model is None:
         _show_aliases(name, as_json)
@@ -228,7 +228,7 @@ def _did_you_mean(name: str) -> str:
 
 
 def _require_usable(facts: ModelFacts) -> None:
-    """Raises OperatorError or CapacityError for a model that cannot be loaded on this machine."""
+    """Raise OperatorError or CapacityError for a model that does not load on this machine."""
     name, capacity = facts.place.name, facts.capacity
     if capacity is None:
         raise OperatorError(f"{name}: {facts.problem}; --anyway fetches it")
@@ -315,7 +315,7 @@ def _forms(found: ModelDescription) -> str:
 
 
 def _holds(facts: ModelFacts) -> Iterator[str]:
-    """What the model takes here, in sentences."""
+    """Yield sentences on the memory that the model takes here."""
     capacity = facts.capacity
     if capacity is None:
         yield f"what it takes is unknown: {facts.problem}"

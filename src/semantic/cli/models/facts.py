@@ -1,6 +1,6 @@
-"""What is known of a model before it is loaded: its files, its caches, what this machine holds.
+"""Facts about a model before it loads: its files, its caches, the agents that this machine holds.
 
-Knows the package's model, folders and the hub; not how it is printed.
+Knows the package's model, folders and the hub; prints nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.model.description import ModelDescription
 
 AGENT_TOKENS = 32 * 1024
-"""Tokens of the agents that are counted."""
+"""Tokens of an agent in a capacity."""
 
 _WEIGHTS = "*.safetensors"
 
@@ -35,8 +35,7 @@ Source = Literal["package", "folder", "hub's cache", "hub"]
 class Place:
     """Where a model's files are, and their size. `folder` is None if it is only on the hub.
 
-    `missing`: files must be fetched before it can be loaded, in all `weights_bytes` of weights, if
-    that is known.
+    `missing`: loading it needs files of the hub, in all `weights_bytes` of weights, if known.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a model takes on this machine, in bytes, and how many agents of 32k tokens it holds.
+    """The bytes that a model takes on this machine, and the agents of 32k tokens that fit.
 
     A token costs `token_bytes` for good; windows and states take `fixed_bytes` of each agent.
     """
@@ -67,7 +66,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model: where it is, what it is and what it takes; `problem` if that cannot be known."""
+    """A model: its place, kind and memory; or the `problem` that hides them."""
 
     place: Place
     aliases: tuple[str, ...] = ()
@@ -109,7 +108,7 @@ def local_models(folders: Sequence[Path], pool_bytes: int | None) -> Iterator[Mo
 def facts_of(
     place: Place, aliases: Mapping[str, Sequence[str]], pool_bytes: int | None
 ) -> ModelFacts:
-    """All that is known of the model in `place`; reads its configuration."""
+    """Return the facts about the model in `place` from its configuration."""
     own = tuple(aliases.get(place.name, ()))
     if place.folder is None or (place.missing and place.weights_bytes is None):
         return ModelFacts(place, own, problem="its files are not complete")
@@ -141,12 +140,12 @@ def find_place(name: str) -> Place | None:
 
 
 def hub_id_of(name: str) -> str:
-    """The hub id that `name` means. Raises InvalidRequestError for what is no hub id."""
+    """Return the hub id that `name` means. Raises InvalidRequestError for any other text."""
     model = model_of(name)
     if model == DEFAULT_MODEL or model_path(model).is_dir():
         raise InvalidRequestError(f"{model!r} is not of the hub: expected a hub id like org/name")
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise InvalidRequestError(f"{model!r} is no hub id: expected one like org/name")
+        raise InvalidRequestError(f"{model!r} is not a hub id: expected one like org/name")
     return model
 
 
@@ -170,7 +169,7 @@ def _local_places(folders: Sequence[Path], aliased: Iterable[str]) -> Iterator[P
     found = [path for name in aliased if (path := model_path(name)).is_dir()]
     for given in folders:
         if not given.is_dir():
-            raise InvalidRequestError(f"{given} is no folder")
+            raise InvalidRequestError(f"{given} is not a folder")
         inside = [given, *sorted(given.iterdir())]
         found += [path.absolute() for path in inside if (path / "config.json").is_file()]
     yield from map(_folder, dict.fromkeys(found))

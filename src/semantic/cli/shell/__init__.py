@@ -1,1 +1,1 @@
-"""What a shell shows before a command runs: its help, and completions of what is being typed."""
+"""Help and completions, which a shell shows before a command runs."""

@@ -1,8 +1,8 @@
 """Completions of agents' names and models, for `semantic --install-completion`.
 
-A shell asks with every press of a key: the answer is short, soon, and nothing where a store or a
-folder cannot be read. Only words that a shell takes as they are: a client names its agents, and a
-shell may evaluate what it is offered. Knows no store and no model.
+A shell asks with every press of a key: the answer is short, soon, and empty where a store or folder
+is unreadable. It has only words that a shell takes as they are: a client names its agents, and a
+shell may evaluate completions. Knows no store and no model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 _MOST = 50
 """Completions, at most."""
 _MOST_ENTRIES = 2000
-"""Entries of the hub's cache that are looked at."""
+"""Entries of the hub's cache in one look."""
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:/+,-]*")
 _HUB_FOLDER = re.compile(r"models--(.+?)--(.+)")
 
@@ -59,7 +59,7 @@ def _aliases() -> list[str]:
 
     try:
         return sorted(read_aliases().all())
-    except InvalidRequestError:  # their file cannot be read
+    except InvalidRequestError:  # their file is unreadable
         return []
 
 
