@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.chat.answer_reader import CallText
+from semantic.application.chat.call_text import CallText
 from semantic.application.chat.argument_types import ArgumentTypes
-from semantic.application.chat.listed_arguments import ListedArguments
+from semantic.application.chat.spelled_arguments import ListedArguments
 from semantic.application.chat.streamed_calls import CallSyntax
 from semantic.application.chat.tagged_arguments import TaggedArguments
 from semantic.domain.chat import Tool

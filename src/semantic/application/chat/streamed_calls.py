@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from semantic.application.chat.argument_types import ArgumentTypes
-from semantic.application.chat.listed_arguments import ListedArguments
 from semantic.application.chat.object_text import ObjectText
-from semantic.application.chat.spelled_arguments import SpelledArguments
+from semantic.application.chat.spelled_arguments import ListedArguments, SpelledArguments
 from semantic.application.chat.tagged_arguments import TaggedArguments
 from semantic.domain.chat import Tool, is_tool_name
 from semantic.domain.stop_strings import first_mark
