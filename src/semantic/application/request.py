@@ -16,11 +16,12 @@ from typing import Literal
 
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.identity import NO_HINTS, Hints
-from semantic.domain.match import MatchEnd
+from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.stop_strings import StopStrings
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import (
     CacheKey,
+    CompletedGeneration,
     FinishReason,
     SampledToken,
     SamplingParams,
@@ -390,6 +391,12 @@ class Request:
         self._text.append(text)
         return text, reason
 
+    def take(self, sampled: SampledToken) -> tuple[TokenEvent, FinishReason | None]:
+        """`accept` with the token's event in the place of its text."""
+        text, reason = self.accept(sampled)
+        event = TokenEvent(self.uid, self.agent_id, sampled.token, text, sampled.logprob)
+        return event, reason
+
     def take_forced(self, n_computed: int) -> Iterator[tuple[TokenEvent, FinishReason | None]]:
         """Append the `forced` tokens to the `n_computed` that its sequence holds.
 
@@ -399,9 +406,9 @@ class Request:
         forced, self.forced = self.forced, ()
         for token in forced:
             certain = None if self.params.logprobs is None else TokenLogprob(token, 0.0)
-            text, reason = self.accept(SampledToken(SequenceId(0), token, certain))
+            event, reason = self.take(SampledToken(SequenceId(0), token, certain))
             self.computed = n_computed
-            yield TokenEvent(self.uid, self.agent_id, token, text, certain), reason
+            yield event, reason
             if reason is not None:
                 return
 
@@ -413,6 +420,31 @@ class Request:
             or len(self.generated) + 1 >= self.max_tokens
             or bool(self.params.stop)
             or self._meter is not None
+        )
+
+    def completed(
+        self,
+        reason: FinishReason,
+        match: MatchReport,
+        *,
+        blocks: AgentBlocks | None = None,
+        error: str | None = None,
+    ) -> CompletedGeneration:
+        """Return its answer, with the `blocks` of its cache, if any."""
+        return CompletedGeneration(
+            uid=self.uid,
+            agent_id=self.agent_id,
+            text=self.text,
+            tokens=tuple(self.generated),
+            finish_reason=reason,
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached_tokens,
+            blocks=blocks,
+            logprobs=tuple(self.logprobs),
+            error=error or self.error,
+            match=match,
+            stop_string=self.stop_string,
+            prompt_logprobs=() if self.scoring else tuple(self.scores),
         )
 
     def end_text(self) -> str:

@@ -109,6 +109,13 @@ class IdleCaches:
             self._drop(blocks)
         return True
 
+    def evict_to(self, used_bytes: int) -> bool:
+        """Evict until the pool uses at most `used_bytes`; return whether that evicted any."""
+        evicted = False
+        while self._pool.used_bytes > used_bytes and self.evict():
+            evicted = True
+        return evicted
+
     def __len__(self) -> int:
         return len(self._caches)
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from semantic.application.cache.agent_notes import match_report
 from semantic.application.cache.block_allocator import AgentCaches, BlockAllocator, IdleCaches
@@ -34,7 +34,6 @@ from semantic.domain.value_objects import (
     FinishReason,
     ModelCacheSpec,
     PrefillEvent,
-    SampledToken,
     SamplingParams,
     TokenEvent,
 )
@@ -130,14 +129,14 @@ class BlockPoolBatchEngine:
         note: str = "",
         keep: bool = True,
     ) -> str:
-        sampling = sampling or SamplingParams()
+        params = sampling or SamplingParams()
         return self.enqueue(
-            Submission(agent_id, prompt, max_tokens, sampling, tenant, note, cache, append, keep)
+            Submission(agent_id, prompt, max_tokens, params, tenant, note, cache, append, keep)
         )
 
     def enqueue(self, submission: Submission) -> str:
         """`submit` with its arguments in one value."""
-        # Not under the lock: encoding a long text takes a while and concerns no other request.
+        # Without the lock: encoding a long text takes a while and concerns no other request.
         self._validator.check(submission)
         cached = self._agents.recall(submission.agent_id, submission.tenant)
         request = self._validator.accept(submission, cached, next(self._numbers))
@@ -185,7 +184,7 @@ class BlockPoolBatchEngine:
         events += self._finish_loads()
         step = self._scheduler.begin_step(others=self._others_work())
         events += self._prefill(step)
-        events += self._grow()
+        events += self._reserve(self._scheduler.full())  # oldest first
         events += self._decode()  # last: a prompt completed in this step decodes in it
         self._scheduler.end_step(step)
         return events
@@ -200,14 +199,13 @@ class BlockPoolBatchEngine:
     def share(
         self, others_work: Callable[[], bool], numbers: Iterator[int], *, by_tenants: bool
     ) -> None:
-        """Share the thread with other engines: while `others_work`, chunks are short. `numbers`
-        numbers the requests of all, and grows. `by_tenants`: none may fill the batch alone."""
+        """Share the thread with other engines: chunks are short while `others_work`, `numbers`
+        counts the requests of all, and with `by_tenants` none may fill the batch alone."""
         self._others_work, self._numbers = others_work, numbers
         self._scheduler.is_shared = by_tenants
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Have chunks and batch as `guard` narrows them, and begin nothing that it has no room
-        for."""
+        """Have chunks and batch as `guard` narrows them, and begin only what it has room for."""
         self._scheduler.keep_within(guard)
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)
@@ -247,8 +245,7 @@ class BlockPoolBatchEngine:
             keys = [key for key in self._idle.lru_order() if key.tenant == tenant]
         else:
             keys = [self._allocator.key(name, tenant) for name in names]
-        found = [self._idle.get(key) for key in keys]
-        return [cache for cache in found if cache is not None]
+        return [cache for key in keys if (cache := self._idle.get(key)) is not None]
 
     @property
     def preemptions(self) -> int:
@@ -264,8 +261,7 @@ class BlockPoolBatchEngine:
         """Evict idle caches of the given bytes, if that returns memory to the system; return
         whether it evicted any. A store restores them later.
 
-        Where freed blocks keep their memory the others must move to return it, which takes theirs
-        once more, at most `room`.
+        Where freed blocks keep their memory the others must move first, within `room` bytes.
         """
         moves = not self._model.returns_memory
         with self._lock:
@@ -274,16 +270,12 @@ class BlockPoolBatchEngine:
                 if self.pool.used_bytes - self.pool.evictable_bytes > room:
                     return False
                 least = min(least, room)
-            evicted = False
-            while self.pool.used_bytes > least and self._idle.evict():
-                evicted = True
+            evicted = self._idle.evict_to(least)
         return self._model.return_memory(room) if moves else evicted
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
-        """Drop an agent's idle cache and its manifest; False if it has neither.
-
-        Its running requests continue.
-        """
+        """Drop an agent's idle cache and its manifest; False if it has neither. Its running
+        requests continue."""
         return self._agents.forget(agent_id, tenant)
 
     def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
@@ -331,11 +323,10 @@ class BlockPoolBatchEngine:
             return
         key = self._allocator.key(request.agent_id, request.tenant)
         self._ahead.arrived(key)
-        if request.phase is not Phase.WAITING or self._idle.get(key) is not None:
-            return
-        prefix = self._prefixes.find_ahead(request)
-        if prefix is not None:
-            self._ahead.waits(key, prefix)
+        if request.phase is Phase.WAITING and self._idle.get(key) is None:
+            prefix = self._prefixes.find_ahead(request)
+            if prefix is not None:
+                self._ahead.waits(key, prefix)
 
     # The parts of a step, in their order
 
@@ -347,8 +338,8 @@ class BlockPoolBatchEngine:
         request = self._scheduler.stuck()
         if request is None:
             return []
-        refusal = f"Cannot allocate blocks for {request.n_tokens} tokens: others hold the pool"
-        return [self._complete(request, "error", error=refusal)]
+        reason = f"Cannot allocate blocks for {request.n_tokens} tokens: others hold the pool"
+        return [self._complete(request, "error", error=reason)]
 
     def _open_admitted(self) -> list[EngineEvent]:
         """Open the sequences of newly admitted requests: reserved blocks become memory."""
@@ -357,10 +348,7 @@ class BlockPoolBatchEngine:
             if request.sequence is None:
                 if self._ahead is not None:
                     self._ahead.arrived(self._allocator.key(request.agent_id, request.tenant))
-                try:
-                    self._sequences.open(request)
-                except BackendError as error:
-                    events.append(self._fail(request, str(error)))
+                events += self._try(self._sequences.open, request)
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
@@ -371,10 +359,7 @@ class BlockPoolBatchEngine:
         events: list[EngineEvent] = []
         for request in loading:
             if self._sequences.is_loaded(request):
-                try:
-                    self._sequences.finish_load(request)
-                except BackendError as error:
-                    events.append(self._fail(request, str(error)))
+                events += self._try(self._sequences.finish_load, request)
         return events
 
     def _prefill(self, step: Step) -> list[EngineEvent]:
@@ -397,31 +382,28 @@ class BlockPoolBatchEngine:
                 events.append(self._fail(request, error))
                 continue
             request.prefill_seconds += seconds
-            events.append(
-                PrefillEvent(request.uid, request.agent_id, request.computed, request.n_tokens - 1)
-            )
+            n_tokens = request.n_tokens - 1
+            events.append(PrefillEvent(request.uid, request.agent_id, request.computed, n_tokens))
         return events
 
-    def _grow(self) -> list[EngineEvent]:
-        """Reserve room for one more token of each decoding request, oldest first."""
+    def _reserve(self, requests: Iterable[Request]) -> list[EngineEvent]:
+        """Reserve room for one more token of each, which may preempt others."""
         events: list[EngineEvent] = []
+
+        def preempt(one: Request) -> None:
+            events.extend(self._preempt(one))
+
         with self._lock:
-            for request in self._scheduler.full():
-                if self._scheduler.grow(request, lambda one: events.extend(self._preempt(one))):
-                    try:
-                        self._sequences.reserve(request)
-                    except BackendError as error:
-                        events.append(self._fail(request, str(error)))
+            for request in requests:
+                if self._scheduler.grow(request, preempt):
+                    events += self._try(self._sequences.reserve, request)
         return events
 
     def _preempt(self, request: Request) -> list[EngineEvent]:
-        """Close the sequence of a request that returns to the queue, and tell it."""
+        """Close the sequence of a request that returns to the queue."""
         sampled = self._sequences.preempt(request)
-        events: list[EngineEvent] = []
-        if sampled is not None:
-            events.append(self._accept(request, sampled)[0])
-        events.append(PrefillEvent(request.uid, request.agent_id, 0, request.n_tokens - 1))
-        return events
+        events: list[EngineEvent] = [] if sampled is None else [request.take(sampled)[0]]
+        return [*events, PrefillEvent(request.uid, request.agent_id, 0, request.n_tokens - 1)]
 
     def _decode(self) -> list[EngineEvent]:
         """One token for each decoding request."""
@@ -437,10 +419,7 @@ class BlockPoolBatchEngine:
             if not sampled.finite:
                 events.append(self._fail(request, NOT_FINITE))
                 continue
-            event, reason = self._accept(request, sampled)
-            events.append(event)
-            if reason is not None:
-                events.append(self._finish(request, reason))
+            events += self._taken(request, *request.take(sampled))
         forced = [one for one in self._scheduler.in_phase(Phase.DECODE) if one.forced]
         events += (event for request in forced for event in self._force(request))
         for request in forced:
@@ -450,35 +429,23 @@ class BlockPoolBatchEngine:
 
     def _force(self, request: Request) -> list[EngineEvent]:
         """Append the tokens that must follow, instead of the one in flight."""
-        events: list[EngineEvent] = []
         try:
-            n_computed = self._sequences.pause(request)
+            taken = request.take_forced(self._sequences.pause(request))
         except BackendError as error:
             return [self._fail(request, str(error))]
-        for event, reason in request.take_forced(n_computed):
-            events.append(event)
-            if reason is not None:
-                events.append(self._finish(request, reason))
-        return events
+        return [event for one in taken for event in self._taken(request, *one)]
 
     def _resume(self, request: Request) -> list[EngineEvent]:
         """Decode on after an append, which may need room."""
-        events: list[EngineEvent] = []
-        try:
-            with self._lock:
-                if self._scheduler.grow(request, lambda one: events.extend(self._preempt(one))):
-                    self._sequences.reserve(request)
-            if request.phase is Phase.DECODE:
-                self._sequences.resume(request)
-        except BackendError as error:
-            events.append(self._fail(request, str(error)))
+        events = self._reserve([request])
+        if request.phase is Phase.DECODE:
+            events += self._try(self._sequences.resume, request)
         return events
 
-    @staticmethod
-    def _accept(request: Request, sampled: SampledToken) -> tuple[TokenEvent, FinishReason | None]:
-        text, reason = request.accept(sampled)
-        event = TokenEvent(request.uid, request.agent_id, sampled.token, text, sampled.logprob)
-        return event, reason
+    def _taken(
+        self, request: Request, event: TokenEvent, reason: FinishReason | None
+    ) -> list[EngineEvent]:
+        return [event] if reason is None else [event, self._finish(request, reason)]
 
     # Ends
 
@@ -495,11 +462,17 @@ class BlockPoolBatchEngine:
             self._heed(self._allocator.key(request.agent_id, request.tenant), request.hints)
             return self._complete(request, reason, blocks=blocks)
 
-    def _fail(self, request: Request, reason: str) -> CompletedGeneration:
-        """End a request whose computation failed, and free its cache, which may be incomplete.
+    def _try(self, act: Callable[[Request], object], request: Request) -> list[EngineEvent]:
+        """Call `act`; a failure of the backend ends the request."""
+        try:
+            act(request)
+        except BackendError as error:
+            return [self._fail(request, str(error))]
+        return []
 
-        Without finite values the store drops the request's blocks too.
-        """
+    def _fail(self, request: Request, reason: str) -> CompletedGeneration:
+        """End a request whose computation failed, and free its cache, which may be incomplete;
+        the store drops its blocks without finite values."""
         with self._lock:
             if reason == NOT_FINITE:
                 self._sequences.discard(request)
@@ -523,18 +496,4 @@ class BlockPoolBatchEngine:
         self._scheduler.remove(request)
         if self._prefixes is not None:
             self._prefixes.drop(request)
-        return CompletedGeneration(
-            uid=request.uid,
-            agent_id=request.agent_id,
-            text=request.text,
-            tokens=tuple(request.generated),
-            finish_reason=reason,
-            prompt_tokens=len(request.prompt),
-            cached_tokens=request.cached_tokens,
-            blocks=blocks,
-            logprobs=tuple(request.logprobs),
-            error=error or request.error,
-            match=match_report(request),
-            stop_string=request.stop_string,
-            prompt_logprobs=() if request.scoring else tuple(request.scores),
-        )
+        return request.completed(reason, match_report(request), blocks=blocks, error=error)

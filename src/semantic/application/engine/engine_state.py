@@ -38,8 +38,8 @@ class EngineFigures:
     """Figures of an engine at one moment.
 
     `inbox` counts submissions that the engine has not validated yet, `waiting` its requests without
-    blocks; among both, `queued` never ran and may need `queued_bytes`. `idle` counts the agents that
-    have a cache in the pool and no request. `pool_bytes` is the pool's limit. `preemptions`,
+    blocks; among both, `queued` never ran and may need `queued_bytes`. `idle` counts agents with a
+    cache in the pool and no request. `pool_bytes` is the pool's limit. `preemptions`,
     `rebuilds` and `restored_bytes` (by tier of the store) count from the start.
     """
 
