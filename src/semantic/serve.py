@@ -75,8 +75,8 @@ _ONE_BY_ONE = (
     "after the other"
 )
 _ANY_CHIP = (
-    "share_across_chips: the engine uses blocks that other kinds of chips computed, which differ in "
-    "their last bits: an answer may differ from one computed here alone"
+    "share_across_chips: the engine uses blocks that other kinds of chips computed, which differ "
+    "in their last bits: an answer may differ from one computed here alone"
 )
 _REUSABLE = "this model computes other keys if a prompt divides elsewhere: it reuses %d tokens"
 

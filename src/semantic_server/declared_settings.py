@@ -1,7 +1,7 @@
 """Every setting of a server, declared once: its type, bounds, default and help text.
 
-The command line, the settings file, the environment and `config show` have what is declared here.
-Knows nothing of where values are from, and imports neither pydantic nor typer: `semantic --help`
+The command line, the settings file, the environment and `config show` have these. Knows no source
+of values, and imports neither pydantic nor typer: `semantic --help`
 must be instant.
 """
 
@@ -67,7 +67,7 @@ class DeclaredSettings:
         Keys,
         Flag(
             _ADDRESS,
-            "A key that clients must send; each is a tenant of its own. May be repeated.",
+            "A key that clients must send; each is a tenant of its own. Repeatable.",
             "--api-key",
         ),
     ] = ()
@@ -76,7 +76,7 @@ class DeclaredSettings:
         Keys,
         Flag(
             _ADDRESS,
-            "A key that reads /metrics and manages all tenants' agents. May be repeated.",
+            "A key that reads /metrics and manages all tenants' agents. Repeatable.",
             "--operator-key",
         ),
     ] = ()
@@ -85,15 +85,13 @@ class DeclaredSettings:
     ] = None
     allowed_hosts: Annotated[
         Texts,
-        Flag(
-            _ADDRESS, "A host name that requests may be sent to. May be repeated.", "--allowed-host"
-        ),
+        Flag(_ADDRESS, "A host name that requests may name. Repeatable.", "--allowed-host"),
     ] = ()
     allowed_origins: Annotated[
         Texts,
         Flag(
             _ADDRESS,
-            "The origin of web pages that may send requests. May be repeated.",
+            "The origin of web pages that may send requests. Repeatable.",
             "--allowed-origin",
         ),
     ] = ()
@@ -102,7 +100,7 @@ class DeclaredSettings:
         Flag(
             _ADDRESS,
             "A file with a system message, or messages and tools as JSON, whose prefix all "
-            "tenants share. May be repeated.",
+            "tenants share. Repeatable.",
         ),
     ] = ()
     model: Annotated[Texts, Len(min_length=1), MODELS] = (DEFAULT_MODEL,)
@@ -110,7 +108,7 @@ class DeclaredSettings:
         Texts,
         Flag(
             ENGINE,
-            "A model that is loaded when a request names it. May be repeated.",
+            "A model that loads when a request names it. Repeatable.",
             "--allow-model",
         ),
     ] = ()
@@ -119,7 +117,7 @@ class DeclaredSettings:
         Texts,
         Flag(
             ENGINE,
-            "A model, one of those given, that stays loaded. May be repeated.",
+            "A model, one of those given, that stays loaded. Repeatable.",
             "--keep-model",
         ),
     ] = ()
@@ -127,8 +125,8 @@ class DeclaredSettings:
         Texts,
         Flag(
             ENGINE,
-            "Hub ids, as org/name or org/*, that /api/pull may download and serve. May be "
-            "repeated. Default: none.",
+            "Hub ids, as org/name or org/*, that /api/pull may download and serve. Repeatable. "
+            "Default: none.",
             metavar="PATTERN",
         ),
     ] = ()
@@ -144,16 +142,16 @@ class DeclaredSettings:
         Annotated[float, Ge(0), Le(1e9)] | None,
         Flag(
             ENGINE,
-            "Seconds without a request after which a model is unloaded. Default: when another "
-            "one needs its memory.",
+            "Seconds without a request after which a model unloads. Default: when another one "
+            "needs its memory.",
         ),
     ] = None
     served_model_name: Annotated[
         Texts,
         Flag(
             ENGINE,
-            "A name that requests may use for the first model, remembered as an alias of it. May "
-            "be repeated. Default: the folder's name, or the hub id.",
+            "A name that requests may use for the first model, remembered as an alias of it. "
+            "Repeatable. Default: the folder's name, or the hub id.",
         ),
     ] = ()
     embedding_model: Annotated[
@@ -179,7 +177,7 @@ class DeclaredSettings:
         Gib | None,
         Flag(
             STORE,
-            "GiB that the store may write to disk a day; then only ends of turns are written "
+            "GiB that the store may write to disk a day; then it writes only ends of turns "
             "until midnight. Default: no limit.",
         ),
     ] = None
@@ -195,7 +193,7 @@ class DeclaredSettings:
             STORE,
             "Publish which blocks this server stores, with their tokens, for routers that read "
             "vLLM's KV cache events: tcp://127.0.0.1:5557 or ipc://PATH; the next port answers "
-            "those that missed some. All prompts can be read there. Needs "
+            "those that missed some. It shows all prompts. Needs "
             "semantic-engine[fleet].",
             metavar="ADDRESS",
         ),
@@ -207,9 +205,9 @@ class DeclaredSettings:
         Gib | None,
         Flag(
             ENGINE,
-            "GiB of memory that the process may have, as the system counts it. Near that, caches "
-            "are given up, and last requests are refused with a 503. Default: nine tenths of "
-            "what is free at the start, more if the weights need it.",
+            "GiB of memory that the process may have, as the system counts it. Near that it "
+            "frees caches, and last refuses requests with a 503. Default: nine tenths of the "
+            "free memory at the start, more if the weights need it.",
         ),
     ] = None
     temperature: Annotated[
@@ -227,7 +225,7 @@ class DeclaredSettings:
         Literal["note", "reject-once", "reject"],
         Flag(
             _ANSWERS,
-            "What becomes of a picture, sound or document that a user sends to a text model: "
+            "The answer to a picture, sound or document that a user sends to a text model: "
             "note, reject-once or reject. Earlier ones and those of tools are always notes. "
             "Default: reject-once.",
         ),
@@ -270,7 +268,8 @@ class DeclaredSettings:
         int, Ge(1), Le(86_400), Flag(_LIMITS, "Seconds that a connection may be idle.")
     ] = 75
     send_timeout: Annotated[
-        Seconds, Flag(_LIMITS, "Seconds after which a client that reads nothing is disconnected.")
+        Seconds,
+        Flag(_LIMITS, "Seconds after which the server disconnects a client that reads nothing."),
     ] = 60
     keep_alive: Annotated[
         Seconds, Flag(_LIMITS, "Seconds between heartbeats in a stream without other data.")

@@ -724,7 +724,7 @@ def test_a_program_that_cannot_run_is_one_line(server: Server, programs: Path) -
     put(programs / "claude", "#!/no/such/interpreter\n", mode=0o755)
     ran = launch("claude", server)
     assert (ran.code, len(ran.error_lines)) == (4, 1)
-    assert "could not be started" in ran.err
+    assert "cannot start " in ran.err
 
 
 def test_arguments_without_a_start_are_refused(server: Server, home: Path) -> None:

@@ -216,4 +216,4 @@ def test_a_server_starts_where_no_name_can_be_remembered(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config.json"))
     serve.remember(settings)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("--served-model-name is not remembered: cannot read ")
+    assert line.startswith("cannot remember --served-model-name: cannot read ")

@@ -68,7 +68,9 @@ ParentName = Annotated[
 ]
 IsPinned = Annotated[
     bool | None,
-    typer.Option("--pinned/--unpinned", help="Only pinned, or only unpinned agents.", show_default=False),
+    typer.Option(
+        "--pinned/--unpinned", help="Only pinned, or only unpinned agents.", show_default=False
+    ),
 ]
 
 

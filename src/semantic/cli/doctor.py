@@ -189,7 +189,7 @@ def check_kernels() -> Finding:
 
 
 def check_identity(settings: Settings) -> Finding:
-    """Check what finds blocks, apart from a model's files: their owner, and where they are equal."""
+    """Report what finds blocks, apart from a model's files: owner, and where they are equal."""
     try:
         owner = "the store's own" if fleet_secret(settings) is None else "the fleet's"
     except InvalidRequestError as error:
@@ -326,8 +326,8 @@ def check_model(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "reuse",
             "warning",
-            f"only the first {spec.reusable_tokens} tokens: beyond them this model's keys depend on "
-            "where a prompt divides",
+            f"only the first {spec.reusable_tokens} tokens: beyond them this model's keys depend "
+            "on where a prompt divides",
             "the engine computes longer prompts again from there, so that answers are exact",
         )
     yield Finding("pool", "ok", _budget(pool, spec))

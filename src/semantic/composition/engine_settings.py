@@ -141,9 +141,7 @@ STORE_FOLDER: Final = Flag(
     "of caches.",
     "--store",
 )
-NO_STORE: Final = Flag(
-    STORE, "Store nothing on disk: caches end with the program.", "--no-store"
-)
+NO_STORE: Final = Flag(STORE, "Store nothing on disk: caches end with the program.", "--no-store")
 DISK_GB: Final = Flag(
     STORE,
     "Quota of the store on disk, in GiB. Default: what it uses and a tenth of the free "

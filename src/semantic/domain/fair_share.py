@@ -1,5 +1,5 @@
-"""Equal parts for tenants: FairShare and RoundRobin share what they use one after the other, FairRoom
-and FairLru what they hold; functions do so for stores.
+"""Equal parts for tenants: FairShare and RoundRobin divide use over time, FairRoom and FairLru what
+tenants hold; functions do so for stores.
 
 FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) that learns costs afterwards.
 FairRoom bounds what nobody takes back, by a threshold that moves with the free room (Choudhury and

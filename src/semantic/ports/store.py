@@ -249,7 +249,7 @@ class AgentIndexPort(Protocol):
         ...
 
     def pinned(self, tenant: bytes) -> Pinned:
-        """Return the pins of the tenant with this tag in the most durable tier, and its part of it."""
+        """Return a tenant's pins in the most durable tier, and its part of it, by its tag."""
         ...
 
 
@@ -361,5 +361,5 @@ class LookUpPort(Protocol):
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
     ) -> None:
         """Learn how much of a chain of blocks, the last possibly partial, the tier stores, the
-        blocks that follow, and all that resuming there needs. Other tiers have the first `start`."""
+        blocks that follow, and all that resuming needs. Other tiers have the first `start`."""
         ...

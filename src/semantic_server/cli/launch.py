@@ -122,7 +122,7 @@ LAUNCH_COMMANDS: dict[str, Callable[..., None]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """A plan, and whether it was carried out."""
+    """A plan, and whether the command wrote it."""
 
     client: str
     server: RunningServer
@@ -158,7 +158,7 @@ class _Outcome:
         for change in self.plan.changes:
             yield from _diff(change)
         if not self.written:
-            yield "nothing was written; --write does it, after a backup of the file"
+            yield "wrote nothing; --write writes it, after a backup of the file"
         elif self.backup is None:
             yield "written; the file is new"
         else:
@@ -166,7 +166,7 @@ class _Outcome:
 
 
 def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
-    """Whether the agent is to be started. Raises InvalidRequestError for arguments if it is not."""
+    """Return whether to start the agent. Raises InvalidRequestError for arguments if not."""
     if not (options.write or options.show or as_json):
         return True
     if arguments:
@@ -177,12 +177,12 @@ def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json:
 
 
 def _start(agent: CodingAgent, options: LaunchOptions, arguments: Sequence[str] | None) -> NoReturn:
-    """Become the agent's program. Raises OperatorError when it cannot be started."""
+    """Become the agent's program. Raises OperatorError if that fails."""
     server = options.server()
     program = shutil.which(agent.name)
     if program is None:
         raise OperatorError(
-            f"{agent.name} is not installed: expected a program of that name in PATH; "
+            f"cannot find {agent.name}: expected a program of that name in PATH; "
             f"`npm install -g {agent.package}` installs it"
         )
     _warn_of_little_context(server)
@@ -196,7 +196,7 @@ def _start(agent: CodingAgent, options: LaunchOptions, arguments: Sequence[str] 
             {**os.environ, **start.variables},
         )
     except OSError as error:
-        raise OperatorError(f"{program} could not be started: {error.strerror}") from None
+        raise OperatorError(f"cannot start {program}: {error.strerror}") from None
 
 
 def _launch(
@@ -242,7 +242,7 @@ def _diff(change: Change) -> Iterator[str]:
 
 
 def _dotted(path: Sequence[str]) -> str:
-    """A path as TOML writes it: a part that is not a bare key is quoted."""
+    """Return a path as TOML writes it, with quotes around a part that is not a bare key."""
     plain = (part.replace("_", "").replace("-", "") for part in path)
     return ".".join(
         part if word.isascii() and word.isalnum() else json.dumps(part)

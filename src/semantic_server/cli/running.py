@@ -1,7 +1,7 @@
 """`semantic models ps`, `load`, `unload`, `semantic memory` and `semantic agents export`, `import`:
-what a running server holds. An archive may be of the store too, as two files.
+what a running server holds. An archive may also come from the store, as two files.
 
-Knows files and a terminal; not what a server gives up by itself, nor how archives are made.
+Knows files and a terminal; not what a server unloads by itself, nor how to make archives.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def ps(
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE,
     as_json: AsJson = False,
 ) -> None:
-    """List the models of a running server: which are loaded, what they take and do."""
+    """List the models of a running server: their state, memory and work."""
     from semantic_server.clients.server_connection import list_models
 
     rows = list_models(url, key_variable)
@@ -106,7 +106,7 @@ RUNNING_MODEL_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def unloaded_when(pinned: bool, expires_in: float | None) -> str:
-    """When a model is unloaded, if no request comes."""
+    """Return when a model unloads if no request comes."""
     if expires_in is not None:
         return f"in {show_seconds(expires_in)}"
     return "never" if pinned else "when needed"
@@ -189,7 +189,7 @@ class RemoteOptions:
         typer.Option(
             "--server",
             "--url",
-            help="The address of a running server, whose agent is meant; FILE is one tar file. "
+            help="The address of a running server that has the agent; FILE is one tar file. "
             "Default: the store.",
             show_default=False,
         ),
@@ -197,14 +197,14 @@ class RemoteOptions:
     model: Annotated[
         str | None,
         typer.Option(
-            help="With --server: the model whose agent is meant; required if it has several.",
+            help="With --server: the model that has the agent; required if it has several.",
             show_default=False,
         ),
     ] = None
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
 
     def address(self, store: StoreOptions, model_id: str | None = None) -> str | None:
-        """The server; None for the store. Raises InvalidRequestError where both are meant."""
+        """The server; None for the store. Raises InvalidRequestError for both."""
         if self.server is None and self.model is not None:
             raise InvalidRequestError("expected --model with --server only")
         if self.server is not None and (store != StoreOptions() or model_id is not None):
@@ -214,7 +214,7 @@ class RemoteOptions:
         return self.server
 
     def owner(self, tenant: str | None) -> Owner:
-        """Whose agent of the server is meant."""
+        """Return the owner of the agent on the server."""
         from semantic_server.clients.server_connection import Owner
 
         return Owner(self.model, tenant)
@@ -257,7 +257,7 @@ def import_archive(
 
 
 def is_stdout(file: Path) -> bool:
-    """Whether an archive goes to stdout instead of a file."""
+    """Return whether an archive goes to stdout instead of a file."""
     return file == _STDOUT
 
 
@@ -339,7 +339,7 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read an agent that was exported, after checking every byte of it.
+    """Read an exported agent, after checking every byte of it.
 
     Import only trusted files: checksums detect damage, not forged contents. Its cache is this
     agent's alone: requests must name the agent to continue from it. An interrupted import leaves

@@ -1,6 +1,6 @@
 """`semantic serve` and `semantic config show`: a model behind HTTP, and its settings.
 
-Reads settings, opens the socket and runs the server. Knows no wire.
+Reads settings, opens the socket and runs the server. Knows no API.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _GIB = 1 << 30
 
 
 def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
-    """Gives a class a field for the flag of each setting of `declared`: None if it is not given."""
+    """Give a class a field for the flag of each setting of `declared`: None without the flag."""
 
     def add(options: type[T]) -> type[T]:
         hints = get_type_hints(declared, include_extras=True)
@@ -64,15 +64,15 @@ def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
 
 
 def _as_flag(hint: object) -> object:
-    """A setting's type on the command line, where bounds are not known, with its option."""
+    """Return a setting's type on the command line, without bounds, with its option."""
     declared, *_, flag = get_args(hint)
     given = _given(declared)
     return Annotated[given | None, option(flag)]
 
 
 def _given(declared: type) -> type | GenericAlias:
-    """The type of a flag's value. A flag of several values may be repeated; texts are validated
-    where the settings are loaded."""
+    """Return the type of a flag's value; a flag of several values is repeatable. Loading the
+    settings validates texts."""
     origin, parts = get_origin(declared), get_args(declared)
     if origin is None:
         return str if declared is object else declared
@@ -90,7 +90,7 @@ class ServeOptions:
     """
 
     def given(self) -> dict[str, object]:
-        """The flags that were given, by name of their setting."""
+        """Return the flags on the command line, by name of their setting."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -98,7 +98,7 @@ class ServeOptions:
 def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     """Serve a model over HTTP, for OpenAI's and Anthropic's clients.
 
-    Every flag can also be set as SEMANTIC_NAME in the environment or in a TOML file; `semantic
+    Every flag also works as SEMANTIC_NAME in the environment or in a TOML file; `semantic
     config show` prints each value and its source. Ctrl-C waits for answers and saves every agent;
     a second one stops at once.
     """
@@ -149,7 +149,7 @@ def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = Fal
     """Print the settings file and every setting of `semantic serve`: its value, and its source.
 
     A flag overrides the environment, the environment the file, and the file the default.
-    Secrets are masked.
+    It masks secrets.
     """
     from semantic_server.http.settings import load_settings
 
@@ -187,7 +187,7 @@ _CHOSEN_LATER = {
 
 
 def _chosen(settings: ServerSettings) -> dict[str, object]:
-    """Values of settings without one, as far as they are known before the server starts."""
+    """Return values of settings without one, as far as known before the server starts."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
         chosen["served_model_name"] = list(served_names(settings))
@@ -223,7 +223,7 @@ async def load_model(
     if settings.embedding_model is not None:
         model = model_of(settings.embedding_model)
         names = own_names(model, settings.embedding_model)
-        # First, so that pools are made from the memory that it leaves.
+        # First, so that pools take the memory that it leaves.
         embedding = await load_embeddings(model, names, loop)
     store_unavailable = store_unavailable or notify_store_unavailable
     details = None if embedding is None else embedding.model.details
@@ -290,7 +290,7 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
 
 
 def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:
-    """What the server's settings say of its first model, that of `engine`, and of requests."""
+    """Return the settings of the first model, that of `engine`, and of requests."""
     from semantic.application.chat.families import Parsers
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings
@@ -325,11 +325,11 @@ async def _load_and_remember(
 
 
 def remember(settings: ServerSettings) -> None:
-    """Make the names that were given aliases of the model; a notice if they cannot be written."""
+    """Make the given names aliases of the model; print a notice if that fails."""
     try:
         remember_served(settings.model[0], settings.served_model_name)
     except SemanticError as error:
-        _print_line(f"--served-model-name is not remembered: {error}")
+        _print_line(f"cannot remember --served-model-name: {error}")
 
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
@@ -363,11 +363,11 @@ def engine_settings(settings: ServerSettings) -> Settings:
 def run_server(
     settings: ServerSettings, load: Load, responses: ResponsesPort | None = None
 ) -> None:
-    """Serve until a signal arrives or loading the model fails. Without `responses` they are
-    stored in memory.
+    """Serve until a signal arrives or loading the model fails. Without `responses` memory keeps
+    them.
 
-    Raises InvalidRequestError for an address that is not loopback without keys, OperatorError when
-    the address cannot be bound, and what `load` raises.
+    Raises InvalidRequestError for an address that is not loopback without keys, OperatorError if
+    binding the address fails, and as `load`.
     """
     from semantic_server.http.app import create_app
     from semantic_server.http.context import ServerContext
@@ -420,7 +420,7 @@ def _print_ready(where: str, serving: RunnableServing) -> None:
 
 
 def notify_store_unavailable(error: StoreError) -> None:
-    """`print_store_unavailable`; a closed stderr is ignored."""
+    """Call `print_store_unavailable`, ignoring a closed stderr."""
     with suppress(OSError):
         print_store_unavailable(error)
 

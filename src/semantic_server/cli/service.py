@@ -1,4 +1,4 @@
-"""`semantic service`: `semantic serve` as a service of the user, with the flags that are given.
+"""`semantic service`: `semantic serve` as a service of the user, with flags.
 
 Knows settings by name, and that a service sees neither this folder nor this shell's variables.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from semantic_server.service_managers import HostPort, ServicePort, ServiceState
 
 _TO_SAVE_SECONDS = 120
-"""After the answers have ended: agents are saved, and a store on a slow disk is written."""
+"""Seconds after the answers have ended to save agents and write a store on a slow disk."""
 _NOT_RUNNING = 1
 
 
@@ -31,7 +31,7 @@ def install(options: ServeOptions, config: ConfigFile = None) -> None:
     """Start `semantic serve` now and with every login, with these flags.
 
     Writes a unit of systemd or a property list of launchd, and prints it. Once more with other
-    flags changes it and restarts the server. Keys are read from a file: --api-key-file.
+    flags changes it and restarts the server. Keys come from a file: --api-key-file.
     """
     from semantic_server.cli.serve import require_keys
     from semantic_server.http.settings import load_settings
@@ -58,7 +58,7 @@ def uninstall() -> None:
 
 
 def status(as_json: AsJson = False) -> None:
-    """Print whether the service is installed and runs; exits with 1 unless it runs."""
+    """Print whether the service exists and runs; exits with 1 unless it runs."""
     state = service_manager().state()
     if as_json:
         document = {

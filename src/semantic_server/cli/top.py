@@ -1,6 +1,6 @@
-"""`semantic top`: a running server in a terminal, second by second: what the page at / shows.
+"""`semantic top`: the page at / of a running server, in a terminal, second by second.
 
-Knows the overview of a server; not how its figures are measured.
+Knows the overview of a server; not how it measures its figures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _RETRY_SECONDS = 2.0
 _ENDED = 8
-"""Requests that have ended and are shown."""
+"""Ended requests on the screen."""
 _BAR = 24
 _TIERS = {"process": "process", "pool": "pool", "memory": "RAM tier", "disk": "disk"}
 
@@ -114,7 +114,7 @@ def watch(
 
 
 class View:
-    """What is shown: the overview, the newest changes, and the requests that ended last."""
+    """The screen: the overview, the newest changes, and the requests that ended last."""
 
     def __init__(self) -> None:
         self._overview: Overview | None = None
@@ -124,7 +124,7 @@ class View:
         self._ended: dict[tuple[str, float], TimelineSpan] = {}
 
     def apply(self, name: str, document: Document) -> None:
-        """Take over an event. Raises OperatorError if it is no overview."""
+        """Take over an event. Raises OperatorError for a malformed overview."""
         from pydantic import ValidationError
 
         from semantic_server.http.overview import Changes, Overview
@@ -146,7 +146,7 @@ class View:
         overview, changes = self._overview, self._changes
         if overview is None or changes is None:
             return
-        model = "a model that is being loaded" if overview.model is None else overview.model
+        model = "a model that loads" if overview.model is None else overview.model
         yield f"{show_name(model)}, version {overview.version}, {changes.state}"
         yield sentence(changes.saved.today)
         yield ""
@@ -177,13 +177,13 @@ class View:
 
 
 def sentence(saved: Saved) -> str:
-    """2 h 14 min of reading saved today; 96 % of 4,100 prompt tokens were not computed again."""
+    """2 h 14 min of prefill saved today; the cache had 96 % of 4,100 prompt tokens."""
     if not saved.prompt_tokens:
-        return "No prompt has been read today."
+        return "No prompt today."
     share = 100 * saved.cached_tokens // saved.prompt_tokens
     return (
-        f"{show_duration(saved.seconds)} of reading saved today; {share} % of "
-        f"{saved.prompt_tokens:,} prompt tokens were not computed again."
+        f"{show_duration(saved.seconds)} of prefill saved today; the cache had {share} % of "
+        f"{saved.prompt_tokens:,} prompt tokens."
     )
 
 

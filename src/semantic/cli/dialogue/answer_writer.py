@@ -58,7 +58,7 @@ class PlainWriter:
 
 
 class MarkdownWriter:
-    """Renders each paragraph, list or block of code once it is complete, and shows its raw text until
+    """Renders each paragraph, list or block of code once it is complete, and shows its text until
     then. Reasoning is dim. It shows the model's control characters instead of obeying them."""
 
     def __init__(self, console: Console) -> None:

@@ -163,9 +163,7 @@ def alias(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[MODEL]", help="A hub id or a folder.", show_default=False
-        ),
+        typer.Argument(metavar="[MODEL]", help="A hub id or a folder.", show_default=False),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Forget the name.")] = False,
     as_json: AsJson = False,

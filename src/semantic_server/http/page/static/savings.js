@@ -4,9 +4,9 @@ import { clock, count, duration, el, percent, rounded } from "./dom.js";
 import { state } from "./state.js";
 
 function sentence({ prompt_tokens: asked, cached_tokens: cached, seconds }, since) {
-  if (!asked) return `No prompt has been read ${since}.`;
+  if (!asked) return `No prompt ${since}.`;
   const share = `${percent(cached / asked)} of ${rounded(asked)} prompt tokens`;
-  return `${duration(seconds)} of reading saved ${since}; ${share} were not computed again.`;
+  return `${duration(seconds)} of prefill saved ${since}; the cache had ${share}.`;
 }
 
 class Savings extends HTMLElement {
@@ -23,7 +23,7 @@ class Savings extends HTMLElement {
       el("p", { class: "sentence" }, sentence(saved.today, since)),
       el("p", { class: "soft" }, `Since the start, ${started}: ` +
         `${count(saved.start.cached_tokens)} of ${count(saved.start.prompt_tokens)} tokens were ` +
-        `cached, ${duration(saved.start.seconds)} of reading. The time is an estimate: cached ` +
+        `cached, ${duration(saved.start.seconds)} of prefill. The time is an estimate: cached ` +
         "tokens times the mean time of a computed one."),
     );
   }
