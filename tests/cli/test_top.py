@@ -42,7 +42,7 @@ def test_a_server_is_shown_once_where_there_is_no_terminal(server: RunningServer
     assert lines[1] == "4.0 s of prefill saved today; the cache had 80 % of 50 prompt tokens."
     assert "pool ######.................. 25 bytes of 100 bytes, 25%" in lines
     assert any(line.startswith("decodes decoding 20 ") for line in lines)
-    assert any(line.startswith("reads reading 0 % 4,000 ") for line in lines)
+    assert any(line.startswith("reads prefill 0 % 4,000 ") for line in lines)
     assert any(line.startswith("ann stop 40 of 50 9 ") for line in lines)
 
 
@@ -117,7 +117,7 @@ def test_an_ended_stream_is_followed_again(server: RunningServer) -> None:
     with pytest.raises(KeyboardInterrupt):
         watch(follow, Console(file=screen, force_terminal=True, width=120, height=30), sleep)
     shown = screen.getvalue()
-    assert "reading 0 %" in shown
+    assert "prefill 0 %" in shown
     assert shown.count("the server ended the stream; next attempt in 2 s") == 2
     assert shown.count("no server answers; next attempt in 2 s") == 1
 

@@ -83,7 +83,7 @@ def test_a_load_is_shown_as_it_is(page: Page) -> None:
     with serving(served.agents) as server:
         opened(page, server)
         expect(row(page, "decodes").locator(".state")).to_have_text(re.compile("decoding|tok/s"))
-        expect(row(page, "reads").locator(".state")).to_have_text("reading 0 %")
+        expect(row(page, "reads").locator(".state")).to_have_text("prefill 0 %")
         expect(row(page, "waits").locator(".state")).to_have_text("queued")
         expect(row(page, "reviewer").locator(".state")).to_have_text("idle")
         expect(row(page, "reviewer")).to_have_attribute("aria-level", "2")

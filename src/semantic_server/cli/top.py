@@ -259,7 +259,7 @@ def _request(row: LiveRow) -> tuple[str, ...]:
 
 def _state(row: LiveRow) -> str:
     if row.state == "prefill":
-        return f"reading {100 * row.read_tokens // row.prompt_tokens} %"
+        return f"prefill {100 * row.read_tokens // row.prompt_tokens} %"
     if row.state == "queued":
         return "preempted, waiting" if row.preemptions else "queued"
     return "decoding" if row.tokens_per_second is None else f"{row.tokens_per_second:.0f} tok/s"

@@ -98,7 +98,7 @@ class Agent extends HTMLElement {
       shown.parent && ["Parent", named(shown.parent)],
       shown.children.length && ["Children", count(shown.children.length)],
       shown.client && ["Client", visible(shown.client)],
-      turn.prompt_tokens !== null && ["Last prompt", `${percent(turn.cached_share)} of ${count(turn.prompt_tokens)} tokens cached, ${duration(turn.seconds)} of reading`],
+      turn.prompt_tokens !== null && ["Last prompt", `${percent(turn.cached_share)} of ${count(turn.prompt_tokens)} tokens cached, ${duration(turn.seconds)} of prefill`],
       turn.reason && ["Why", turn.reason],
       turn.lost_tokens > 0 && ["Cost", `${count(turn.lost_tokens)} tokens computed again, ${duration(turn.lost_seconds)}`],
     ].filter(Boolean);

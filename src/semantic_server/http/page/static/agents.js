@@ -13,7 +13,7 @@ export function stateOf(agent, requests) {
     return live.preemptions ? ["preempted", "preempted, waiting"] : ["queued", "queued"];
   }
   if (live.state === "prefill") {
-    return ["prefill", `reading ${percent(live.read_tokens / (live.prompt_tokens || 1))}`];
+    return ["prefill", `prefill ${percent(live.read_tokens / (live.prompt_tokens || 1))}`];
   }
   const rate = live.tokens_per_second;
   return ["decode", rate === null ? "decoding" : `${rate.toFixed(rate < 10 ? 1 : 0)} tok/s`];

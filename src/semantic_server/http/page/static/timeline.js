@@ -7,7 +7,7 @@ const LONGEST = 300; // seconds
 const SHORTEST = 30;
 const WIDTH = 300; // of the drawing
 const MOST_LANES = 30;
-const NAMES = { waiting: "waited", reading: "read", decoding: "decoded", preempted: "was preempted" };
+const NAMES = { waiting: "waited", reading: "prefilled", decoding: "decoded", preempted: "was preempted" };
 
 function parts(span, now) {
   return span.phases.map(([phase, from], at) => {
