@@ -12,7 +12,7 @@ import pytest
 
 from semantic.adapters.stores.conversations import DiskTurns
 from semantic.application.chat.turn_cache import TurnCache
-from semantic.domain.history import Turn, thought_digest
+from semantic.domain.chat import Turn, thought_digest
 from semantic.ports.store import SharedTurnsPort, TurnsPort
 from semantic_fleet.objects.remote_records import Records, RemoteTurns
 from tests.support.bucket import Bucket

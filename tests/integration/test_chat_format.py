@@ -24,7 +24,7 @@ from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.chat.answer_reader import AnswerMessage, AnswerReader
 from semantic.application.chat.call_grammar import MOST_FORCED_CALLS
-from semantic.application.chat.call_text import read_calls
+from semantic.application.chat.json_calls import read_calls
 from semantic.domain.answer import AnswerPiece, ToolCallFailed, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.errors import InvalidRequestError

@@ -30,9 +30,8 @@ from semantic.domain.answer import (
     ReasoningDelta,
     TextDelta,
 )
-from semantic.domain.chat import Chat, Message
+from semantic.domain.chat import Chat, Message, Turn
 from semantic.domain.errors import OverloadedError
-from semantic.domain.history import Turn
 from semantic.domain.responses import StoredResponse
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from semantic.domain.history import Point, Turn
+from semantic.domain.chat import Point, Turn
 
 PATIENCE = 60.0
 """Seconds after which something that should happen is taken never to."""

@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass, field
 
-from semantic.application.engine.engine_state import (
-    EngineFigures,
-    EngineState,
-    Figures,
-    MemoryLimit,
-)
 from semantic.domain.errors import AgentNotFoundError
 from semantic.domain.stored import StoreStats, Tier, Wear
 from semantic.ports.agents import (
@@ -27,6 +21,12 @@ from semantic.ports.agents import (
 )
 from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort
+from semantic.ports.serving import (
+    EngineFigures,
+    EngineState,
+    Figures,
+    MemoryLimit,
+)
 from tests.support.fake_serving import FakeServing
 
 

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 import yaml  # type: ignore[import-untyped]  # the package has no types
 
-from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
 from semantic.domain.stored import StoreStats, Tier, Wear
+from semantic.ports.serving import EngineFigures, EngineState, Figures
 from semantic_server.http.metrics import Metrics
 from tools.release import ROOT
 

@@ -24,7 +24,6 @@ from semantic.application.chat.answer_reader import AnswerReader, AnswerStream, 
 from semantic.application.chat.preparation import Preparation, Prepared, length_of
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.transcript import messages_in
-from semantic.application.engine.engine_state import EngineState, Figures, MemoryLimit
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.submission import RequestHandle, Submission
 from semantic.application.fair_threads import FairThreads
@@ -57,7 +56,7 @@ from semantic.ports.chat import ChatFormat
 from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.generation import EngineEvent, Tokenizer
 from semantic.ports.models import ModelsPort
-from semantic.ports.serving import Ask, Prompt, ServedModel
+from semantic.ports.serving import Ask, EngineState, Figures, MemoryLimit, Prompt, ServedModel
 from semantic.ports.store import MOST_WAIT
 
 T = TypeVar("T")

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from semantic.domain.chat import Chat, Message, Role
-from semantic.domain.history import (
+from semantic.domain.chat import (
+    Chat,
     Defaults,
+    Message,
+    Role,
     canonical,
     defaults_of,
     point_after,

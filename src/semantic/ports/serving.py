@@ -1,17 +1,20 @@
-"""ServingPort: a served model's interface for the wires; answers are streams of events.
+"""ServingPort: a served model's interface for APIs; answers are streams of events.
 
-Runs on an event loop and never blocks it. A wire translates; it makes no decisions.
+Runs on an event loop and never blocks it. An API translates; it makes no decisions. `Figures` are
+those of an engine's thread, its stores and the process' memory, for monitoring.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal, Protocol
 
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.chat import Chat
 from semantic.domain.identity import NO_HINTS, Hints, Identity
+from semantic.domain.stored import StoreStats, Tier
 from semantic.domain.value_objects import SamplingParams
 
 Prompt = Chat | str | tuple[int, ...]
@@ -138,3 +141,100 @@ class ServingPort(Protocol):
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
         """The text of each token alone, for wires that report log-probabilities by text."""
         ...
+
+
+class EngineState(StrEnum):
+    """The state of an engine's thread."""
+
+    LOADING = "loading"
+    """The thread builds the engine, and refuses submissions until it is ready."""
+    READY = "ready"
+    REBUILDING = "rebuilding"
+    """The engine failed; the thread builds another and queues submissions."""
+    STOPPING = "stopping"
+    """The thread refuses submissions; earlier ones finish, or it cancels them."""
+    STOPPED = "stopped"
+    FAILED = "failed"
+    """There is no engine, and there will be none."""
+
+    @property
+    def accepts_submissions(self) -> bool:
+        return self in (EngineState.READY, EngineState.REBUILDING)
+
+    @property
+    def is_over(self) -> bool:
+        return self in (EngineState.STOPPED, EngineState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """Figures of an engine at one moment.
+
+    `inbox` counts submissions that the engine has not validated yet, `waiting` its requests without
+    blocks; among both, `queued` never ran and may need `queued_bytes`. `idle` counts agents with a
+    cache in the pool and no request. `pool_bytes` is the pool's limit. `preemptions`,
+    `rebuilds` and `restored_bytes` (by tier of the store) count from the start.
+    """
+
+    state: EngineState
+    inbox: int = 0
+    waiting: int = 0
+    running: int = 0
+    idle: int = 0
+    queued: int = 0
+    queued_bytes: int = 0
+    pool_used_bytes: int = 0
+    pool_bytes: int = 0
+    preemptions: int = 0
+    rebuilds: int = 0
+    restored_bytes: Mapping[Tier, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Bytes that the process has, as the system counts them, and may have: now, which is less than
+    `max_bytes` while the system is short of memory, and otherwise.
+
+    `steps` are what pressure took and has not ended yet, in order; `counts` how often each was,
+    since the start.
+    """
+
+    used_bytes: int
+    limit_bytes: int
+    max_bytes: int
+    steps: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class MemoryLimit(Protocol):
+    """The limit of the process' memory."""
+
+    @property
+    def memory(self) -> MemoryFigures | None:
+        """Figures of the last measurement, None without a limit. Thread-safe."""
+        ...
+
+    async def look_at_memory(self) -> None:
+        """Measure now, unless the guard did so lately: an idle thread does not measure."""
+        ...
+
+    async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
+        """Set another limit, None for that of the start; return when the process has freed what
+        exceeds it.
+
+        Raises InvalidRequestError, with nothing changed, for a limit that the process cannot keep,
+        or where it has none.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of the engine, and statistics of each tier of its store. With several models `engine`
+    is the sum of their engines, and `models` has each loaded one. `memory` is that
+    of the process, None without a limit."""
+
+    engine: EngineFigures
+    stores: tuple[StoreStats, ...] = ()
+    models: Mapping[str, EngineFigures] = field(default_factory=dict)
+    memory: MemoryFigures | None = None

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
-from semantic.domain.history import Point, Turn
+from semantic.domain.chat import Point, Turn
 from semantic.domain.responses import StoredResponse
 from semantic.domain.stored import (
     AgentName,

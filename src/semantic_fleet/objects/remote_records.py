@@ -19,7 +19,7 @@ from semantic.adapters.stores.conversations import decoded_turn, encoded_turn, t
 from semantic.adapters.stores.disk.entries import UnreadableError
 from semantic.application.chat.turn_cache import Writes
 from semantic.domain.block_hash import tenant_tag
-from semantic.domain.history import Point, Turn
+from semantic.domain.chat import Point, Turn
 from semantic.domain.identity import digest
 from semantic.domain.responses import StoredResponse, encoded, key_of, response_in
 from semantic.ports.store import MOST_WAIT, DiskResponsesPort

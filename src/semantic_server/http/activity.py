@@ -19,9 +19,9 @@ from typing import Final, Literal, TypeVar
 
 from anyio import to_thread
 
-from semantic.application.engine.engine_state import Figures
 from semantic.domain.errors import OverloadedError, SemanticError
 from semantic.ports.agents import AgentsPort, RunningRequest
+from semantic.ports.serving import Figures
 from semantic_server.http.answer_records import AnswerRecord, Observer
 from semantic_server.http.errors import RETRY_SECONDS, WireError
 from semantic_server.http.metrics import PrefillRate

@@ -15,13 +15,12 @@ from fastapi import Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
-from semantic.application.engine.engine_state import Figures, MemoryLimit
 from semantic.application.models.model_names import unknown_model
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OverloadedError
 from semantic.ports.agents import AgentsPort
 from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort
-from semantic.ports.serving import ServingPort
+from semantic.ports.serving import Figures, MemoryLimit, ServingPort
 from semantic_server.http.activity import Ending, Watch
 from semantic_server.http.answer_records import InstrumentedServing, Observer
 from semantic_server.http.errors import RETRY_SECONDS, ClientDisconnectedError

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from semantic.application.engine.engine_state import MemoryFigures, MemoryLimit
 from semantic.domain.errors import InvalidRequestError, OverloadedError
+from semantic.ports.serving import MemoryFigures, MemoryLimit
 from semantic_server.http.context import context_of, serving_of, settings_of
 from semantic_server.http.errors import RETRY_SECONDS
 from semantic_server.http.identity import require_operator

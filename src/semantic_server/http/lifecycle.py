@@ -16,10 +16,10 @@ from pathlib import Path
 from anyio import to_thread
 from fastapi import FastAPI
 
-from semantic.application.engine.engine_state import Figures
 from semantic.application.models.model_manager import RunnableServing
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError, SemanticError
+from semantic.ports.serving import Figures
 from semantic_server.http.anthropic.validators import validators
 from semantic_server.http.context import ServerContext
 from semantic_server.http.openai.conversation import messages_of, tools_of

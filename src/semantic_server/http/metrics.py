@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from semantic.application.engine.engine_state import EngineFigures, Figures, MemoryFigures
 from semantic.domain.stored import Wear
+from semantic.ports.serving import EngineFigures, Figures, MemoryFigures
 from semantic_server.http.answer_records import AnswerRecord, Observer
 
 _MODEL: Final = "model_name"

@@ -14,10 +14,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from semantic.application.engine.engine_state import EngineFigures, EngineState
 from semantic.domain.stored import StoreStats, Wear
 from semantic.ports.agents import RequestState, RunningRequest, TenantId
 from semantic.ports.models import ModelState, ModelStatus
+from semantic.ports.serving import EngineFigures, EngineState
 from semantic_server.http.activity import (
     LiveRequest,
     PhaseName,

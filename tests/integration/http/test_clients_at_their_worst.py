@@ -17,7 +17,7 @@ import pytest
 from pydantic import SecretStr
 
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.application.engine.engine_state import Figures
+from semantic.ports.serving import Figures
 from semantic_server.http.app import create_app
 from semantic_server.http.connections import (
     ConnectionLimits,

@@ -14,7 +14,6 @@ import pytest
 from fastapi import Request
 from pydantic import SecretStr
 
-from semantic.application.engine.engine_state import EngineState
 from semantic.application.models.model_manager import RunnableServing
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.chat import Chat, ToolChoice
@@ -26,7 +25,7 @@ from semantic.domain.errors import (
     OverloadedError,
     PoolExhaustedError,
 )
-from semantic.ports.serving import Ask, Prompt
+from semantic.ports.serving import Ask, EngineState, Prompt
 from semantic_server.http.app import create_app
 from semantic_server.http.context import ServerContext, serving_of
 from semantic_server.http.identity import tenant_name, tenant_of

@@ -13,7 +13,7 @@ from typing_extensions import Buffer
 
 from semantic.adapters.stores.conversations import DiskTurns
 from semantic.application.chat.turn_cache import TurnCache
-from semantic.domain.history import Turn, thought_digest
+from semantic.domain.chat import Turn, thought_digest
 from semantic.ports.store import MOST_WAIT
 from semantic_fleet.objects.remote_records import Records, RemoteTurns
 from tests.support.bucket import Bucket, Process

@@ -13,7 +13,6 @@ import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.engine.admission import QueueLimits
-from semantic.application.engine.engine_state import EngineFigures, EngineState
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.engine.submission import RequestHandle, Submission
@@ -26,6 +25,7 @@ from semantic.domain.errors import (
 )
 from semantic.domain.value_objects import TokenEvent
 from semantic.ports.generation import EngineEvent
+from semantic.ports.serving import EngineFigures, EngineState
 from tests.support.fake_clock import FakeClock
 from tests.support.lanes import more
 from tests.unit.application.thread_world import (

@@ -8,7 +8,6 @@ from contextlib import aclosing
 
 import pytest
 
-from semantic.application.engine.engine_state import EngineState
 from semantic.domain.answer import AnswerEnd
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import (
@@ -18,7 +17,7 @@ from semantic.domain.errors import (
     OverloadedError,
 )
 from semantic.domain.value_objects import SamplingParams
-from semantic.ports.serving import Ask, ServingPort
+from semantic.ports.serving import Ask, EngineState, ServingPort
 from tests.support.fake_models import FakeLoader, FakeUnit, fake_models
 
 ASK = Ask(Chat((Message("user", "hello"),)), SamplingParams(), 9)

@@ -9,8 +9,7 @@ import pytest
 
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import TurnCache
-from semantic.domain.chat import Chat, Message, Tool
-from semantic.domain.history import Turn, thought_digest
+from semantic.domain.chat import Chat, Message, Tool, Turn, thought_digest
 from semantic.domain.request_parts import Answered
 from semantic.ports.chat import RenderedChat
 from tests.support.fake_chat_format import FakeChatFormat

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.chat.call_text import CallText
+from semantic.application.chat.answer_text import CallText
 from semantic.application.chat.argument_types import ArgumentTypes
 from semantic.application.chat.spelled_arguments import ListedArguments
 from semantic.application.chat.streamed_calls import CallSyntax

@@ -16,11 +16,11 @@ import pytest
 
 from semantic.application.engine import step_loop
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine.engine_state import EngineState
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.step_loop import FairTurns, StepLoop
 from semantic.domain.errors import OverloadedError
 from semantic.ports.generation import Slices, at_once
+from semantic.ports.serving import EngineState
 from tests.unit.application.thread_world import PATIENCE, Bug, Heard, Life
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.application.engine.memory_guard import Memory, MemoryGuard
-from semantic.application.engine.step_memory import StepMemory
+from semantic.application.engine.memory_guard import Memory, MemoryGuard, StepMemory
 from semantic.domain.value_objects import ModelCacheSpec
 from tests.unit.application.world import SPECS, World, expected, text_of
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from semantic.application.chat.replay import ToolSpellings
-from semantic.domain.chat import Tool
-from semantic.domain.history import tool_text
+from semantic.domain.chat import Tool, tool_text
 
 SCOPE = b"a tenant's"
 

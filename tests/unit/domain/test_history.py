@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from semantic.domain.chat import Chat, Message, Tool, ToolCall
-from semantic.domain.history import Turn, agrees, points, thought_digest
+from semantic.domain.chat import Chat, Message, Tool, ToolCall, Turn, agrees, points, thought_digest
 
 CALL = ToolCall("call_1", "weather", '{"city": "Oslo", "days": 2}')
 MESSAGES = (

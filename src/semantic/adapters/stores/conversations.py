@@ -14,8 +14,8 @@ from typing import Final
 
 from semantic.adapters.stores.records import Records, UnusableFileError
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens, unpack_tokens
+from semantic.domain.chat import Point, Turn
 from semantic.domain.errors import StoreError
-from semantic.domain.history import Point, Turn
 from semantic.domain.identity import digest
 from semantic.domain.responses import (
     StoredResponse,

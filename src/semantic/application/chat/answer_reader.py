@@ -11,8 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
-from semantic.application.chat.answer_text import MarkFinder, TokenText, Trimmer
-from semantic.application.chat.call_text import CallText, ReadCall
+from semantic.application.chat.answer_text import (
+    CallText,
+    MarkFinder,
+    ReadCall,
+    TokenText,
+    Trimmer,
+)
 from semantic.application.chat.streamed_calls import (
     LIST_START,
     CallPart,

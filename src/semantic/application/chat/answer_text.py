@@ -1,4 +1,4 @@
-"""TokenText, MarkFinder and Trimmer: incremental text with log-probabilities, split at marks.
+"""TokenText, MarkFinder, Trimmer and CallText: text that grows, split at marks, and its calls.
 
 Decides which text is final. Knows marks only as strings; not what they mean.
 """
@@ -6,9 +6,18 @@ Decides which text is final. Knows marks only as strings; not what they mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from semantic.application.chat.json_calls import WrittenCall, read_calls
+from semantic.application.chat.streamed_calls import (
+    LIST_START,
+    CallPart,
+    CallSyntax,
+    StreamedCalls,
+    find_step,
+)
+from semantic.domain.errors import ToolCallError
 from semantic.domain.stop_strings import first_mark
 from semantic.domain.value_objects import TokenLogprob
 
@@ -190,3 +199,149 @@ class Trimmer:
     def flush(self) -> TokenText:
         """The remaining text when the answer ends."""
         return TokenText() if self._after_mark else self._space
+
+
+_MOST_ENDS: Final = 64
+"""Limit of end marks: the reader parses the whole text at each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCall:
+    """The end of the text between two marks: its calls still to emit or a `problem`, and the text
+    after it in `rest`.
+
+    `follows`: the text follows an emitted call. `closed`: it has its end mark. `unfinished`: the
+    last call lacks its end.
+    """
+
+    text: str = ""
+    calls: tuple[WrittenCall, ...] = ()
+    problem: str | None = None
+    rest: str = ""
+    follows: bool = False
+    closed: bool = True
+    unfinished: bool = False
+
+
+class CallText:
+    """The calls of an answer: the text between two marks until it has ended, then the next one."""
+
+    def __init__(self, syntax: CallSyntax) -> None:
+        self._syntax = syntax
+        self._certain: list[CallPart] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._streamed = StreamedCalls(self._syntax)
+        self._whole: _WholeCalls | None = None
+
+    def push(self, text: str) -> None:
+        if self._whole is not None:
+            self._whole.push(text)
+            return
+        calls = self._streamed
+        self._certain += calls.push(text)
+        if calls.is_known is False or calls.has_object:
+            self._whole = _WholeCalls(self._syntax, follows=calls.is_strange)
+            self._whole.push(calls.rest)
+
+    def certain(self) -> list[CallPart]:
+        """Return the certain part since the last call."""
+        certain, self._certain = self._certain, []
+        return certain
+
+    def next(self) -> ReadCall | None:
+        """Remove and return what ends the text, if the end is there."""
+        if self._whole is not None:
+            return self._done(self._whole.next())
+        calls = self._streamed
+        is_over = calls.is_ended or calls.is_strange
+        return self._done(ReadCall(rest=calls.rest)) if is_over else None
+
+    def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
+        """Return the text's end at the answer's end; None if there is nothing of a call.
+
+        Text that was `cut` keeps the certain part of its calls; after a stop string (`stopped`) it
+        may be unfinished, and keeps the emitted part. Text without an end mark is complete if it
+        parses.
+        """
+        if self._whole is None:
+            calls = self._streamed
+            self._certain += calls.finish(cut=cut, stopped=stopped)
+            if calls.is_known:
+                rest = "" if cut and not calls.is_ended else calls.rest
+                return self._done(ReadCall(rest=rest, unfinished=calls.is_unfinished))
+            self._whole = _WholeCalls(self._syntax, follows=False)
+            self._whole.push(calls.rest)
+        return self._done(self._whole.finish(cut=cut, stopped=stopped))
+
+    def _done(self, read: ReadCall | None) -> ReadCall | None:
+        if read is not None:
+            self._begin()
+        return read
+
+
+class _WholeCalls:
+    """The text of calls, for parsing at its end.
+
+    The end mark may occur inside the arguments. So text that does not parse continues to the next
+    end mark, unless another call follows: then it was complete and is invalid.
+    """
+
+    def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
+        """`follows`: the text follows an emitted call."""
+        self._syntax = syntax
+        self._follows = follows
+        self._searched: list[str] = []  # the text in which no further end mark begins
+        self._rest = ""
+        self._n_ends = 0
+        self._wrong: ReadCall | None = None  # the parse up to the last end mark
+
+    def push(self, text: str) -> None:
+        self._rest += text
+
+    def next(self) -> ReadCall | None:
+        """Return the text's end, if it is there."""
+        marks = self._syntax.marks
+        while marks.end:
+            if self._wrong is None:
+                found = self._parse_to_mark(marks.end)
+                if found is None or found.problem is None:
+                    return found
+                self._wrong = found
+            follows, _ = find_step((marks.start,), self._rest, 0)
+            if follows == "all" or self._n_ends == _MOST_ENDS:
+                return replace(self._wrong, rest=self._rest)
+            if follows == "some":
+                return None
+            self._wrong = None
+        return None
+
+    def finish(self, *, cut: bool, stopped: bool) -> ReadCall | None:
+        if self._wrong is not None:
+            return replace(self._wrong, rest=self._rest)
+        text = "".join(self._searched) + self._rest
+        if cut:
+            return ReadCall(text, closed=False, unfinished=True) if self._follows else None
+        found = replace(self._parse(text), closed=False)
+        return None if stopped and found.problem is not None else found
+
+    def _parse_to_mark(self, end: str) -> ReadCall | None:
+        """Parse the text up to the next end mark, if that is there."""
+        at, mark = first_mark((end,), self._rest)
+        self._searched.append(self._rest[:at])
+        self._rest = self._rest[at:]
+        if mark is None:
+            return None
+        self._rest = self._rest.removeprefix(end)
+        self._n_ends += 1
+        found = self._parse("".join(self._searched))
+        self._searched.append(end)
+        return replace(found, rest=self._rest)
+
+    def _parse(self, text: str) -> ReadCall:
+        try:
+            return ReadCall(text, tuple(read_calls(text, self._syntax.tools)))
+        except ToolCallError as error:
+            shown = text.removeprefix(LIST_START) if self._follows else text
+            return ReadCall(shown, problem=str(error), follows=self._follows)

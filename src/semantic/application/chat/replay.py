@@ -17,11 +17,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
-from semantic.domain.chat import Chat, Message, Tool
-from semantic.domain.fair_share import FairLru
-from semantic.domain.history import (
+from semantic.domain.chat import (
+    Chat,
     Defaults,
+    Message,
     Point,
+    Tool,
     Turn,
     agrees,
     answers,
@@ -31,6 +32,7 @@ from semantic.domain.history import (
     thought_digest,
     tool_text,
 )
+from semantic.domain.fair_share import FairLru
 from semantic.domain.identity import digest
 from semantic.domain.request_parts import Answered
 from semantic.ports.chat import ChatFormat, RenderedChat

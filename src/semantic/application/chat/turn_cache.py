@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from semantic.domain.block_hash import pack_tokens, unpack_tokens
+from semantic.domain.chat import Point, Turn
 from semantic.domain.fair_share import FairLru
-from semantic.domain.history import Point, Turn
 from semantic.ports.store import SharedTurnsPort, TurnsPort
 
 _TURN_BYTES = 768

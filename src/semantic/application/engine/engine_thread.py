@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from semantic.application.engine.admission import Admission, QueueLimits, limit_bytes
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine.engine_state import EngineFigures, EngineState
 from semantic.application.engine.step_loop import EngineCall, StepLoop, engine_call
 from semantic.application.engine.submission import Listener, RequestHandle, Submission
 from semantic.application.fair_threads import Failure, attempt
@@ -32,6 +31,7 @@ from semantic.domain.fair_share import RoundRobin
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.generation import Clock, EngineEvent, Slices
+from semantic.ports.serving import EngineFigures, EngineState
 
 T = TypeVar("T")
 

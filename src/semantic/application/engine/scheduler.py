@@ -14,14 +14,13 @@ from typing import NamedTuple, Protocol
 
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.engine.fair_queue import FairQueue
-from semantic.application.engine.memory_guard import MemoryGuard
+from semantic.application.engine.memory_guard import MemoryGuard, StepMemory
 from semantic.application.engine.prefill_budget import (
     MeasuredPass,
     PrefillBudget,
     SharedPass,
     chunk_size,
 )
-from semantic.application.engine.step_memory import StepMemory
 from semantic.application.request import Phase, Request
 from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver

@@ -21,11 +21,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from semantic.application.engine.engine_state import MemoryFigures
 from semantic.application.engine.memory_guard import MemoryGuard
 from semantic.application.fair_threads import settle
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.ports.generation import Clock
+from semantic.ports.serving import MemoryFigures
 
 E = TypeVar("E")
 

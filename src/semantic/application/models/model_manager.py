@@ -13,12 +13,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Protocol
 
-from semantic.application.engine.engine_state import (
-    EngineFigures,
-    EngineState,
-    Figures,
-    MemoryLimit,
-)
 from semantic.application.models.model_names import unknown_model
 from semantic.application.models.residency import Change, Residency, Ticket, Weights
 from semantic.domain.errors import (
@@ -35,7 +29,14 @@ from semantic.ports.agents import AgentsPort
 from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.generation import Clock
 from semantic.ports.models import ModelsPort, ModelStatus, OnArrived
-from semantic.ports.serving import ServedModel, ServingPort
+from semantic.ports.serving import (
+    EngineFigures,
+    EngineState,
+    Figures,
+    MemoryLimit,
+    ServedModel,
+    ServingPort,
+)
 
 logger = logging.getLogger("semantic.server")
 

@@ -16,7 +16,6 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
-from semantic.application.engine.engine_state import Figures, MemoryLimit
 from semantic.application.models.model_manager import ModelManager, RunnableServing
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.errors import AgentNotFoundError
@@ -34,7 +33,7 @@ from semantic.ports.agents import (
 )
 from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort, ModelStatus, OnArrived
-from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
+from semantic.ports.serving import Ask, Figures, MemoryLimit, Prompt, ServedModel, ServingPort
 
 T = TypeVar("T")
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.domain.chat import Message, ToolCall
-from semantic.domain.history import point_after
+from semantic.domain.chat import Message, ToolCall, point_after
 from semantic_server.http.request_fields.client_tools import (
     ANTHROPIC_TOOLS,
     OPENAI_TOOLS,

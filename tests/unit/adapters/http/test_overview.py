@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from semantic.application.engine.engine_state import EngineFigures, EngineState
 from semantic.domain.answer import TextDelta, Usage
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.agents import RunningRequest, TenantId
 from semantic.ports.models import ModelStatus
-from semantic.ports.serving import Ask, ServedModel
+from semantic.ports.serving import Ask, EngineFigures, EngineState, ServedModel
 from semantic_server.http import activity
 from semantic_server.http.activity import (
     MOST_SAMPLES,

@@ -19,7 +19,7 @@ from semantic.adapters.mlx.text.chat_template import (
     TemplateMessage,
     in_parts,
 )
-from semantic.application.chat.call_text import object_of, parse_arguments
+from semantic.application.chat.json_calls import object_of, parse_arguments
 from semantic.domain.chat import Chat, Message, Tool, ToolCall
 
 _TOOLS_PROMPT = """\

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.chat.call_text import WrittenCall, read_calls
+from semantic.application.chat.json_calls import WrittenCall, read_calls
 from semantic.domain.errors import ToolCallError
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
