@@ -17,6 +17,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
 from semantic import BlockPool, BlockPoolBatchEngine
+from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import BLOCK_TOKENS, TokenEvent
@@ -41,10 +42,16 @@ class Ours:
     """Our engine, with a pool for sequences of these lengths and their answers."""
 
     def __init__(
-        self, model: Module, lengths: Sequence[int], vocab: int, *, any_form: bool = False
+        self,
+        model: Module,
+        lengths: Sequence[int],
+        vocab: int,
+        *,
+        backend: MLXBackend | None = None,
+        any_form: bool = False,
     ) -> None:
-        self.backend = wrap_model(model, "benchmark")
-        if not (self.backend.in_pages or any_form):
+        self.backend = backend or wrap_model(model, "benchmark")
+        if not (self.backend.in_pages or any_form or backend is not None):
             raise SystemExit("caches are not in pages: the kernels do not work on this device")
         spec = self.backend.cache_spec()
         columns = sum(-(-(length + MOST_TOKENS) // BLOCK_TOKENS) + 1 for length in lengths)
