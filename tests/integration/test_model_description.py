@@ -93,7 +93,7 @@ def test_a_large_model_takes_no_memory_to_describe(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "cannot read"),
-        ("[]", "is no JSON object"),
+        ("[]", "must be a JSON object"),
         ("{}", "has no model_type"),
         ('{"model_type": "bert"}', "cannot build the model .*bert not supported"),
         ('{"model_type": "llama"}', "cannot build the model"),

@@ -101,14 +101,14 @@ def test_weights_beside_those_that_the_index_names_are_ignored(
 @pytest.mark.parametrize(
     ("index", "words"),
     [
-        (b'{"weight_map": {"a": "../model.safetensors"}}', "which is no file beside it"),
+        (b'{"weight_map": {"a": "../model.safetensors"}}', "which is not in its folder"),
         (
             b'{"weight_map": {"a": "model.safetensors", "b": "b.safetensors"}}',
             "is missing",
         ),
-        (b'{"weight_map": {"a": 1}}', "is no index of weights"),
-        (b'{"weight_map": ["a"]}', "is no index of weights"),
-        (b"{", "is no index of weights"),
+        (b'{"weight_map": {"a": 1}}', "is not an index of weights"),
+        (b'{"weight_map": ["a"]}', "is not an index of weights"),
+        (b"{", "is not an index of weights"),
     ],
 )
 def test_an_index_is_read_as_data(index: bytes, words: str, folder: Path) -> None:
@@ -183,7 +183,7 @@ def test_weights_exchanged_while_they_are_loaded_are_refused(
         return loaded
 
     monkeypatch.setattr(provider, "load_weights", exchange)
-    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors changed while it was loaded"):
+    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors changed while it was loading"):
         load(str(folder))
     assert moments
     monkeypatch.undo()

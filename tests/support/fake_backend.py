@@ -435,7 +435,7 @@ class FakeBackend:
         self._enter("reserve")
         self._check_capacity(capacity)
         state = self._get(sequence)
-        _require(not state.landings, "a sequence that is being loaded cannot move")
+        _require(not state.landings, "cannot move a sequence that is still loading")
         for cache in state.caches:
             cache.reserve(capacity)
         state.capacity = max(state.capacity, capacity)
@@ -665,7 +665,7 @@ class FakeBackend:
         if state.started:
             raise BackendError("the sequence is decoding; pause it first")
         if state.landings:
-            raise BackendError("the sequence is being loaded")
+            raise BackendError("the sequence is still loading")
         return state
 
     def _checkpointed(

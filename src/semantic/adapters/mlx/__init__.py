@@ -1,10 +1,10 @@
 """MLX and mlx-lm behind the ports; the only folder that imports them.
 
-`kv_cache` holds caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text` and
-`model` deal with tokenizers and weights; `backend` puts them together. Importing this package loads
-OpenBLAS and sets what MLX reads from its environment, which must precede `import mlx.core`, and
-keeps the limit of open files, which `import mlx_lm` would lower. Also says what to type where MLX
-cannot be loaded.
+`kv_cache` has caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text` and
+`model` handle tokenizers and weights, and `backend` puts them together. Importing this package
+loads OpenBLAS and sets MLX's environment variables, which must precede `import mlx.core`. It also
+keeps the limit of open files, which `import mlx_lm` would lower, and says what to type where MLX
+does not load.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LOADED: list[ctypes.CDLL] = []
 
 
 def load_openblas() -> BlasStatus:
-    """Load OpenBLAS on Linux, so that MLX's CPU backend uses it.
+    """Load OpenBLAS on Linux for MLX's CPU backend.
 
-    MLX's wheels link the reference BLAS, whose fp32 matrix products are up to 20 times slower.
-    The dynamic linker uses the symbols that were loaded first.
+    MLX's wheels link the reference BLAS, whose fp32 matrix products are up to 20 times slower. The
+    dynamic linker uses the symbols loaded first.
     """
     if sys.platform != "linux":
         return "not needed"
@@ -43,9 +43,8 @@ def load_openblas() -> BlasStatus:
 
 
 def blas_kernel() -> str:
-    """The release and the core type of the OpenBLAS that was loaded, which decide how its sums are
-    rounded, as "OpenBLAS 0.3.21 Haswell"; "own" without one. Its number of threads does not count:
-    each sum is made by one thread."""
+    """Return the loaded OpenBLAS' release and core type, as "OpenBLAS 0.3.21 Haswell", else "own".
+    They decide how its sums round. Its thread count does not: one thread makes each sum."""
     if not _LOADED:
         return "own"
     config, core = _LOADED[0].openblas_get_config, _LOADED[0].openblas_get_corename
@@ -55,10 +54,10 @@ def blas_kernel() -> str:
 
 
 def keep_file_limit() -> None:
-    """Let `mlx_lm.utils` raise the soft limit of open files only, as far as the hard one allows.
+    """Let `mlx_lm.utils` only raise the soft limit of open files, as far as the hard one allows.
 
-    On import it sets the limits to 2,048 and 4,096, whatever they were. A process cannot raise its
-    hard limit again, and a server has a connection for each agent.
+    On import it sets the limits to 2,048 and 4,096 in any case. A process cannot raise its hard
+    limit again, and a server has a connection for each agent.
     """
     set_limits = resource.setrlimit
 
@@ -76,17 +75,17 @@ def keep_file_limit() -> None:
 
 
 DISTRIBUTION = "semantic-engine"
-"""The package's name in an index; it is imported as `semantic`."""
+"""The package's name in an index; Python imports it as `semantic`."""
 
 _RECEIPTS = {
     "uv-receipt.toml": "uv tool install",
     "pipx_metadata.json": "pipx install --force",
 }
-"""Files in an environment that a tool's installer has made, and how it installs again."""
+"""Files that a tool's installer leaves in an environment, and its command to install again."""
 
 
 def what_to_install() -> str:
-    """One sentence: the command that installs what MLX needs on this platform."""
+    """Return a sentence with the command that installs what MLX needs on this platform."""
     install = _installer()
     if sys.platform == "linux":
         return (
@@ -97,12 +96,12 @@ def what_to_install() -> str:
 
 
 def extra_to_install(extra: str) -> str:
-    """One sentence: the command that installs what the package's `extra` is for."""
+    """Return a sentence with the command that installs the package's `extra`."""
     return f"Type: {_installer()} '{DISTRIBUTION}[{extra}]'"
 
 
 def _installer() -> str:
-    """The command that installs into this Python environment."""
+    """Return the command that installs into this Python environment."""
     for receipt, command in _RECEIPTS.items():
         if Path(sys.prefix, receipt).exists():
             return command
@@ -113,8 +112,8 @@ if sys.platform == "linux":
     # MLX's CUDA backend ends a CUDA graph when the arrays that its kernels read exceed this limit.
     # Each layer reads the whole page pool: a graph per layer would cost more than the layer.
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(1 << 30))
-    # It caches CUDA graphs by their topology, and counts the misses of the process's whole life:
-    # beyond twice the cache's size every miss is an error, however rare misses are.
+    # MLX caches CUDA graphs by their topology and counts all misses of the process's life: beyond
+    # twice the cache's size every miss is an error, however rare misses are.
     os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
 
 BLAS_STATUS = load_openblas()

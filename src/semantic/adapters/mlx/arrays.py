@@ -1,6 +1,6 @@
 """MLX arrays: their bytes, read and written in place, and small arrays for kernels.
 
-Call these functions from the thread that runs MLX; any thread may use the memoryviews they return.
+Call these functions from the thread that runs MLX. Any thread may use the memoryviews they return.
 Knows neither layers nor blocks.
 """
 
@@ -23,7 +23,7 @@ async_eval = cast(Callable[..., None], mx.async_eval)
 
 
 def depends(array: mx.array, other: mx.array) -> mx.array:
-    """`array`, whose evaluation evaluates `other` too."""
+    """Return `array` so that its evaluation evaluates `other` too."""
     return cast(list[mx.array], mx.depends([array], [other]))[0]
 
 
@@ -37,7 +37,7 @@ class Heads:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As if the heads were an array of their own."""
+        """The shape the heads would have as an array of their own."""
         rows, _, *rest = self.array.shape
         return (rows, self.n, *rest)
 
@@ -46,39 +46,36 @@ class Heads:
         return self.array.dtype
 
     def view(self) -> mx.array:
-        """The heads alone."""
+        """Return the heads alone."""
         return self.array[:, self.first : self.first + self.n]
 
 
 def plain(one: mx.array | Heads) -> mx.array:
-    """An array as it is; heads of one as a view of it."""
+    """Return an array as it is, and heads as a view of their array."""
     return one.view() if isinstance(one, Heads) else one
 
 
 def bytes_of(array: mx.array) -> memoryview:
-    """All bytes of `array`: a writable view of its memory.
-
-    While the view or a slice of it exists, MLX does not write to the array in place. Raises
-    BackendError if the array is not contiguous.
-    """
+    """Return a writable view of all bytes of `array`. MLX does not write to the array in place
+    while the view or a slice of it exists. Raises BackendError if the array is not contiguous."""
     if not array.size:
         return memoryview(bytearray())
     raw = (array.reshape(1) if array.ndim == 0 else array).view(mx.uint8)
     mx.eval(raw)
     view = _as_buffer(raw)
-    # Of an array that is not contiguous MLX views a copy, which must not be written to.
+    # MLX views a copy of an array that is not contiguous, and nothing may write to that copy.
     if not _is_contiguous(array) or _address(_as_buffer(array)) != _address(view):
-        raise BackendError(f"an array of shape {array.shape} is not in one piece")
+        raise BackendError(f"an array of shape {array.shape} must be in one piece")
     return view.cast("B")
 
 
 def ordered_bytes_of(array: mx.array) -> memoryview:
-    """All bytes of `array` in order, for reading; a copy's if the array is not contiguous."""
+    """Return all bytes of `array` in order, for reading; of a copy if it is not contiguous."""
     return bytes_of(array if _is_contiguous(array) else mx.contiguous(array))
 
 
 def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
-    """A new array with a copy of `data`. Raises ValueError if its length does not fit the shape."""
+    """Return a new array with a copy of `data`. Raise ValueError if its length does not fit."""
     if len(data) != math.prod(shape) * dtype.size:
         raise ValueError(f"{len(data)} bytes for {dtype} of shape {tuple(shape)}")
     if not data:
@@ -89,10 +86,10 @@ def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
 
 
 def on_device(numbers: Sequence[int]) -> mx.array:
-    """(n,) int32 in device memory.
+    """Return (n,) int32 in device memory.
 
-    MLX keeps an array built from Python numbers in host memory, which every thread group of a
-    kernel would have to wait for. The cast from int64 has another size, so it gets a new buffer.
+    MLX keeps an array built from Python numbers in host memory, and every thread group of a kernel
+    would wait for it. The cast from int64 changes the size, so the array gets a new buffer.
     """
     return mx.array(list(numbers), dtype=mx.int64).astype(mx.int32)
 
@@ -100,7 +97,7 @@ def on_device(numbers: Sequence[int]) -> mx.array:
 def on_device_async(numbers: Sequence[int]) -> mx.array:
     """`on_device`, with its evaluation already started.
 
-    A decode step that uploads numbers is another CUDA graph than one that does not, and MLX would
+    A decode step that uploads numbers has another CUDA graph than one that does not. MLX would
     instantiate it anew, which takes as long as the step.
     """
     array = on_device(numbers)
@@ -109,7 +106,7 @@ def on_device_async(numbers: Sequence[int]) -> mx.array:
 
 
 def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    """Tokens in the type of sampled ones: a GPU compiles a gather for each type."""
+    """Return tokens in the type of sampled ones: a GPU compiles a gather for each type."""
     return mx.array([list(one) for one in tokens], mx.uint32)
 
 

@@ -1,7 +1,5 @@
-"""MLXBackend: an mlx-lm model behind the `BatchBackend` port.
-
-Chunked prefill of single sequences, continuous batching for decoding. Knows neither requests nor
-scheduling.
+"""MLXBackend: a `BatchBackend` over an mlx-lm model, with chunked prefill and continuous batching.
+Knows neither requests nor scheduling.
 """
 
 from __future__ import annotations
@@ -53,10 +51,8 @@ from semantic.ports.generation import BodyTarget
 
 @dataclass(slots=True)
 class _Sequence(Prompt):
-    """A sequence: its caches, the tokens that they hold, and whether it is in the batch.
-
-    `mask` constrains its answer to a grammar. `staging` is set while it is being loaded.
-    """
+    """A sequence's caches, its tokens, and whether it is in the batch.
+    `mask` constrains its answer to a grammar. `staging` is set while the sequence loads."""
 
     capacity: int = 0
     decoding: bool = False
@@ -66,7 +62,7 @@ class _Sequence(Prompt):
 
 
 class MLXBackend:
-    """Runs one mlx-lm model for many sequences. See `BatchBackend` for the contract."""
+    """A `BatchBackend` that runs one mlx-lm model for many sequences."""
 
     def __init__(
         self,
@@ -77,10 +73,10 @@ class MLXBackend:
         calibration: Calibration | None = None,
         agree: Agree | None = None,
     ) -> None:
-        """`form` has the model, and makes the caches and their bytes.
+        """`form` has the model and makes the caches and their bytes.
 
         Without `grammars` there is no constrained decoding. `calibration` decides which batches
-        decode padded; None for none. `agree` is for a model of which there are other shards.
+        decode padded; None for none. `agree` serves a model with other shards.
         """
         self.model = form.model
         self.model_id = model_id
@@ -89,12 +85,12 @@ class MLXBackend:
         self.grammars = grammars or GrammarCompiler(None, (), vocab_size)
         self._layers, self._codec = form.layers, form.codec
         self.in_pages = isinstance(form.layers, PagedLayers)
-        """Whether caches are in pages, which sequences may share."""
+        """True if caches are in pages, which sequences may share."""
         self.returns_memory = not self.in_pages  # a pool of pages is one array
         self.ragged_layers = form.layers.ragged
-        """Which layers use our caches; the others use mlx-lm's own."""
+        """The layers that use our caches; the others use mlx-lm's own."""
         self.together = form.layers.together
-        """Whether several sequences are computed as one batch; else one after the other."""
+        """True if several sequences form one batch; otherwise they run one after the other."""
         self._prefill = prefill_for(self.model, form.layers, self._spec.reusable_tokens)
         self.calibration = calibration
         """The measurements that decide how batches decode; None if there was no choice."""
@@ -115,8 +111,8 @@ class MLXBackend:
 
     @property
     def best_chunk(self) -> int:
-        """See `BatchBackend.best_chunk`. On a CPU 512 tokens were measured twice as fast as 2,048,
-        since its attention materialises all scores of a chunk; 2,048 is mlx-lm's for GPUs."""
+        """See `BatchBackend.best_chunk`. On a CPU 512 tokens measured twice as fast as 2,048,
+        because attention there materialises all scores of a chunk. mlx-lm uses 2,048 on GPUs."""
         return 512 if on_cpu() else 2048
 
     @property
@@ -132,7 +128,7 @@ class MLXBackend:
             self._layers.set_aside(n_bytes)
 
     def abandon(self) -> None:
-        """Free everything but the model's weights; the backend must not be used afterwards."""
+        """Free everything but the model's weights. The backend must not be used afterwards."""
         self._sequences.clear()
         self._starting.clear()
         self._batch = self._new_batch()
@@ -155,7 +151,7 @@ class MLXBackend:
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
         state = self._sequences[sequence]
         if state.staging is not None:
-            raise BackendError("a sequence that is being loaded cannot move")
+            raise BackendError("cannot move a sequence that is still loading")
         with self._computing():
             if not state.decoding:
                 self._finish_launched()
@@ -229,7 +225,7 @@ class MLXBackend:
         if self._lost_batch:
             self._lost_batch = False
             self._drop_batch()
-            raise BackendError("the batch was lost when a sequence left it")
+            raise BackendError("a sequence left the batch and took the batch with it")
         if not self._batch and not self._starting:
             return []
         try:
@@ -269,7 +265,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """As `export_block`, to memory of `room`; a body that is bytes is not copied to it."""
+        """As `export_block`, to memory of `room`. Bodies that are already bytes are not copied."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)
@@ -301,7 +297,7 @@ class MLXBackend:
         state = self._sequences[sequence]
         staging, state.staging = state.staging, None
         if staging is None:
-            raise CacheReconstructionError("nothing was loaded into this sequence")
+            raise CacheReconstructionError("this sequence has loaded nothing")
         with self._computing():
             if not length:
                 state.caches.clear()  # first: pages may be few
@@ -311,7 +307,7 @@ class MLXBackend:
         state.length = length
 
     def sequences(self) -> list[list[LayerCache]]:
-        """The caches of all open sequences, per layer, in order of opening."""
+        """Caches of all open sequences, per layer, in order of opening."""
         return [state.caches for state in self._sequences.values()]
 
     # Inside
@@ -321,7 +317,7 @@ class MLXBackend:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Compute on the batch's stream; MLX's errors become BackendError."""
+        """Compute on the batch's stream, and raise MLX's errors as BackendError."""
         try:
             with mx.stream(self._batch.stream):
                 yield
@@ -332,7 +328,7 @@ class MLXBackend:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
-        """Compute prompt tokens, and measure what that takes."""
+        """Compute prompt tokens and measure the time."""
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         with self._computing():
@@ -340,11 +336,11 @@ class MLXBackend:
         self.peak_bytes = max(0, mx.get_peak_memory() - before)
 
     def _finish_launched(self) -> None:
-        """Wait for the step in flight before pages are taken for other than the next step.
+        """Wait for the step in flight before anything but the next step takes pages.
 
-        It writes a token of each of its rows, also of one that has left since: to a page that is
-        free by now. MLX does not know of that write, so nothing else orders it before a copy beside
-        MLX, or on Metal before another command buffer.
+        The step writes a token for each of its rows. If a row has left, its page is free by now.
+        MLX does not know of that write, so nothing orders it before a copy outside MLX, or on Metal
+        before another command buffer.
         """
         if self.in_pages:
             mx.synchronize(self._batch.stream)
@@ -356,7 +352,7 @@ class MLXBackend:
         return sequence
 
     def _advance(self) -> list[SampledToken]:
-        """One step of the batch; sequences that joined only consume their last prompt token."""
+        """Run one step of the batch. Sequences that joined only consume their last prompt token."""
         sampled: list[SampledToken] = []
         for one in self._batch.step():
             sampled.append(self._read(one))
@@ -367,7 +363,7 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        """A sampled token, the next of the cache, with its log-probabilities."""
+        """Return a sampled token, the cache's next, with its log-probabilities."""
         sequence, token, logprobs, finite = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)
@@ -394,9 +390,7 @@ class MLXBackend:
         self, sequence: SequenceId, state: _Sequence, *, read: bool = False
     ) -> Emitted | None:
         """Take a sequence out of the batch, if it is in it, and update its caches.
-
-        With `read` it waits for the token in flight and returns it, if there is one.
-        """
+        With `read`, wait for the token in flight and return it, if there is one."""
         self._starting.pop(sequence, None)
         state.decoding = False
         if sequence not in self._batch:
@@ -412,17 +406,17 @@ class MLXBackend:
         return in_flight
 
     def _drop_batch(self) -> None:
-        """A failed step leaves the batch in an unknown state: its sequences are dropped. Others
-        were never part of it."""
+        """Drop the batch's sequences: a failed step leaves them in an unknown state.
+        Other sequences were never in the batch."""
         self._batch = self._new_batch()
         self._joined.clear()
         self._starting.clear()
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
-        """A sequence that is neither decoding nor being loaded. Raises BackendError otherwise."""
+        """Return a sequence that is neither decoding nor loading, else raise BackendError."""
         state = self._sequences[sequence]
         if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")
         if state.staging is not None:
-            raise BackendError("the sequence is being loaded")
+            raise BackendError("the sequence is still loading")
         return state

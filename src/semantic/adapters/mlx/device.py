@@ -1,8 +1,8 @@
-"""MLX's default device: its kind, name and memory; and memory as the system counts it.
+"""MLX's default device (its kind, name and memory) and memory as the system counts it.
 
-The system counts that of the machine, of the control groups that the process is in, and of the
-process with those that it started. Knows Linux and macOS, and no model: loaded weights show only as
-bytes in use.
+The system counts the machine's memory, that of the process's control groups, and that of the
+process and its children. Knows Linux and macOS, but no model: loaded weights show only as used
+bytes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import mlx.core as mx
 
 _PROC = Path("/proc")
 _COUNTED = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+) kB$", re.MULTILINE)
-"""Lines of a process' status with resident memory that is no file's."""
+"""Lines of a process's status that count resident memory without files."""
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 
-# Of macOS' <libproc.h> and <sys/resource.h>: rusage_info_v2, and where ri_phys_footprint is in it.
+# rusage_info_v2 and the place of ri_phys_footprint in it, from macOS' <libproc.h> and
+# <sys/resource.h>.
 _RUSAGE, _RUSAGE_BYTES, _FOOTPRINT_AT = 2, 512, 72
 
 # Levels of macOS' kern.memorystatus_vm_pressure_level above 1, which is normal.
@@ -35,8 +36,8 @@ _WARNED_PART = 16
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Files of a control group's memory, of one version: its limit, its use, and in `stat` the
-    names of what the system may drop at any time."""
+    """Files of a control group's memory in one cgroup version:
+    its limit, its use, and in `stat` the names of what the system may drop at any time."""
 
     root: Path
     limit: str
@@ -56,16 +57,16 @@ _V1 = _Files(
 
 
 def physical_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or its container's limit."""
+    """Return the bytes of memory this process may use: the machine's, or its container's limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([total, *(limit for _, _, limit in _limited_groups())])
 
 
 def own_memory() -> int:
-    """Bytes of memory that the process and its children have: on Linux resident memory that is no
-    file's, on macOS the physical footprint, which is that of the process alone.
+    """Return the bytes of memory of the process and its children. Linux counts resident memory
+    without files, macOS the physical footprint of the process alone.
 
-    Raises OSError when the system does not say it.
+    Raises OSError when the system does not report it.
     """
     if sys.platform == "darwin":
         return _footprint()
@@ -73,10 +74,11 @@ def own_memory() -> int:
 
 
 def spare_memory() -> int | None:
-    """Bytes that may still be taken; None if the system does not say.
+    """Return the bytes that may still be taken; None if the system does not report them.
 
-    On Linux what is available, and what is left of the limit of each control group; what the system
-    can drop counts as free. On macOS None, unless it warns of pressure.
+    On Linux this is the smaller of the available memory and the room below each control group's
+    limit; memory that the system can drop counts as free. On macOS None, unless it warns of
+    pressure.
     """
     if sys.platform == "darwin":
         return spare_under_pressure(_pressure_level())
@@ -89,16 +91,18 @@ def spare_memory() -> int | None:
 
 
 def spare_under_pressure(level: int) -> int | None:
-    """Bytes that may be taken at a level of macOS' memory pressure: any number while it is normal,
-    a sixteenth of the memory, which costs caches alone, at a warning, and none when it is
-    critical."""
+    """Return the bytes that may be taken at a level of macOS' memory pressure.
+
+    None (no bound) while it is normal. At a warning a sixteenth of the memory, which costs only
+    caches. Zero when it is critical.
+    """
     if level >= _CRITICAL:
         return 0
     return physical_memory() // _WARNED_PART if level >= _WARNING else None
 
 
 def _pressure_level() -> int:
-    """macOS' level of memory pressure: 1, 2 or 4; 1 where it does not say it."""
+    """Return macOS' level of memory pressure: 1, 2 or 4; 1 if macOS does not report it."""
     level, size = ctypes.c_int(1), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     name = b"kern.memorystatus_vm_pressure_level"
     nothing = None, ctypes.c_size_t(0)
@@ -107,7 +111,7 @@ def _pressure_level() -> int:
 
 
 def _limited_groups() -> Iterator[tuple[_Files, Path, int]]:
-    """The control groups with a limit that the process is in, and those that these are in."""
+    """Yield the control groups with a limit that contain the process, up to the root."""
     for files in (_V1, _V2):
         folder = files.root / _group(files).lstrip("/")
         for one in (folder, *folder.parents):
@@ -119,7 +123,7 @@ def _limited_groups() -> Iterator[tuple[_Files, Path, int]]:
 
 
 def _group(files: _Files) -> str:
-    """The path of the process' group below its root, as far as the process sees it."""
+    """Return the path of the process's group below its root, as the process sees it."""
     with contextlib.suppress(OSError):
         for line in (_PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
             number, _, rest = line.partition(":")
@@ -130,7 +134,7 @@ def _group(files: _Files) -> str:
 
 
 def _held(files: _Files, group: Path) -> int:
-    """Bytes of a group that the system cannot drop."""
+    """Return the bytes of a group that the system cannot drop."""
     droppable = 0
     with contextlib.suppress(OSError):
         for line in (group / "memory.stat").read_text(encoding="ascii").splitlines():
@@ -140,7 +144,7 @@ def _held(files: _Files, group: Path) -> int:
 
 
 def _children() -> list[str]:
-    """The ids of the processes that this one started."""
+    """Return the ids of the processes that this one started."""
     found: list[str] = []
     with contextlib.suppress(OSError):  # a thread that has ended, or a kernel that has no such file
         for thread in (_PROC / "self" / "task").iterdir():
@@ -149,7 +153,7 @@ def _children() -> list[str]:
 
 
 def anonymous_bytes(process: str) -> int:
-    """Resident memory of a process on Linux that is no file's; 0 if it has ended."""
+    """Return the resident bytes of a process on Linux without files; 0 if it has ended."""
     try:
         status = (_PROC / process / "status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -158,7 +162,7 @@ def anonymous_bytes(process: str) -> int:
 
 
 def _footprint() -> int:
-    """The physical footprint of this process on macOS, by which the system judges its memory."""
+    """Return the physical footprint on macOS, by which the system judges the process's memory."""
     usage = ctypes.create_string_buffer(_RUSAGE_BYTES)
     failed = ctypes.CDLL(None, use_errno=True).proc_pid_rusage(os.getpid(), _RUSAGE, usage)
     if failed:
@@ -178,10 +182,10 @@ DeviceKind = Literal["CPU", "Metal", "CUDA"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """MLX's default device. `memory_bytes` is its memory, `used_bytes` what MLX allocated.
+    """MLX's default device: `memory_bytes` is its memory, `used_bytes` what MLX allocated.
 
-    `free_bytes` is what the process may have as the system says now, what it has included: free
-    memory, on Metal what the system recommends.
+    `free_bytes` is what the system lets the process have, including what it already has: free
+    memory, or on Metal the recommended maximum.
     """
 
     kind: DeviceKind
@@ -190,26 +194,26 @@ class Device:
     used_bytes: int
     free_bytes: int
     architecture: str = ""
-    """MLX's name of the generation, as "applegpu_g16s", by which it chooses kernels."""
+    """MLX's name of the generation, such as "applegpu_g16s", by which it chooses kernels."""
 
     @property
     def chip(self) -> str:
-        """Its name and generation: chips that differ in either may round differently."""
+        """Name and generation. Chips that differ in either may round differently."""
         return f"{self.name} {self.architecture}".strip()
 
 
 def on_cpu() -> bool:
-    """Whether MLX computes on the CPU by default."""
+    """Return whether MLX computes on the CPU by default."""
     return mx.default_device() == mx.Device(mx.cpu)
 
 
 def on_cuda() -> bool:
-    """Whether MLX computes with CUDA by default."""
+    """Return whether MLX computes with CUDA by default."""
     return not on_cpu() and mx.cuda.is_available()
 
 
 def read_device() -> Device:
-    """The current state of the default device."""
+    """Return the current state of the default device."""
     info = mx.device_info(mx.default_device())
     if on_cpu():
         kind: DeviceKind = "CPU"
@@ -234,19 +238,16 @@ def read_device() -> Device:
 
 
 def memory_in_use() -> int:
-    """Bytes of memory that the process has, as the system counts them; with CUDA those that MLX has
-    on the device.
-
-    Pages of files, which the system may drop at any time, do not count.
-    """
+    """Return the bytes of memory the system counts for the process; with CUDA, MLX's on the device.
+    Pages of files do not count: the system may drop them at any time."""
     if not on_cuda():
         return own_memory()
     return mx.get_active_memory() + mx.get_cache_memory()
 
 
 def memory_to_spare() -> int | None:
-    """Bytes that the system has left to give, below 0 if it wants some back; None if it does not
-    say. With CUDA those of the device."""
+    """Return the bytes the system can still give, below 0 if it wants some back, None if unknown.
+    With CUDA the device's."""
     if mx.cuda.is_available() and not on_cpu():
         free = mx.device_info(mx.default_device()).get("free_memory")
         return None if free is None else int(free)
@@ -254,12 +255,12 @@ def memory_to_spare() -> int | None:
 
 
 def memory_kept() -> int:
-    """Bytes of buffers of arrays that are gone, which MLX keeps for new ones."""
+    """Return the bytes of freed arrays' buffers that MLX keeps for new ones."""
     return mx.get_cache_memory()
 
 
 def give_memory_back() -> None:
-    """Return to the system what was freed and is only kept to be used again."""
+    """Return freed memory that is only kept for reuse to the system."""
     mx.clear_cache()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library than glibc
@@ -267,6 +268,6 @@ def give_memory_back() -> None:
 
 
 def free_memory() -> None:
-    """Free arrays in cycles of objects, and return to the system what they took."""
+    """Free arrays in cycles of objects, and return their memory to the system."""
     gc.collect()
     give_memory_back()

@@ -1,8 +1,8 @@
-"""The folder where MLX's CPU backend compiles fused operations, and loads what is already there.
+"""The folder where MLX's CPU backend compiles fused operations and loads earlier ones.
 
-It is `mlx/VERSION/cpu` in the system's folder of temporary files, and a file's name is the
-operation's: where others may write, they choose what code runs. MLX has no setting for it but the
-environment's TMPDIR. Its CUDA backend keeps kernels beside it. Imports no MLX.
+It is `mlx/VERSION/cpu` in the system's temporary folder, and a file has its operation's name: if
+other users may write there, they choose what code runs. MLX takes it only from the environment's
+TMPDIR. Its CUDA backend keeps kernels next to it. Imports no MLX.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from semantic.domain.errors import BackendError
 _BELOW: Final = ("mlx", version("mlx"), "cpu")
 _CUDA: Final = "MLX_PTX_CACHE_DIR"
 _VARIABLES: Final = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
-"""The standard library of C++ reads these, in this order."""
+"""The variables that C++'s standard library reads, in this order."""
 _MEND: Final = "set TMPDIR to a folder of yours where programs may be"
 _ROOM: Final = 64 << 20
-"""Bytes; what a compiler writes for one library is less."""
+"""Bytes; a compiler writes less for one library."""
 _LOADED: Final = Path("/proc/self/maps")
 
 
@@ -39,7 +39,7 @@ class KernelFolder:
     """A folder of this process alone, with what earlier processes compiled and could load."""
 
     def __init__(self, root: Path) -> None:
-        """Raises OSError unless `root` is private and may hold programs."""
+        """Raise OSError unless `root` is private and may hold programs."""
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_own(root)
         found = os.statvfs(root)
@@ -83,7 +83,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _remove_ended(root: Path) -> None:
-    """Remove the folders of processes that were killed."""
     for folder in root.glob("run-*"):
         with suppress(OSError):  # it is in use, or gone
             held = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
@@ -106,8 +105,8 @@ _own: list[KernelFolder] = []
 
 
 def own() -> Path:
-    """Let this process, a program of ours, compile in a `KernelFolder`; other temporary files stay
-    where they are. Raises BackendError where no folder is fit for that."""
+    """Let this process compile in a `KernelFolder`; other temporary files stay where they are.
+    Raise BackendError if no folder is fit for that."""
     if _own:
         return _own[0].path
     problems: list[str] = []
@@ -129,14 +128,14 @@ def own() -> Path:
 
 
 def keep() -> None:
-    """Keep what was compiled until now for later processes, if the folder is our own."""
+    """Keep what this process compiled for later ones, if the folder is our own."""
     for folder in _own:
         folder.keep()
 
 
 def require_own() -> Path:
-    """Where MLX compiles in this process, which is not ours to change. Raises BackendError if
-    others may write there."""
+    """Return where MLX compiles in this process; the folder is not ours to change.
+    Raise BackendError if others may write there."""
     given = (os.environ[name] for name in _VARIABLES if name in os.environ)
     folder = Path(next(given, Path("/", "tmp")))
     for name in _BELOW:

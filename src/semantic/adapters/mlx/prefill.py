@@ -1,8 +1,8 @@
 """Prefill of sequences, with a strategy for each form of caches.
 
-Contiguous caches take a chunk as it comes, one sequence at a time. Pages take few tokens as the
-rows of one batch, of any sequences, and longer chunks padded; where layers have states, sequences
-share a pass side by side. Knows caches; neither the decode batch nor requests.
+Contiguous caches take one chunk of one sequence at a time. Pages take few tokens of any sequences
+as the rows of one batch, and pad longer chunks. Where layers have states, sequences share a pass
+side by side. Knows caches, but neither the decode batch nor requests.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_si
 from semantic.domain.errors import BackendError
 
 _MOST_ROWS = 512
-"""Prompt tokens of a sequence that may be rows of a batch: from here on a chunk is faster."""
+"""Prompt tokens of a sequence that may be rows of a batch; beyond it a chunk is faster."""
 
 
 @dataclass(slots=True)
 class Prompt:
-    """A sequence's caches and the number of its tokens.
-
-    The last tokens are `late` if they must be computed together with some that are still to come.
-    """
+    """A sequence's caches and the number of its tokens. `late` has the last tokens if they must be
+    computed together with some that are still to come."""
 
     caches: list[LayerCache]
     length: int = 0
@@ -43,14 +41,12 @@ Chunk = tuple[Prompt, Sequence[int]]
 
 
 class Prefill:
-    """Computes chunks of contiguous caches, one by one.
-
-    The base of the other strategies. A method without a docstring: see `BatchBackend`.
-    """
+    """Prefill of contiguous caches, chunk by chunk, and the base of the other strategies.
+    For methods without a docstring see `BatchBackend`."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
-        """Beyond the first `reusable` tokens keys depend on where a prompt is divided; None: they
-        do not."""
+        """Beyond the first `reusable` tokens keys depend on where a prompt is divided; None if
+        not."""
         self._model = model
         self._reusable = reusable
 
@@ -73,7 +69,8 @@ class Prefill:
         prompt.length += len(tokens)
 
     def compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Append its tokens to each of these sequences in one pass. Raises BackendError."""
+        """Append each sequence's tokens to it in one pass.
+        Raise BackendError if they cannot share it."""
         self._compute_shared(chunks)
         for prompt, tokens in chunks:
             prompt.length += len(tokens)
@@ -88,15 +85,15 @@ class Prefill:
         self._pass(prompt, tokens)
 
     def _compute_shared(self, _chunks: Sequence[Chunk]) -> None:
-        raise BackendError("these caches are prefilled one by one")
+        raise BackendError("contiguous caches cannot share a prefill pass")
 
     def _pass(self, prompt: Prompt, tokens: Sequence[int]) -> None:
         self._model(token_ids([tokens]), cache=prompt.caches)
-        # Only the caches: nothing of the last layer but its keys and values is computed.
+        # Evaluate only the caches: the last layer then computes nothing but its keys and values.
         mx.eval([cache.state for cache in prompt.caches])
 
     def _compute_whole_chunks(self, prompt: Prompt, tokens: Sequence[int], reusable: int) -> None:
-        """Compute tokens beyond the first `reusable` in the chunks of mlx-lm, as they are full."""
+        """Compute tokens beyond the first `reusable` in mlx-lm's chunks, once these are full."""
         start = prompt.length - len(prompt.late)
         waiting = [*prompt.late, *tokens]
         while waiting:
@@ -112,20 +109,21 @@ class Prefill:
 
 
 class _PagedPrefill(Prefill):
-    """Computes over pages."""
+    """Prefill over pages."""
 
     def __init__(self, model: Module, reusable: int | None, pages: PagedLayers) -> None:
         super().__init__(model, reusable)
         self._pages = pages
 
     def _are_rows(self, prompt: Prompt, n_tokens: int, n_bytes: int) -> bool:
-        """Whether the next `n_tokens` may be rows of a batch and read at most `n_bytes` there."""
+        """Return whether the next `n_tokens` may be rows of a batch and read at most `n_bytes`
+        there."""
         few = n_tokens <= _MOST_ROWS
         return few and self._pages.reads_as_rows(_paged(prompt), n_tokens, n_bytes)
 
 
 class RowPrefill(_PagedPrefill):
-    """Computes few tokens as rows of a batch, and longer chunks padded: their shapes recur."""
+    """Prefill of few tokens as rows of a batch, and of longer chunks padded: their shapes recur."""
 
     def joins(self, prompt: Prompt, n_tokens: int) -> bool:
         return self._are_rows(prompt, n_tokens, self._pages.costs.joined)
@@ -149,7 +147,7 @@ class RowPrefill(_PagedPrefill):
                 cache.advance(n_tokens)
 
     def _compute_padded(self, prompt: Prompt, tokens: Sequence[int]) -> None:
-        """Padding follows the chunk, so no token of the chunk attends to it."""
+        """Compute a chunk with padding behind it, so none of its tokens attends to the padding."""
         padding = -len(tokens) % self._pages.costs.pad_to
         sequence = _paged(prompt)[0].sequence
         sequence.padding = padding
@@ -160,7 +158,7 @@ class RowPrefill(_PagedPrefill):
 
 
 class SidePrefill(_PagedPrefill):
-    """Computes chunks of sequences with states beside each other."""
+    """Prefill of chunks of sequences with states, side by side."""
 
     @property
     def pads_chunks(self) -> bool:
@@ -177,7 +175,7 @@ class SidePrefill(_PagedPrefill):
 
 
 def prefill_for(model: Module, layers: CacheLayers, reusable: int | None) -> Prefill:
-    """The strategy for caches of `layers`; see `Prefill`."""
+    """Return the strategy for caches of `layers`."""
     if not isinstance(layers, PagedLayers):
         return Prefill(model, reusable)
     return (RowPrefill if layers.takes_rows else SidePrefill)(model, reusable, layers)

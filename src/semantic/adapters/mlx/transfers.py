@@ -1,10 +1,10 @@
-"""Bodies copied from the device in the background, and bodies copied to it.
+"""Copies of bodies between device and host, in the background.
 
-Fresh host memory costs several times its copy, because its pages are cleared and pinned at the
-first touch; so the memory that a device reaches directly is used again and again. Threads of their
-own wait for the copies; the thread that runs MLX only says what lies where. `cuda/copies.py` has
-the one `CopyDriver`: on a CPU and with Metal's unified memory bodies take the way through MLX's
-arrays. Knows addresses and rows of bytes; neither pages nor blocks.
+Fresh host memory costs several times its copy, because the system clears and pins its pages at the
+first touch, so these copies reuse the memory that a device reaches directly. Own threads wait for
+the copies, and the thread that runs MLX only says where the bytes lie. `cuda/copies.py` has the one
+`CopyDriver`: on a CPU and with Metal's unified memory bodies go through MLX's arrays. Knows
+addresses and rows of bytes, neither pages nor blocks.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ import numpy as np
 @dataclass(frozen=True, slots=True)
 class Rows:
     """`n` rows of `width` bytes: adjacent on the host, `pitch` bytes apart on the device.
-
-    On the device the first is `at` bytes behind the place's beginning.
-    """
+    On the device the first row is `at` bytes behind the place's beginning."""
 
     n: int
     width: int
@@ -39,38 +37,36 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are moved."""
+        """Bytes to move."""
         return self.n * self.width
 
 
 class HostAllocator(Protocol):
-    """Makes host memory."""
+    """An allocator of host memory."""
 
     def allocate(self, n_bytes: int) -> int:
-        """The address of new host memory that the device reads and writes directly."""
+        """Return the address of new host memory that the device reads and writes directly."""
         ...
 
     def free(self, address: int) -> None:
-        """Give memory of `allocate` back."""
+        """Free memory of `allocate`."""
         ...
 
 
 class CopyDriver(HostAllocator, Protocol):
-    """One device. Any thread may call everything but `address`; copies return when they are done.
-
-    Raises MemoryError when there is no host memory, and RuntimeError when the device fails.
-    """
+    """One device. Any thread may call everything but `address`. Copies return when they are done.
+    Raises MemoryError without host memory, and RuntimeError when the device fails."""
 
     def address(self, array: mx.array) -> int:
-        """Where the bytes of an evaluated, contiguous array begin on the device.
+        """Return the device address of an evaluated, contiguous array's first byte.
 
-        Called by the thread that runs MLX. Valid as long as the array exists and is not read from
-        the host: MLX would move it.
+        Only the thread that runs MLX calls it. The address stays valid while the array exists and
+        the host does not read it: MLX would move it.
         """
         ...
 
     def pin(self, address: int, n_bytes: int) -> None:
-        """Have the device reach other host memory directly, until `unpin`."""
+        """Let the device reach other host memory directly, until `unpin`."""
         ...
 
     def unpin(self, address: int) -> None:
@@ -78,7 +74,7 @@ class CopyDriver(HostAllocator, Protocol):
         ...
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
-        """Copy rows of a place on the device to host memory, of `allocate` or any other."""
+        """Copy rows from a place on the device to host memory, of `allocate` or any other."""
         ...
 
     def to_device(self, device: int, host: int, rows: Rows) -> None:
@@ -87,18 +83,16 @@ class CopyDriver(HostAllocator, Protocol):
 
 
 def address_of(data: bytes | memoryview) -> int:
-    """Where `data`, which may be read-only, lies in host memory; the caller keeps it alive.
-
-    Raises BufferError for a view that is not contiguous.
-    """
+    """Return the host address of `data`, which may be read-only. The caller keeps it alive.
+    Raises BufferError for a view that is not contiguous."""
     return np.frombuffer(data, np.uint8).ctypes.data
 
 
 _MOST_FREE_BYTES = 1 << 30
-"""Unused memory that is retained; what would exceed it is freed."""
+"""Bytes of unused memory to retain; the rest is freed."""
 
 _STEP = 4 << 20
-"""Pieces above this are multiples of it; smaller ones are powers of two."""
+"""Bytes. Larger pieces are multiples of it, smaller ones powers of two."""
 
 
 class HostMemory:
@@ -112,10 +106,8 @@ class HostMemory:
         self._lock = threading.RLock()  # garbage collection may return memory at any point
 
     def take(self, n_bytes: int) -> memoryview:
-        """Memory of `n_bytes` with any content; it returns when no view of it is left.
-
-        Slower memory where the system has no more of this kind. Raises MemoryError.
-        """
+        """Return memory of `n_bytes` with any content; it comes back when its last view is gone.
+        Returns slower memory when the system has no more of this kind. Raises MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
             free = self._free[size]
@@ -141,14 +133,14 @@ class HostMemory:
 
 
 def _size_for(n_bytes: int) -> int:
-    """The size of piece to use: few sizes, so that pieces fit again."""
+    """Return the size of piece to use: few sizes, so that pieces fit again."""
     if n_bytes > _STEP:
         return -(-n_bytes // _STEP) * _STEP
     return 1 << max(0, n_bytes - 1).bit_length()
 
 
 class _Piece(ctypes.Array[ctypes.c_ubyte]):
-    """Bytes at an address that the memory owns; views of it keep it alive."""
+    """Bytes at an address that `HostMemory` owns; views keep the piece alive."""
 
     _type_ = ctypes.c_ubyte
     _length_ = 0
@@ -164,23 +156,23 @@ _THREADS = 2
 
 
 Room = Callable[[int], memoryview | None]
-"""Takes memory for a body of a number of bytes; None if there is none for it."""
+"""A function from a body's bytes to memory for it; None if there is none."""
 
 
 class Place(Protocol):
-    """Memory of the device that is neither freed nor written to until `end`."""
+    """Device memory that is neither freed nor written to until `end`."""
 
     def address(self) -> AbstractContextManager[int | None]:
-        """Its address, which does not change meanwhile; None if the memory was given up."""
+        """Return its address, which stays the same meanwhile; None if the place lost its memory."""
         ...
 
     def end(self) -> None:
-        """Give the place up. May be called again."""
+        """Free the place. May be called again."""
         ...
 
 
 class ArrivingBody:
-    """A body that is on its way from the device; implements `DeferredBody`."""
+    """A `DeferredBody` on its way from the device."""
 
     def __init__(self, n_bytes: int, copied: Future[memoryview]) -> None:
         self._n_bytes = n_bytes
@@ -209,13 +201,14 @@ class Transfers:
         self._threads.submit(self._prepare, n_bytes, n)
 
     def fetch(self, place: Place, rows: Sequence[Rows], room: Room | None = None) -> ArrivingBody:
-        """Begin to copy rows from the device, to `room` or where memory is free; ends `place` when
-        they are here."""
+        """Begin to copy rows from the device, to `room` or to free memory.
+        Ends `place` when they have arrived."""
         n_bytes = sum(one.nbytes for one in rows)
         return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 
     def send(self, data: bytes | memoryview, place: Place, rows: Sequence[Rows]) -> None:
-        """Copy rows to the device, or nothing if the place is lost; returns when they are there."""
+        """Copy rows to the device and wait for them; copy nothing if the place has lost its
+        memory."""
         with place.address() as device:
             if device is not None:
                 host = address_of(data)
@@ -236,7 +229,7 @@ class Transfers:
                 body = self.memory.take(n_bytes)
             with place.address() as device:
                 if device is None:
-                    raise RuntimeError("the device's memory was given up")
+                    raise RuntimeError("the place has lost its device memory")
                 host = address_of(body)
                 for one in rows:
                     self.driver.to_host(host, device, one)

@@ -1,9 +1,9 @@
 """Continuous batching: the contract of a decode batch, and the batch for our own caches.
 
-Sequences join and leave between steps without a drain: the last prompt token of one that joins is
-one more row of the next step, and one that leaves takes its caches along. The next step is launched
-before the tokens of the last one are read, but for a first token. Knows caches that can be merged,
-and samplers; neither blocks nor requests.
+Sequences join and leave between steps without a drain. The last prompt token of a joining sequence
+becomes one more row of the next step, and a leaving sequence takes its caches along. Except for a
+first token, the batch launches the next step before it reads the last one's tokens. Knows caches
+that can merge, and samplers, but neither blocks nor requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from semantic.domain.value_objects import SequenceId
 
 
 class _Group(NamedTuple):
-    """Rows that are computed together: how many, and their caches, layer by layer."""
+    """The number of rows that compute together, and their caches, layer by layer."""
 
     n_rows: int
     layers: list[BatchLayer]
@@ -44,8 +44,9 @@ class _Group(NamedTuple):
 class BatchRows:
     """The caches of a batch's rows, in order of joining, and the model's step over them.
 
-    Rows are computed together but where their states differ in shape: one that joins without a
-    state that it will have is apart for a step, since to some models no state is not zeros.
+    Rows compute together except where their states differ in shape. A row that joins without the
+    state it will have runs apart for a step, since to some models no state is not the same as
+    zeros.
     """
 
     def __init__(self, model: Module) -> None:
@@ -54,16 +55,16 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches of the rows that are computed together, layer by layer; may be replaced."""
+        """The caches of rows that compute together, layer by layer; the caller may replace them."""
         return self._groups[0].layers if self._groups else []
 
     @property
     def states(self) -> list[mx.array]:
-        """Arrays of states: to evaluate with a step, whose logits do not depend on all of them."""
+        """Arrays of states to evaluate with a step, whose logits do not depend on all of them."""
         return states(self.layers)
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
-        """Add sequences after all others, in order."""
+        """Add sequences behind all others, in order."""
         for _, run in itertools.groupby(sequences, state_shapes):
             members = list(run)
             layers = [merge(layer) for layer in zip(*members, strict=True)]
@@ -71,7 +72,7 @@ class BatchRows:
         self._join_groups()
 
     def leave(self, at: int) -> list[LayerCache]:
-        """Remove row number `at`; returns its caches."""
+        """Remove row number `at` and return its caches."""
         number = 0
         while at >= self._groups[number].n_rows:
             at -= self._groups[number].n_rows
@@ -88,7 +89,7 @@ class BatchRows:
         return cast(list[LayerCache], caches)
 
     def logits(self, inputs: mx.array) -> mx.array:
-        """The logits after one more token of each row, (rows, vocab)."""
+        """Return the logits after one more token of each row, (rows, vocab)."""
         if len(self._groups) == 1:
             return self._group_logits(inputs, self._groups[0].layers)
         found: list[mx.array] = []
@@ -100,7 +101,7 @@ class BatchRows:
         return mx.concatenate(found)
 
     def _join_groups(self) -> None:
-        """Make neighbours one group where their states have the same shapes."""
+        """Join neighbouring groups whose states have the same shapes."""
         joined: list[_Group] = []
         for group in self._groups:
             if joined and state_shapes(joined[-1].layers) == state_shapes(group.layers):
@@ -113,7 +114,7 @@ class BatchRows:
         self._groups = joined
 
     def _group_logits(self, inputs: mx.array, layers: Sequence[BatchLayer]) -> mx.array:
-        """The same of rows that are computed together, without the logits of padding rows."""
+        """Return the logits of rows that compute together, without those of padding rows."""
         n = inputs.shape[0]
         n_rows = max(layer.n_rows for layer in layers)
         for layer in layers:
@@ -125,7 +126,7 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""From tokens that each rank sampled, (rows,), to the tokens of all; a part of the graph."""
+"""A function from each rank's sampled tokens, (rows,), to those of all; a part of the graph."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""
@@ -133,10 +134,8 @@ _CLEAR_EVERY = 512
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence to join: its caches, which hold `history`, and the next input token.
-
-    `logprobs` is true if log-probabilities are requested.
-    """
+    """A sequence to join: its caches, which hold `history`, and its next input token.
+    `logprobs` is true if the request wants log-probabilities."""
 
     sequence: SequenceId
     caches: list[LayerCache]
@@ -150,8 +149,8 @@ class NewSequence:
 class Emitted(NamedTuple):
     """A sequence's sampled token and the log-probabilities (vocab,).
 
-    The token is in the cache that `DecodeBatch.leave` returns from now on. It is not `finite` if
-    the model's logits, before processors, had a NaN or were infinite: it is then any token.
+    The cache that `DecodeBatch.leave` returns contains the token from now on. If the model's
+    logits, before processors, had a NaN or were infinite, the token is arbitrary and not `finite`.
     """
 
     sequence: SequenceId
@@ -161,7 +160,7 @@ class Emitted(NamedTuple):
 
 
 class DecodeBatch(Protocol):
-    """Sequences that decode together."""
+    """A batch of sequences that decode together."""
 
     @property
     def stream(self) -> mx.Stream:
@@ -182,45 +181,37 @@ class DecodeBatch(Protocol):
         ...
 
     def settle(self) -> None:
-        """Put tokens that were emitted before their step into the caches, as `leave` does.
-
-        If this fails the batch must not be used any more.
-        """
+        """Put tokens emitted before their step into the caches, as `leave` does.
+        If this fails, the batch must not be used any more."""
         ...
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
-        """The token that is sampled, not emitted and not in the caches, after `settle`.
-
-        None if there is none, or if it is finite and not known.
-        """
+        """Return the token that is sampled, not emitted and, after `settle`, not in the caches.
+        None if there is none, or if it is finite but unknown."""
         ...
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
-        """Take a sequence out; its caches hold all tokens that were emitted."""
+        """Take a sequence out; its caches hold all emitted tokens."""
         ...
 
     def step(self) -> list[Emitted]:
         """Launch a step, read the one before it, or both.
-
-        Returns a token of each sequence that had one to read; none if nothing was read.
-        """
+        Return a token of each sequence that had one to read; none if nothing was read."""
         ...
 
 
 class _Next(Enum):
-    """What is next of a row."""
+    """A row's next input."""
 
     PROMPT = auto()
-    """Its last prompt token is the input of the next step; it has no token to emit."""
+    """The row's last prompt token; it has no token to emit."""
     FIRST = auto()
-    """Its first token is the input of the next step."""
+    """The row's first token."""
     LATER = auto()
 
 
 @dataclass(slots=True)
 class _Row:
-    """A sequence in the batch."""
-
     sequence: SequenceId
     sampler: Sampler
     processors: list[LogitsProcessor]
@@ -230,10 +221,10 @@ class _Row:
 
 
 class ContinuousBatch:
-    """Implements `DecodeBatch` for our own caches, which join and leave without copies.
+    """A `DecodeBatch` for our own caches, which join and leave without copies.
 
-    A first token is emitted before the step after it is launched. Beside rows that have had theirs
-    only if `launch_blocks`: the step after it then starts when its tokens have been read.
+    It emits a first token before it launches the step after it. Among rows that have had theirs, it
+    does so only if `launch_blocks`: the next step then starts once the tokens have been read.
     """
 
     max_joins_per_step = None
@@ -241,15 +232,15 @@ class ContinuousBatch:
     def __init__(
         self, model: Module, *, launch_blocks: bool | None = None, agree: Agree | None = None
     ) -> None:
-        """`launch_blocks`: launching a step takes until the one before it has nearly been computed,
-        as it does on a CPU, where MLX queues few operations ahead. None: as the default device.
-        `agree` makes the tokens of all ranks of a model those of one."""
+        """`launch_blocks`: launching a step takes until the last one has nearly finished, as on a
+        CPU, where MLX queues few operations ahead. None: as on the default device. `agree` gives
+        all ranks of a model the tokens of one."""
         self._launch_blocks = on_cpu() if launch_blocks is None else launch_blocks
         self._agree = agree
         self._rows: list[_Row] = []
         self._caches = BatchRows(model)
         self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
-        self._emitted = False  # those of `_tokens` that were sampled
+        self._emitted = False  # the sampled ones of `_tokens`
         self._changed = False  # rows, since the last step
         self._logprobs: list[mx.array | None] = []  # of `_tokens`
         self._normalizers = mx.zeros((0, 1))  # of `_tokens`; see `_advance`
@@ -257,7 +248,7 @@ class ContinuousBatch:
 
     @property
     def stream(self) -> mx.Stream:
-        """See `DecodeBatch.stream`. It is mlx-lm's, of which each thread has one."""
+        """See `DecodeBatch.stream`. It is mlx-lm's, one for each thread."""
         return cast(mx.Stream, generation_stream)
 
     def __contains__(self, sequence: object) -> bool:
@@ -307,7 +298,7 @@ class ContinuousBatch:
         self._logprobs = [self._logprobs[i] for i in keep]
         if not keep:
             self._tokens = None
-        elif self._tokens is not None:  # slices: a gather would be compiled on a GPU
+        elif self._tokens is not None:  # slices: a GPU would compile a gather
             self._tokens = mx.concatenate([self._tokens[:at], self._tokens[at + 1 :]])
             left = [self._normalizers[:at], self._normalizers[at + 1 :]]
             self._normalizers = mx.concatenate(left)
@@ -329,19 +320,18 @@ class ContinuousBatch:
         return next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
 
     def _reads_first(self) -> bool:
-        """Whether to read the inputs of the next step before it is launched."""
+        """Return whether to read the next step's inputs before its launch."""
         after = {row.next for row in self._rows}
         return _Next.FIRST in after and (self._launch_blocks or _Next.LATER not in after)
 
     def _sampled(self) -> list[_Row | None]:
-        """The rows, without those whose next input is a prompt token."""
+        """Return the rows, with None for those whose next input is a prompt token."""
         return [None if row.next is _Next.PROMPT else row for row in self._rows]
 
     def _launch(self, inputs: mx.array) -> None:
-        """Start to compute the step that takes `inputs`."""
         if self._changed:
             self._changed = False
-            # Separately, so that the step itself stays the same CUDA graph.
+            # Separately, so that the step stays the same CUDA graph.
             async_eval(inputs, self._normalizers)
         contexts = self._advance(inputs)
         contexts.append(self._normalizers)
@@ -360,7 +350,6 @@ class ContinuousBatch:
         logprobs: Sequence[mx.array | None],
         rows: Sequence[_Row | None],
     ) -> list[Emitted]:
-        """Wait for `inputs` to be computed."""
         tokens = cast(list[int], inputs.tolist())
         finite = [math.isfinite(one) for (one,) in cast(list[list[float]], normalizers.tolist())]
         return [
@@ -370,11 +359,11 @@ class ContinuousBatch:
         ]
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:
-        """Build the next step from `inputs`; returns further arrays to evaluate with it.
+        """Build the next step from `inputs` and return further arrays to evaluate with it.
 
-        Same operations in the same order as mlx-lm's, so that the tokens are the same. The
-        log-sum-exp of the model's own logits is finite unless they have a NaN or are infinite:
-        minus infinity, as a mask writes it, is not.
+        Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same. The log-sum-exp
+        of the model's own logits is finite unless they have a NaN or are infinite; minus infinity,
+        as a mask writes it, does not count.
         """
         logits = self._caches.logits(inputs)
         normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)

@@ -1,8 +1,8 @@
 """Decode batches for models that need mlx-lm's own caches: its BatchGenerator, or one by one.
 
-The generator pads its rows; only its public interface is used. A model that mlx-lm can compute only
-alone takes as many forward passes for a step as it has sequences: every sequence gets a token in
-each step, so that no stream waits for another.
+The generator pads its rows; this module uses only its public interface. A model that mlx-lm can
+compute only alone takes one forward pass for each sequence in a step. Every sequence gets a token
+in each step, so that no stream waits for another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from semantic.domain.value_objects import SequenceId
 
 
 class OneByOne(ContinuousBatch):
-    """Implements `DecodeBatch` for any caches."""
+    """A `DecodeBatch` for any caches."""
 
     def __init__(self, model: Module, agree: Agree | None = None) -> None:
         super().__init__(model, agree=agree)
@@ -38,7 +38,7 @@ class OneByOne(ContinuousBatch):
 
 
 class _RowsApart(BatchRows):
-    """Rows that are never computed together."""
+    """Rows that never compute together."""
 
     def __init__(self, model: Module) -> None:
         super().__init__(model)
@@ -61,47 +61,45 @@ class _RowsApart(BatchRows):
 
 
 _UNLIMITED = 1 << 30
-"""Limit of sequences and tokens given to the BatchGenerator: the engine limits both."""
+"""The BatchGenerator's limit of sequences and tokens: the engine limits both."""
 
 
 class _Watch:
     """A sequence's sampler and processors, and whether the logits of each token were finite.
-
-    What tells that is evaluated with the token: to read it later waits for nothing.
-    """
+    It evaluates that flag with the token, so that reading it later waits for nothing."""
 
     def __init__(self, sampler: Sampler, processors: Sequence[LogitsProcessor]) -> None:
         self._sampler = sampler
         self.processors = [self._see, *processors] if processors else []
         self._raw: mx.array | None = None
-        self._drawn: deque[mx.array] = deque()  # of the tokens that were not read yet
+        self._drawn: deque[mx.array] = deque()  # of tokens not yet read
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """The sampler: log-probabilities (1, vocab) to a token id (1,)."""
-        # If one is not finite, all are NaN but those that are minus infinity.
+        """Sample a token id (1,) from log-probabilities (1, vocab)."""
+        # If one is not finite, all are NaN except those at minus infinity.
         seen, self._raw = self._raw, None
         seen = mx.max(logprobs) if seen is None else seen
         self._drawn.append(seen)
         return depends(self._sampler(logprobs), seen)
 
     def next_is_finite(self) -> bool:
-        """Whether the token that is read next was drawn from finite logits."""
+        """Return whether the token read next comes from finite logits."""
         return math.isfinite(cast(float, self._drawn[0].item())) if self._drawn else True
 
     def read(self) -> bool:
-        """`next_is_finite` of the token that is read now."""
+        """Return `next_is_finite` of the token read now."""
         finite = self.next_is_finite()
         self._drawn.popleft()
         return finite
 
     def _see(self, _tokens: mx.array, logits: mx.array) -> mx.array:
-        """The first processor: a mask may hide what is not finite."""
+        """See the logits as the first processor: a mask may hide values that are not finite."""
         self._raw = mx.logsumexp(logits)
         return logits
 
 
 class GeneratorBatch:
-    """Implements `DecodeBatch`."""
+    """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
     """When an empty sequence and another join together, mlx-lm's caches give the empty one a state
@@ -146,7 +144,7 @@ class GeneratorBatch:
         """See `DecodeBatch.settle`. The generator launches a step before it reads the last one."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
-        """See `DecodeBatch.in_flight`. The generator does not tell which token it is."""
+        """See `DecodeBatch.in_flight`. The generator does not reveal this token."""
         if self._watches[sequence].next_is_finite():
             return None
         return Emitted(sequence, 0, None, finite=False)

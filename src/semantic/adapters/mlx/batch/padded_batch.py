@@ -1,11 +1,11 @@
-"""Decode batch that pads its rows while that is faster, and the measurement that decides on it.
+"""Decode batch that pads its rows while that is faster, and the measurement that decides it.
 
-Joins and leaves operate on sequences in caches of their own. After a few steps without any, the
-rows are copied into one array per layer of mlx-lm's batch cache, layer by layer: one layer exists
-twice meanwhile, none afterwards. A padded batch takes its rows' capacity and the padding. Ragged
-and padded batches are timed with real steps over random keys and values, sequences of equal length.
-What padding costs beyond its attention is bounded, not measured: capacities may not differ much.
-Also chooses the decode batch of a model. Knows devices and forms of caches; not which requests
+Joins and leaves work on sequences in caches of their own. After a few steps without any, the batch
+copies the rows into one array of mlx-lm's batch cache, layer by layer: one layer exists twice
+meanwhile, none afterwards. A padded batch takes its rows' capacity and the padding. The measurement
+times ragged and padded batches in real steps over random keys and values of equal length. It
+bounds, but does not measure, the cost of padding beyond attention: capacities may differ little.
+Also chooses a model's decode batch. Knows devices and forms of caches, but not which requests
 decode.
 """
 
@@ -47,7 +47,7 @@ from semantic.domain.value_objects import (
 from semantic.ports.generation import at_once
 
 Pads = Callable[[Sequence[int]], bool]
-"""Whether sequences of these capacities (tokens each) should decode padded."""
+"""A test whether sequences of these capacities (tokens each) should decode padded."""
 
 STABLE_STEPS = 4
 """Steps without a join or leave before rows are copied: joins and leaves are bursty."""
@@ -72,7 +72,7 @@ class PaddedLayer(BatchKVCache):
             row.buffer = LentBuffer(row.buffer)
 
     def given_back(self) -> RaggedBatch[FullCache]:
-        """Copy all rows back to buffers of their own, of the capacity reserved meanwhile."""
+        """Copy all rows back to their own buffers, with the capacity reserved meanwhile."""
         keys, values, _, _, stop = cast(
             tuple[mx.array, mx.array, mx.array, mx.array, int], self.state
         )
@@ -88,16 +88,13 @@ class PaddedLayer(BatchKVCache):
 
     @property
     def n_rows(self) -> int:
-        """Rows of a step: none is padding."""
+        """Rows of a step; none pads."""
         return len(self._rows)
 
 
 class PaddedBatch(ContinuousBatch):
-    """Implements `DecodeBatch` for sequences all of whose caches are `FullCache`s.
-
-    `pads` is called before every step that follows `stable_steps` steps without a join or leave,
-    until the batch is padded.
-    """
+    """A `DecodeBatch` for sequences whose caches are all `FullCache`s. Until the batch is padded,
+    it calls `pads` before every step that follows `stable_steps` steps without a join or leave."""
 
     def __init__(self, model: Module, pads: Pads, stable_steps: int = STABLE_STEPS) -> None:
         super().__init__(model)
@@ -129,7 +126,7 @@ class PaddedBatch(ContinuousBatch):
 
     @property
     def padded(self) -> bool:
-        """Whether the next step is computed over padded rows."""
+        """True if the next step computes padded rows."""
         return any(isinstance(layer, PaddedLayer) for layer in self._layers)
 
     @property
@@ -153,13 +150,14 @@ class PaddedBatch(ContinuousBatch):
                 layers[number] = layer.given_back()
 
     def _capacities(self) -> list[int]:
-        """Each sequence's capacity in tokens, equal in all layers, while not padded."""
+        """Return each sequence's capacity in tokens, equal in all layers, while not padded."""
         first = next((layer for layer in self._layers if isinstance(layer, RaggedBatch)), None)
         return [row.buffer.capacity for row in first.rows] if first else []
 
 
 def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:
-    """(batch, kv_heads, capacity, head_dim): the first tokens of each row, padded on the left."""
+    """Return the first tokens of each row padded on the left:
+    (batch, kv_heads, capacity, head_dim)."""
     _, heads, _, dim = rows[0].shape
     padded = mx.zeros((len(rows), heads, capacity, dim), rows[0].dtype)
     stop = max(lengths)
@@ -177,11 +175,11 @@ _TOKENS = BLOCK_TOKENS - 2 * (_WARM_UP + _STEPS)
 """Tokens of each sequence, so that all steps fit into its first block."""
 
 _CLEARLY = 0.9
-"""Padding is chosen if it takes at most this share of the ragged time; less gain is noise."""
+"""Largest share of the ragged time at which padding is chosen; a smaller gain is noise."""
 
 _MAX_PADDING_RATIO = 1.5
-"""Maximum memory of a padded batch, relative to the capacity of its sequences: a pool's budget
-counts capacity without padding, and attention over more was not measured."""
+"""Maximum memory of a padded batch relative to its sequences' capacity.
+A pool's budget counts capacity without padding, and attention over more was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,22 +192,22 @@ class StepTimes:
 
     @property
     def padded(self) -> bool:
-        """Whether a batch of this size decodes padded."""
+        """True if a batch of this size decodes padded."""
         return self.padded_ms <= _CLEARLY * self.ragged_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The measurements, smallest batch first, and the decision that follows."""
+    """The measurements, smallest batch first, and the decision that follows from them."""
 
     times: tuple[StepTimes, ...]
     max_padding_ratio: float = _MAX_PADDING_RATIO
 
     def pads(self, capacities: Sequence[int]) -> bool:
-        """Whether sequences of these capacities (tokens each) should decode padded.
+        """Return whether sequences of these capacities (tokens each) should decode padded.
 
-        Uses the largest measured batch that is not larger: ragged attention costs more with each
-        sequence, so what pays for fewer pays for more.
+        Uses the largest measured batch that is not larger. Ragged attention costs more with each
+        sequence, so padding that pays for fewer pays for more.
         """
         measured = [one for one in self.times if one.batch <= len(capacities)]
         if not measured or not measured[-1].padded:
@@ -221,9 +219,7 @@ def calibrate(
     model: Module, layers: CacheLayers, clock: Callable[[], float] = time.perf_counter
 ) -> Calibration:
     """Time a few steps of batches of each size, ragged and padded.
-
-    All caches of `layers` must be `FullCache`s.
-    """
+    All caches of `layers` must be `FullCache`s."""
 
     def timed(batch: ContinuousBatch, size: int) -> float:
         return _step_ms(batch, [_filled(layers) for _ in range(size)], clock)
@@ -243,7 +239,7 @@ def calibrate(
 def _step_ms(
     batch: ContinuousBatch, sequences: Sequence[list[LayerCache]], clock: Callable[[], float]
 ) -> float:
-    """Median time of a step; each waits for the one before it, as in service."""
+    """Return the median time of a step; each waits for the one before it, as in service."""
     taken: list[float] = []
     greedy = make_sampler(SamplingParams(), 0)
     with mx.stream(batch.stream):
@@ -262,7 +258,7 @@ def _step_ms(
 
 
 def _filled(layers: CacheLayers) -> list[LayerCache]:
-    """Caches of a sequence of random keys and values; MLX's global random state is untouched."""
+    """Return a sequence's caches with random keys and values; keep MLX's global random state."""
     caches = layers.empty(BLOCK_TOKENS)
     for number, cache in enumerate(caches):
         if isinstance(cache, FullCache):
@@ -279,11 +275,11 @@ def _filled(layers: CacheLayers) -> list[LayerCache]:
 
 
 CalibrationFor = Callable[[Module, CacheLayers], Calibration | None]
-"""Measures a model's batches; returns None if they decode ragged without a measurement."""
+"""A function that measures a model's batches; None if they decode ragged without it."""
 
 
 def calibrate_here(model: Module, layers: CacheLayers) -> Calibration | None:
-    """Measure on a GPU; None on a CPU, where padding gains nothing."""
+    """Measure on a GPU; return None on a CPU, where padding gains nothing."""
     if on_cpu() or not padding_works(model):
         return None
     try:
@@ -293,10 +289,8 @@ def calibrate_here(model: Module, layers: CacheLayers) -> Calibration | None:
 
 
 def padding_works(model: Module) -> bool:
-    """Whether a batch computes the right logits with mlx-lm's own padded caches.
-
-    Also beyond windows, chunks and budgets of sparse attention: there padding may move a choice.
-    """
+    """Return whether a batch computes the right logits with mlx-lm's own padded caches. Tests also
+    beyond windows, chunks and budgets of sparse attention, where padding may move a choice."""
     probe = LogitsProbe(model)
     with probe.narrowed() as narrow:
         if narrow is not None and at_once(narrow.computing()) and not narrow.accepts_padding():
@@ -307,10 +301,8 @@ def padding_works(model: Module) -> bool:
 def choose_batching(
     model: Module, spec: ModelCacheSpec, layers: CacheLayers, measure: CalibrationFor
 ) -> Calibration | None:
-    """The measurements of a model whose batches can decode ragged and padded; else None.
-
-    All its layers must keep every token, in contiguous caches of ours.
-    """
+    """Return the measurements of a model whose batches can decode ragged and padded; else None.
+    All its layers must keep every token, in contiguous caches of ours."""
     if not isinstance(layers, ContiguousLayers) or not all(layers.ragged):
         return None
     if any(layer.kind is not LayerKind.FULL for layer in spec.layers):
@@ -324,8 +316,8 @@ def new_batch(
     calibration: Calibration | None,
     agree: Agree | None = None,
 ) -> DecodeBatch:
-    """An empty batch for sequences with the caches of `layers`. Raises UnsupportedModelError if
-    ranks cannot `agree` on its tokens."""
+    """Return an empty batch for sequences with the caches of `layers`.
+    Raise UnsupportedModelError if ranks cannot `agree` on its tokens."""
     if not layers.together:
         return OneByOne(model, agree)
     if not all(layers.ragged):

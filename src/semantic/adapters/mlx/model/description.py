@@ -1,8 +1,8 @@
-"""Describes a model: what its layers cache, its size, and how its weights are stored.
+"""Descriptions of models: what their layers cache, their size, and how their weights are stored.
 
-Before it is loaded that is read from its configuration: the model is built as mlx-lm builds it and
-never evaluated, so it takes no weights and no memory. Knows folders with a config.json; not where
-they are from, nor who asks.
+Before loading, the configuration tells it: this module builds the model as mlx-lm does but never
+evaluates it, which takes no weights and no memory. Knows folders with a config.json, but neither
+their origin nor the caller.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GENERATION_CONFIG = "generation_config.json"
 _CONTEXT_FIELD = "max_position_embeddings"
 _MAX_CONFIG_BYTES = 1 << 22
 _MAX_LAYERS = 2048
-"""More than any model has: a configuration is another's, and building takes time by layers."""
+"""More layers than any model has. A configuration comes from others, and building takes time."""
 
 _MAX_VOCABULARY = 1 << 31
 
@@ -51,10 +51,8 @@ CacheKind = Literal["full", "latent", "window", "state", "compressed"]
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """What `layers` of a model cache alike; `window` in tokens.
-
-    latent: one compressed latent of keys and values for all heads; compressed: a state that grows.
-    """
+    """Layers of a model that cache alike; `window` in tokens. latent:
+    one compressed latent of keys and values for all heads; compressed: a state that grows."""
 
     kind: CacheKind
     layers: int
@@ -63,10 +61,11 @@ class CacheForm:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a model takes on this device. `context_tokens`: None if its configuration has none.
+    """A model's demands on this device.
 
-    `weights_bytes` are those of its weights in memory. `vocab_size` is that of its configuration,
-    by default what token ids are below at most. `adapter` is the one that it is under.
+    `context_tokens` and `vocab_size`, the bound of token ids by default, are the configuration's;
+    `context_tokens` is None if it has none. `weights_bytes` counts the weights in memory. `adapter`
+    is the one that the model is under.
     """
 
     model_type: str
@@ -81,12 +80,11 @@ class ModelDescription:
 def describe(
     folder: Path, file_bytes: int | None = None, adapter: Path | None = None
 ) -> ModelDescription:
-    """Describe the model in `folder`, under the adapter in another one. With `file_bytes`, the size
-    of its files of weights, these need not be there.
+    """Describe the model in `folder`, under the adapter in another one.
 
-    Raises ModelNotFoundError for a folder without a readable configuration and for an adapter that
-    is not one of the model, and UnsupportedModelError for a model that mlx-lm or the engine has
-    none for.
+    With `file_bytes`, the size of its weight files, these may be missing. Raises ModelNotFoundError
+    for a folder without a readable configuration and for another model's adapter, and
+    UnsupportedModelError for a model that mlx-lm or the engine does not support.
     """
     config = read_config(folder)
     found = None if adapter is None else read_adapter(adapter)
@@ -117,8 +115,8 @@ def describe(
 
 
 def weights_bytes(folder: Path) -> int:
-    """Bytes of the weights in `folder` when they are loaded; only headers are read. 0 where there
-    are none, or none that can be read: loading says why."""
+    """Return the bytes of the weights in `folder` once loaded; read only headers.
+    0 without readable weights: loading reports why."""
     try:
         return _bytes_of(_read_headers(folder))
     except (*LOAD_ERRORS, OSError):
@@ -131,23 +129,23 @@ def _vocabulary(config: Mapping[str, object]) -> int:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """The configuration in `folder`. Raises as `describe`."""
+    """Return the configuration in `folder`. Raise as `describe`."""
     path = folder / _CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ModelNotFoundError(f"{path} is longer than {_MAX_CONFIG_BYTES} bytes")
         config: object = load_config(folder)
     except FileNotFoundError as error:
-        raise ModelNotFoundError(f"{folder} is no model folder: it has no {_CONFIG}") from error
+        raise ModelNotFoundError(f"{folder} is not a model folder: it has no {_CONFIG}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelNotFoundError(f"cannot read {path}: {error}") from error
     if not isinstance(config, dict):
-        raise ModelNotFoundError(f"{path} is no JSON object")
+        raise ModelNotFoundError(f"{path} must be a JSON object")
     if "model_type" not in config:
-        raise ModelNotFoundError(f"{path} has no model_type: it is no language model of mlx-lm")
+        raise ModelNotFoundError(f"{path} has no model_type: it is not a language model of mlx-lm")
     if "model_file" in config:
         raise UnsupportedModelError(
-            f"{path} has the model as a program of its own, which is not run"
+            f"{path} names a program of the model's own, and the engine runs none"
         )
     for name, value in (*config.items(), *_text_config(config).items()):
         if "layer" in name and isinstance(value, int) and value > _MAX_LAYERS:
@@ -158,13 +156,13 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def _read_headers(folder: Path) -> list[mx.array]:
-    """The weights of a folder, if it has any; only headers are read."""
+    """Return a folder's weights, if it has any; read only headers."""
     load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
     return [weight for file in weight_files(folder) for weight in load(str(file)).values()]
 
 
 def _dtype(config: Mapping[str, object], weights: list[mx.array]) -> mx.Dtype:
-    """The type of activations: that of most weights that are numbers with a fraction."""
+    """Return the type of activations: that of most weights with floating-point numbers."""
     counts = Counter(w.dtype for w in weights if mx.issubdtype(w.dtype, mx.floating))
     if counts:
         return counts.most_common(1)[0][0]
@@ -173,19 +171,19 @@ def _dtype(config: Mapping[str, object], weights: list[mx.array]) -> mx.Dtype:
 
 
 def _bytes_of(weights: list[mx.array]) -> int:
-    """Bytes of the weights when they are loaded: on a CPU halves become fp32."""
+    """Return the bytes of the weights once loaded: on a CPU halves become fp32."""
     wide = on_cpu()
     return sum(w.size * 4 if wide and w.dtype in _HALF else w.nbytes for w in weights)
 
 
 def _estimated(config: Mapping[str, object], dtype: mx.Dtype, file_bytes: int) -> int:
-    """`_bytes_of` files whose headers are not there."""
+    """Return `_bytes_of` files whose headers are missing."""
     quantized = any(_text_value(config, n) for n in ("quantization", "quantization_config"))
     return file_bytes * 2 if on_cpu() and dtype in _HALF and not quantized else file_bytes
 
 
 def _forms(spec: ModelCacheSpec, rank: object) -> tuple[CacheForm, ...]:
-    """The forms of all layers, the most frequent first; `rank` is the width of a latent."""
+    """Return the forms of all layers, the most frequent first; `rank` is the width of a latent."""
     counts = Counter((_kind(layer, rank), layer.window) for layer in spec.layers)
     return tuple(CacheForm(kind, n, window) for (kind, window), n in counts.most_common())
 
@@ -199,7 +197,7 @@ def _kind(layer: LayerSpec, rank: object) -> CacheKind:
 
 
 def _text_value(config: Mapping[str, object], name: str) -> object:
-    """A field of the configuration, or of the text model's inside it."""
+    """Return a field of the configuration, or of the text model inside it."""
     return config.get(name) or _text_config(config).get(name)
 
 
@@ -212,11 +210,8 @@ _HASH = "sha256:"
 
 
 def read_details(model: Module, model_id: str, folder: Path) -> ModelDetails:
-    """The details of `model`, which was loaded from `folder` and has the fingerprint `model_id`;
-    not those of its chat template.
-
-    Raises OSError if the folder is not there any more.
-    """
+    """Return the details of `model`, loaded from `folder`, with the fingerprint `model_id`.
+    Leaves out those of its chat template. Raises OSError if the folder no longer exists."""
     config = load_config(folder)
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config
@@ -246,7 +241,7 @@ def _stored_as(quantization: object, folder: Path) -> str:
 
 
 def _kinds_of_weights(folder: Path) -> Iterator[str]:
-    """The types of all weights in `folder`; only headers are read."""
+    """Yield the types of all weights in `folder`; read only headers."""
     for path in weight_files(folder):
         with safe_open(path, framework="numpy") as weights:
             for name in weights.keys():  # noqa: SIM118 - it is no mapping
@@ -258,7 +253,7 @@ def _whole(value: object) -> int | None:
 
 
 def read_context(model: object) -> int | None:
-    """The model's context length in tokens; None if its configuration has none."""
+    """Return the model's context length in tokens; None if its configuration has none."""
     arguments = getattr(model, "args", None)
     nested = getattr(arguments, "text_config", None)
     own = getattr(arguments, _CONTEXT_FIELD, None)
@@ -267,7 +262,8 @@ def read_context(model: object) -> int | None:
 
 
 def read_sampling(folder: Path) -> SamplingParams:
-    """The default sampling of `generation_config.json`; greedy if absent, broken or invalid."""
+    """Return the default sampling of `generation_config.json`; greedy if absent, broken or
+    invalid."""
     try:
         given = json.loads((folder / _GENERATION_CONFIG).read_text())
     except (OSError, ValueError, RecursionError):

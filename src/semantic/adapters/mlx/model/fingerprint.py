@@ -1,8 +1,8 @@
 """Fingerprint of a model: a hash of all its files and of how this machine computes.
 
-Equal fingerprints give equal keys and values. Independent of the folder's path and of file times.
-Digests of large files are kept in the user's cache folder, only to save time: a file there that is
-unreadable, owned by another user or malformed counts as empty. Knows files, not models.
+Equal fingerprints give equal keys and values. Neither the folder's path nor file times matter. The
+user's cache folder keeps digests of large files, only to save time: an unreadable, foreign or
+malformed file there counts as empty. Knows files, not models.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """Changes whenever the file's content does: a program cannot set `ctime_ns` back."""
+    """A state that changes with the file's content: a program cannot set `ctime_ns` back."""
 
     device: int
     inode: int
@@ -46,13 +46,13 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> FileState:
-        """The state of the file at `path`, symlinks followed."""
+        """Return the state of the file at `path`; follow symlinks."""
         found = path.stat()
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     @property
     def settled(self) -> bool:
-        """Whether a later change is sure to change the state: file system clocks may be coarse."""
+        """True if a later change is sure to change the state: file system clocks may be coarse."""
         return time.time_ns() - self.ctime_ns > _CLOCK_NS
 
     @property
@@ -61,7 +61,7 @@ class FileState:
 
 
 def cache_folder() -> Path:
-    """The folder of this user's caches of ours."""
+    """Return this user's folder for our caches."""
     own = os.environ.get("SEMANTIC_CACHE")
     if own:
         return Path(own).expanduser()
@@ -73,7 +73,7 @@ def cache_folder() -> Path:
 
 
 class DigestCache:
-    """Digests by file state. No call raises: if its file cannot be used, it is just empty."""
+    """Digests by file state. No call raises: an unusable file counts as empty."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -82,7 +82,7 @@ class DigestCache:
         self._changed = False
 
     def get(self, state: FileState) -> bytes | None:
-        """The digest of the file with this state, 32 bytes; None if not cached."""
+        """Return the 32-byte digest of the file with this state; None if not cached."""
         self._load()
         found = self._entries.get(state.key)
         return None if found is None else bytes.fromhex(found)
@@ -94,11 +94,11 @@ class DigestCache:
         self._changed = True
 
     def save(self) -> None:
-        """Write new entries, if any: atomically, readable by the owner alone."""
+        """Write new entries, if any, atomically and readable by the owner alone."""
         if not self._changed:
             return
         newest = dict(list(self._entries.items())[-_MAX_ENTRIES:])
-        # A home that is not writable, or does not exist, costs only time.
+        # A home that is missing or not writable costs only time.
         with contextlib.suppress(OSError, RuntimeError):
             _write(self._path(), json.dumps(newest).encode())
             self._changed = False
@@ -115,14 +115,14 @@ class DigestCache:
 
 
 def _read(path: Path) -> bytes:
-    """The content of a regular file of this user. Raises OSError or ValueError for any other."""
+    """Return the content of this user's regular file. Raise OSError or ValueError for any other."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or others_write:
-            raise ValueError(f"{path} is not a plain file of this user's own")
+            raise ValueError(f"{path} must be a plain file of this user's own")
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise ValueError(f"{path} is too large")
@@ -130,7 +130,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes) -> dict[str, str]:
-    """The well-formed entries. Raises ValueError or RecursionError if it is no JSON object."""
+    """Return the well-formed entries. Raise ValueError or RecursionError if it is not JSON."""
     entries: object = json.loads(data)
     if not isinstance(entries, dict):
         raise ValueError("no entries")  # noqa: TRY004  it came from a file, not from a caller
@@ -168,14 +168,14 @@ _KIND = "sha256:"
 _CHUNK = 16 << 20
 _WORTH_CACHING = 64 << 20
 _THREADS = max(4, min(16, os.cpu_count() or 1))
-"""SHA-256 releases the interpreter lock, so several threads read and hash in parallel."""
+"""Parallel readers: SHA-256 releases the interpreter lock."""
 
 
 def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: bool = False) -> str:
-    """The model id of the model in `folder`. Raises OSError if a file cannot be read.
+    """Return the id of the model in `folder`. Raise OSError for a file that it cannot read.
 
-    Digests of large weight files are cached in `cache`, by default the user's own. With `any_chip`
-    machines that differ in chip or BLAS kernel alone give the model one id, which says so: their
+    `cache`, by default the user's own, keeps digests of large weight files. With `any_chip`
+    machines that differ only in chip or BLAS kernel give the model one id, which says so: their
     keys and values differ in the last bits.
     """
     cache = DigestCache() if cache is None else cache
@@ -189,8 +189,8 @@ def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: boo
 
 
 def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
-    """The model id of the model with the fingerprint `model` under an adapter in `files`. Raises
-    OSError if one cannot be read."""
+    """Return the id of the model with fingerprint `model` under an adapter in `files`.
+    Raise OSError for a file that it cannot read."""
     cache = DigestCache()
     digests = [_digest_file(path, cache) for path in files]
     cache.save()
@@ -199,22 +199,19 @@ def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
 
 
 def is_fingerprint(model_id: str) -> bool:
-    """Whether a model id is that of files, not a name that was made up."""
+    """Return whether a model id is a fingerprint of files, not a made-up name."""
     return model_id.removeprefix(ANY_CHIP).startswith(_KIND)
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
-    """The state of each file that the fingerprint covers, by name.
-
-    A model whose states are the same before and after it was loaded and hashed is the one that the
-    fingerprint names. Raises OSError.
-    """
+    """Return the state of each file that the fingerprint covers, by name. Raise OSError. If the
+    states are the same before and after loading and hashing, the fingerprint names this model."""
     return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
 
 
 def numerics(*, any_chip: bool = False) -> str:
-    """What determines rounding here: libraries, device, chip, architecture, weight type, BLAS and
-    its kernel; with `any_chip` without chip and kernel."""
+    """Return what determines rounding here: libraries, device, chip, architecture, weight type,
+    BLAS and its kernel; with `any_chip` without chip and kernel."""
     device = read_device()
     kind = device.kind
     parts = {
@@ -232,10 +229,11 @@ def numerics(*, any_chip: bool = False) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the model's weights: those that its index names; without an index, or if none
-    of them is there, `model.safetensors`, else all whose names begin so.
+    """Return the files with the model's weights.
 
-    Raises OSError if one of several is missing, or if the index cannot be read as one.
+    The index names them. Without an index, or if none of its files exists, they are
+    `model.safetensors`, else all whose names begin so. Raises OSError if one of several is missing,
+    or if the index is malformed.
     """
     index, alone = folder / _INDEX, folder / _ALONE
     named = [folder / name for name in _names_in(index)] if index.is_file() else []
@@ -248,21 +246,21 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path) -> list[str]:
-    """The names of files in an index of weights, sorted. Raises OSError for another file."""
+    """Return the sorted file names in an index of weights. Raise OSError for another file."""
     try:
         names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
         outside = [name for name in names if Path(name).name != name]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise OSError(f"{index} is no index of weights; fetch the model again") from error
+        raise OSError(f"{index} is not an index of weights; fetch the model again") from error
     if outside:
-        raise OSError(f"{index} names {outside[0]!r}, which is no file beside it")
+        raise OSError(f"{index} names {outside[0]!r}, which is not in its folder")
     return names
 
 
 @contextlib.contextmanager
 def only_weights(folder: Path) -> Iterator[Path]:
-    """A folder whose files `model*.safetensors` are the model's weights alone: this one, or another
-    one with links to its files for as long as the block lasts. Raises as `weight_files`."""
+    """Yield a folder whose files `model*.safetensors` are the model's weights alone.
+    This folder, or one with links to its files until the block ends. Raises as `weight_files`."""
     used = weight_files(folder)
     if used == sorted(folder.glob(f"model*{_WEIGHTS}")):
         yield folder
@@ -277,7 +275,7 @@ def only_weights(folder: Path) -> Iterator[Path]:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """The files that determine what the model computes and how text is tokenized."""
+    """Yield the files that determine what the model computes and how it tokenizes text."""
     yield from weight_files(folder)
     for path in (*folder.iterdir(), *folder.glob(_MORE_TEMPLATES)):
         if path.suffix in _WHOLE and path.is_file():
@@ -285,14 +283,14 @@ def _files_of(folder: Path) -> Iterator[Path]:
 
 
 def _digest_file(path: Path, cache: DigestCache) -> bytes:
-    """Digest of the file's size and of each 16 MiB of it."""
+    """Digest the file's size and each 16 MiB of it."""
     before = FileState.of(path)
     cacheable = path.suffix in _WEIGHTS and before.size >= _WORTH_CACHING
     known = cache.get(before) if cacheable else None
     if known is not None:
         return known
     found = _hash(path, before.size)
-    # The digest of a file modified during the read, or just before, is not cached.
+    # Do not cache the digest of a file modified during the read or just before.
     if cacheable and before.settled and FileState.of(path) == before:
         cache.put(before, found)
     return found

@@ -1,10 +1,9 @@
 """Model loading: finds a model's folder, loads it with mlx-lm and wraps it in a backend.
 
-One generator does it in slices: `MLXModelProvider.load_in_slices` has the weights read, or shares
-those of another model, under an adapter if it is given one, has caches chosen by `kv_cache/forms`,
-and warms up: a GPU loads and compiles kernels when they are first used, which takes up to seconds
-and would stop every stream. Knows folders, model ids and the hub's cache; not what a model is used
-for.
+`MLXModelProvider.load_in_slices` does it in slices. It reads the weights or shares those of another
+model, puts them under an adapter if it has one, lets `kv_cache/forms` choose caches, and warms up:
+a GPU loads and compiles kernels at their first use, which takes up to seconds and would stop every
+stream. Knows folders, model ids and the hub's cache, but not what a model is for.
 """
 
 from __future__ import annotations
@@ -78,16 +77,16 @@ EMBEDDED_MODEL = "semantic-tiny"
 _MODELS = Path(__file__).parents[3] / "models"
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
-"""Patterns of the files that a model of the hub is loaded from."""
+"""Patterns of the files that make a model of the hub."""
 
-# The root of what the hub's HTTP client raises: httpx or httpx2, by the library's version.
+# The base of the hub client's HTTP errors: httpx's or httpx2's, by the library's version.
 _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 _SLICE_BYTES = 32 << 20
-"""Weights that are read between two steps of other models, in some ten milliseconds from an SSD; a
-larger array is read in one piece."""
+"""Bytes of weights to read between two steps of other models, some ten milliseconds from an SSD.
+A larger array comes in one piece."""
 
-# What mlx-lm, transformers and the safetensors reader raise for a folder that is not a model.
+# The errors that mlx-lm, transformers and the safetensors reader raise for other folders.
 LOAD_ERRORS = (
     OSError,
     ValueError,
@@ -102,10 +101,10 @@ LOAD_ERRORS = (
 
 
 class _Reading:
-    """Reports what loading raises for `what` in a folder as ModelNotFoundError, with `advice`.
+    """Raises loading errors for `what` in a folder as ModelNotFoundError, with `advice`.
 
-    The tokenizers library raises `Exception` itself, and a panic of it is no Exception at all; a
-    module of mlx-lm that lacks a package exits.
+    The tokenizers library raises `Exception` itself, and its panics are not `Exception`s. A module
+    of mlx-lm that lacks a package exits.
     """
 
     def __init__(self, what: str, folder: Path, advice: str = "") -> None:
@@ -126,10 +125,8 @@ class _Reading:
 
 @dataclass(eq=False)
 class Weights:
-    """A model as it was read, its tokenizer and its fingerprint.
-
-    The provider never computes with the model: those that share its weights do.
-    """
+    """A model as read, its tokenizer and its fingerprint.
+    The provider never computes with this model; the models that share its weights do."""
 
     model: Module
     tokenizer: MLXTokenizer
@@ -137,17 +134,19 @@ class Weights:
 
 
 _WEIGHTS = "_semantic_weights"
-"""The attribute of a model that has `Weights`: these are there as long as one that shares them."""
+"""The attribute of a model that has `Weights`: they live as long as a model that shares them."""
 
 
 class MLXModelProvider:
-    """Implements `ModelProviderPort`. Models that it loads from the same files share their weights
-    while one of them is there. With `any_chip` ids of models say nothing of this machine's chip:
-    see `fingerprint`. With `ranks` it loads the shard of this rank: on rank 0 a `LeadingBackend`,
-    else one to `follow` with."""
+    """A `ModelProviderPort`. Models from the same files share their weights while one of them
+    lives.
+
+    With `any_chip` model ids say nothing of this machine's chip: see `fingerprint`. With `ranks` it
+    loads this rank's shard: on rank 0 a `LeadingBackend`, else one to `follow` with.
+    """
 
     def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
-        """`ranks` is called on MLX's thread, once."""
+        """MLX's thread calls `ranks`, once."""
         self._any_chip = any_chip
         self._meet = ranks
         self.ranks: Ranks | None = None
@@ -159,9 +158,7 @@ class MLXModelProvider:
         self, model_id: str = EMBEDDED_MODEL, adapter: Path | None = None
     ) -> tuple[MLXBackend, MLXTokenizer]:
         """See `ModelProviderPort.load_model`.
-
-        On a CPU the weights are converted to fp32, the only type that is fast there.
-        """
+        On a CPU weights become fp32, the only fast type there."""
         return at_once(self.load_in_slices(model_id, adapter))
 
     def load_in_slices(
@@ -181,7 +178,7 @@ class MLXModelProvider:
         try:
             with alike or nullcontext():
                 backend = yield from wrapping(model, name, wrapped, ranks=self.ranks)
-            if self.ranks is None or not self.ranks.rank:  # others do what that one does
+            if self.ranks is None or not self.ranks.rank:  # the other ranks follow it
                 yield from warming_up(backend, whole=not on_cpu())
         except SemanticError:
             raise
@@ -194,7 +191,8 @@ class MLXModelProvider:
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """The weights in `folder`, at most `max_bytes`; read unless a model has them."""
+        """Return the weights in `folder`, at most `max_bytes`; read them unless a model has
+        them."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
@@ -220,11 +218,10 @@ def reading_model(
     max_bytes: int | None = None,
     shard: Callable[[Module], None] | None = None,
 ) -> Slices[Weights]:
-    """The model in `folder` as mlx-lm loads it, in slices.
+    """Read the model in `folder` as mlx-lm loads it, in slices; on a CPU its weights become fp32.
 
-    On a CPU the weights are converted to fp32. `shard` leaves a part of the model before it is
-    read. Raises ModelNotFoundError, and WeightsTooLargeError if the weights take more than
-    `max_bytes`.
+    `shard` keeps a part of the model before its weights are read. Raises ModelNotFoundError, and
+    WeightsTooLargeError if the weights take more than `max_bytes`.
     """
     newer = "a newer one may, or another conversion of the model"
     with (
@@ -243,7 +240,7 @@ def reading_model(
         if on_cpu():
             model.set_dtype(mx.float32)
         if 2 * _require_room(model, folder, max_bytes) > read_device().memory_bytes:
-            first_kernels.wait()  # there may be no room for the processes beside the weights
+            first_kernels.wait()  # these processes and the weights may not fit into memory together
         yield from _evaluating(arrays_of(model).values())
         first_kernels.wait()
         yield reading
@@ -254,8 +251,8 @@ def reading_model(
 
 
 def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str]]:
-    """`model`, whose fingerprint is `name`, under the adapter in `folder`, in slices: a model that
-    shares its weights, and a fingerprint of its own. Raises ModelNotFoundError."""
+    """Put `model`, whose fingerprint is `name`, under the adapter in `folder`, in slices.
+    Returns a model that shares its weights, with its own fingerprint. Raises ModelNotFoundError."""
     files = adapter_files(folder)
     adapter = read_adapter(folder)
     with (
@@ -274,13 +271,13 @@ def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str
 
 @contextmanager
 def _unchanged(folder: Path, states: Callable[[], Mapping[str, FileState]]) -> Iterator[None]:
-    """Raises ModelNotFoundError if the files with these states change meanwhile."""
+    """Raise ModelNotFoundError if the files with these states change meanwhile."""
     before = states()
     yield
     if changed := {name for name, _ in before.items() ^ states().items()}:
         raise ModelNotFoundError(
             f"cannot load {folder}: {', '.join(sorted(changed))} changed while it "
-            "was loaded; load it when its files are complete"
+            "was loading; load it when its files are complete"
         )
 
 
@@ -294,13 +291,14 @@ def wrapping(
     decoding: Callable[[Module], Module] = shorten_here,
     ranks: Ranks | None = None,
 ) -> Slices[MLXBackend]:
-    """A backend for an mlx-lm model that is already in memory, in slices of a few steps each.
+    """Wrap an mlx-lm model that is already in memory in a backend, in slices of a few steps each.
 
-    Without a `model_id` it gets a random one, so no stored cache ever matches it. Structured
-    output needs the `tokenizer`. `attention` finds paged attention for this device; without it, or
-    if it finds none, caches are contiguous, and `calibration` measures which batches decode padded.
+    Without a `model_id` it gets a random one, so no stored cache ever matches. Structured output
+    needs the `tokenizer`. `attention` finds paged attention for this device. Without it, or if it
+    finds none, caches are contiguous, and `calibration` measures which batches decode padded.
     `decoding` makes the form of the model that computes over pages; it shares the weights. The
-    model may be the shard of one of `ranks`: all of them choose the same, and nothing by its time.
+    model may be the shard of one of `ranks`: all ranks choose the same, so no rank chooses by its
+    own timing.
 
     Raises InvalidRequestError if `model` is not an mlx-lm model.
     """
@@ -337,7 +335,7 @@ wrap_model = done_at_once(wrapping)
 
 
 def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
-    """The bytes of the weights, known before they are read. Refuses more than `max_bytes`."""
+    """Return the bytes of the weights before they are read. Refuse more than `max_bytes`."""
     n_bytes = sum(weight.nbytes for weight in arrays_of(model).values())
     if max_bytes is not None and n_bytes > max_bytes:
         raise WeightsTooLargeError(
@@ -348,7 +346,7 @@ def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
 
 
 def _evaluating(weights: Iterable[mx.array]) -> Slices[None]:
-    """Read the weights, in groups that take little time."""
+    """Read the weights in groups that take little time."""
     group: list[mx.array] = []
     n_bytes = 0
     for weight in weights:
@@ -363,15 +361,15 @@ def _evaluating(weights: Iterable[mx.array]) -> Slices[None]:
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
-    """The tokenizer of a model, without loading its weights. Raises ModelNotFoundError."""
+    """Return a model's tokenizer without loading its weights. Raise ModelNotFoundError."""
     folder = find_folder(model_id)
     with _Reading("the tokenizer", folder):
         return MLXTokenizer(_tokenizer_in(folder))
 
 
 def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
-    """The tokenizer of a model whose answers end with any of `ends`; models that see keep their
-    chat template beside their processor."""
+    """Return the tokenizer of a model whose answers end with any of `ends`.
+    Vision models keep their chat template beside their processor."""
     wrapped = load_wrapped_tokenizer(folder, eos_token_ids=ends)
     path = folder / "chat_template.json"
     if not wrapped.has_chat_template and path.is_file():
@@ -384,16 +382,17 @@ def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
 
 
 def find_folder(model_id: str) -> Path:
-    """The folder of `model_id`: the embedded model, a path, or a hub id.
+    """Return the folder of `model_id`: the embedded model, a path, or a hub id.
 
-    A hub id is downloaded only if the hub's local cache does not have it and HF_HUB_OFFLINE is not
-    set. Raises ModelNotFoundError.
+    Downloads a hub id only if the hub's local cache lacks it and HF_HUB_OFFLINE is not set. Raises
+    ModelNotFoundError.
     """
     return find_local(model_id) or _hub_folder(model_id)
 
 
 def find_local(model_id: str) -> Path | None:
-    """The folder of the embedded model or a path; None for a hub id. Raises ModelNotFoundError."""
+    """Return the folder of the embedded model or a path; None for a hub id.
+    Raise ModelNotFoundError for a folder without a model."""
     if model_id == EMBEDDED_MODEL:
         return _MODELS / EMBEDDED_MODEL
     folder = Path(model_id).expanduser()
@@ -402,7 +401,7 @@ def find_local(model_id: str) -> Path | None:
             if (folder / CONFIG).is_file():
                 words = f"{folder} is an adapter: expected --model BASE --adapter NAME={folder}"
                 raise ModelNotFoundError(words)
-            raise ModelNotFoundError(f"{folder} is no model folder: it has no config.json")
+            raise ModelNotFoundError(f"{folder} is not a model folder: it has no config.json")
         return folder
     if folder.exists() or model_id.count("/") != 1 or model_id.startswith((".", "/", "~")):
         raise ModelNotFoundError(
@@ -425,20 +424,20 @@ def _hub_folder(hub_id: str) -> Path:
         reason = str(error).strip().split("\n")[0]
         raise ModelNotFoundError(
             f"{hub_id!r} is neither a folder nor in the hub's cache, "
-            f"and it could not be downloaded: {reason}"
+            f"and the hub did not deliver it: {reason}"
         ) from error
 
 
 _ROWS = 9
-"""One more than a power of two, so that batches are padded in between."""
+"""Rows of the largest batch: above a power of two, so that smaller batches pad."""
 _PROMPT = (1, 2, 3, 4)
 _CHUNK = 640
-"""Tokens of a prompt that is too long for rows of a batch."""
+"""Tokens of a prompt, too long for rows of a batch."""
 
 
 def warming_up(backend: MLXBackend, *, whole: bool = True) -> Slices[None]:
-    """Let some sequences join and leave a batch, one computation at a time; none is open
-    afterwards. Unless `whole` one sequence alone, which shows whether the model can be computed."""
+    """Let some sequences join and leave a batch, one computation at a time, and close them all.
+    Unless `whole`, run one sequence alone, which shows whether the device can compute the model."""
     *history, last = _PROMPT
     sequences: list[SequenceId] = []
     if whole:
