@@ -1,7 +1,7 @@
 """Adapters that mlx-lm trained for a model: low-rank layers (LoRA, DoRA), or weights of its own.
 
 The only module that knows how mlx-lm stores and applies them: `tests/integration/test_adapters.py`
-fails when it changes that. Knows folders and modules; not where their model is from.
+fails when it changes that. Knows folders and modules, but not their model's origin.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Kind = Literal["lora", "dora", "full"]
 
 _MAX_CONFIG_BYTES = 1 << 20
 _LARGEST_NUMBER = 1e30
-"""Also below this a product may be infinite in fp32; it is found then, as of any weights."""
+"""Even below it a product may be infinite in fp32; the engine finds that then, as with any
+weights."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _HALF = (mx.float16, mx.bfloat16)
 _ELSEWHERE = {
@@ -41,10 +42,10 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter whose files were checked by themselves.
+    """An adapter whose files have passed their own checks.
 
-    `parameters` are those that mlx-lm applies low-rank layers by, in the last `layers` layers, in
-    all if that is negative; `shapes` of the arrays, by name. `n_bytes` are theirs in memory.
+    `parameters` configure mlx-lm's low-rank layers in the last `layers` layers, or in all if that
+    is negative. `shapes` has each array's shape by name, `n_bytes` their bytes in memory.
     """
 
     folder: Path
@@ -56,7 +57,7 @@ class Adapter:
 
     @property
     def words(self) -> str:
-        """What it is, in words."""
+        """A description of the adapter in words."""
         if self.kind == "full":
             return f"{len(self.shapes)} weights of its own"
         name = {"lora": "LoRA", "dora": "DoRA"}[self.kind]
@@ -64,15 +65,13 @@ class Adapter:
 
 
 def adapter_files(folder: Path) -> tuple[Path, Path]:
-    """The files that an adapter consists of."""
+    """Return the files that an adapter consists of."""
     return folder / CONFIG, folder / WEIGHTS
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """The adapter in `folder`; of its arrays only the headers are read.
-
-    Raises ModelNotFoundError for a folder without an adapter of mlx-lm.
-    """
+    """Return the adapter in `folder`; read only the headers of its arrays.
+    Raise ModelNotFoundError for a folder without an adapter of mlx-lm."""
     _require_files(folder)
     config = _Config(folder / CONFIG)
     kind = config.kind()
@@ -83,10 +82,8 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def apply_adapter(model: Module, adapter: Adapter) -> Module:
-    """`model` under the adapter; it shares all other arrays with `model`, which stays as it is.
-
-    Nothing is computed. Raises ModelNotFoundError for an adapter of another model.
-    """
+    """Return `model` under the adapter. It shares all other arrays with `model`, which stays as it
+    is. Computes nothing. Raises ModelNotFoundError for another model's adapter."""
     replaced = {name.rpartition(".")[0] for name in adapter.shapes}
     adapted = share(model, replaced if adapter.kind == "full" else ())
     base = arrays_of(adapted)
@@ -111,16 +108,16 @@ def apply_adapter(model: Module, adapter: Adapter) -> Module:
 
 
 def arrays_of(model: Module) -> dict[str, mx.array]:
-    """All arrays of a model, by their paths."""
+    """Return all arrays of a model by their paths."""
     parameters = cast("Callable[[], object]", model.parameters)()
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(parameters)))
 
 
 class _Config:
-    """An adapter's configuration; every value is checked before mlx-lm has it."""
+    """An adapter's configuration, which checks every value before mlx-lm gets it."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelNotFoundError for a file that is no JSON object."""
+        """Raise ModelNotFoundError for a file that is not a JSON object."""
         self._path = path
         try:
             if path.stat().st_size > _MAX_CONFIG_BYTES:
@@ -133,7 +130,7 @@ class _Config:
         self._fields: dict[str, object] = fields
 
     def kind(self) -> Kind:
-        """How the model was tuned."""
+        """Return how the model was tuned."""
         given = self._fields.get("fine_tune_type", "lora")
         for one in cast("tuple[Kind, ...]", get_args(Kind)):
             if given == one:
@@ -141,14 +138,14 @@ class _Config:
         raise self._wrong("fine_tune_type lora, dora or full", given)
 
     def layers(self) -> int:
-        """In how many of the last layers low-rank ones are."""
+        """Return how many of the last layers have low-rank ones."""
         given = self._fields.get("num_layers")
         if type(given) is not int:
             raise self._wrong("num_layers, a number of layers", given)
         return given
 
     def parameters(self) -> dict[str, object]:
-        """What mlx-lm makes low-rank layers of."""
+        """Return the parameters from which mlx-lm makes low-rank layers."""
         given = self._fields.get("lora_parameters")
         if not isinstance(given, dict):
             raise self._wrong("lora_parameters with rank, scale and dropout", given)
@@ -177,7 +174,7 @@ def _are_texts(given: object) -> bool:
 
 
 def _require_files(folder: Path) -> None:
-    """Raises ModelNotFoundError for a folder that has no adapter of mlx-lm."""
+    """Raise ModelNotFoundError for a folder without an adapter of mlx-lm."""
     missing = [path.name for path in adapter_files(folder) if not path.is_file()]
     if not missing:
         return
@@ -191,7 +188,7 @@ def _require_files(folder: Path) -> None:
 
 
 def _read_headers(path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
-    """The shapes of all arrays, and their bytes in memory. Raises ModelNotFoundError."""
+    """Return the shapes of all arrays and their bytes in memory. Raise ModelNotFoundError."""
     shapes: dict[str, tuple[int, ...]] = {}
     n_bytes = 0
     try:
@@ -211,7 +208,7 @@ def _read_headers(path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
 
 def _add_layers(model: Module, adapter: Adapter) -> None:
     """Put low-rank layers around those of `model` that the adapter is for."""
-    from mlx_lm.tuner.utils import linear_to_lora_layers  # with what trains: only when needed
+    from mlx_lm.tuner.utils import linear_to_lora_layers  # imports training code: only when needed
 
     use_dora = adapter.kind == "dora"
     try:
@@ -222,7 +219,7 @@ def _add_layers(model: Module, adapter: Adapter) -> None:
 
 
 def _require_fits(adapter: Adapter, expected: Mapping[str, mx.array]) -> None:
-    """Raises ModelNotFoundError unless the adapter's arrays are those that are expected."""
+    """Raise ModelNotFoundError unless the adapter has the expected arrays."""
     shapes = {name: tuple(array.shape) for name, array in expected.items()}
     wrong = sorted(
         name

@@ -1,9 +1,8 @@
 """Joined matrix products: linear layers of a model that read the same input become one.
 
-A decode step of some sequences is bound by the number of its kernels, not by their work. The given
-model stays as it is: it computes the same as before, and its weights become views of the joined
-ones, so that no weight exists twice. Depends on the names of mlx-lm's layers alone, and computes
-apart whatever does not have the same input.
+The number of kernels bounds a decode step of a few sequences, not their work. The given model still
+computes the same. Its weights become views of the joined ones, so no weight exists twice. Depends
+only on the names of mlx-lm's layers, and computes layers with different inputs apart.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Linear layers of a module that are called with the same input."""
+"""Linear layers of a module that get the same input."""
 
 MOST_ROWS = 256
-"""Tokens up to which layers are joined: more fill a device by themselves, and the parts of a joined
-product are not contiguous."""
+"""Most tokens for which layers join:
+more fill a device by themselves, and the parts of a joined product are not contiguous."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
 def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
-    """A model that computes the same with joined products; `model` shares its weights."""
+    """Return a model that computes the same with joined products; `model` shares its weights."""
     return _copied(model, {}, names)
 
 
 def share(model: Module, apart: Collection[str] = ()) -> Module:
-    """A copy of a tree of modules in which what has no modules below it is the very same object.
+    """Copy a tree of modules, sharing those without modules below them.
 
-    Whatever gives these layers other arrays, as `join` does, gives them to both. Those at the paths
+    New arrays for these layers, as from `join`, then apply to both trees. The layers at the paths
     `apart` are copies too, with the same arrays.
     """
     modules = cast("Callable[[], list[tuple[str, Module]]]", model.named_modules)()
@@ -48,15 +47,13 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
 
 
 def product_of(module: Module) -> Product | None:
-    """The product that a linear layer of a joined model takes its result from."""
+    """Return the product that a linear layer of a joined model takes its result from."""
     return module.product if isinstance(module, _Takes) else None
 
 
 class Product:
-    """One matrix product for several linear layers of the same input.
-
-    Remembers its last result until each layer has taken its part.
-    """
+    """A matrix product for several linear layers of the same input.
+    Remembers its last result until each layer has taken its part."""
 
     def __init__(self, layers: Sequence[Linear | QuantizedLinear]) -> None:
         """Concatenate the weights; those of `layers` become views of the result."""
@@ -80,14 +77,12 @@ class Product:
         self._apart = False
 
     def __call__(self, x: mx.array) -> mx.array:
-        """The results of all layers, one behind the other."""
+        """Return the results of all layers, one behind the other."""
         return cast("Callable[[mx.array], mx.array]", self._whole)(x)
 
     def part(self, number: int, x: mx.array) -> mx.array | None:
-        """The result of one layer; None if it took its part of this input before.
-
-        Also None, from then on, if the layers turn out to have several inputs.
-        """
+        """Return one layer's result; None if it has taken its part of this input before.
+        Also None, from then on, if the layers turn out to have several inputs."""
         if self._input is not x:
             self._apart |= self._input is not None
             self._input = None
@@ -101,7 +96,8 @@ class Product:
 
 
 class _Takes(Module):
-    """A linear layer that takes its result from a joined product; before mlx-lm's class of it."""
+    """A linear layer that takes its result from a joined product; comes before mlx-lm's class of
+    it."""
 
     product: Product
     number: int
@@ -118,11 +114,11 @@ class _Part(_Takes, Linear):
 
 
 class _QuantizedPart(_Takes, QuantizedLinear):
-    """One whose weights are quantized."""
+    """A part whose weights are numbers."""
 
 
 def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:
-    """A copy of a tree of modules that shares all arrays, with joined products."""
+    """A part whose weights are quantized."""
     if id(module) in known:
         return known[id(module)]
     copy = known[id(module)] = _without_children(module)
@@ -157,7 +153,7 @@ def _without_children(module: Module) -> Module:
 
 
 def _join_in(module: Module, names: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Product]:
-    """The products of a module's own linear layers, by the layers' names."""
+    """Return the products of a module's own linear layers, by the layers' names."""
     found: dict[tuple[str, ...], Product] = {}
     for group in names:
         layers = [module.get(name) for name in group]
@@ -165,12 +161,12 @@ def _join_in(module: Module, names: Sequence[Sequence[str]]) -> dict[tuple[str, 
             linear = cast("list[Linear | QuantizedLinear]", layers)
             if len({_form(one) for one in linear}) == 1:
                 found[tuple(group)] = Product(linear)
-                mx.clear_cache()  # the weights as they were
+                mx.clear_cache()  # drops the weights as they were
     return found
 
 
 def _form(layer: Linear | QuantizedLinear) -> tuple[object, ...]:
-    """What layers must have in common to be joined."""
+    """Return what layers must share to join."""
     arrays = [
         (name, array.dtype, array.shape[1:])
         for name in _ARRAYS

@@ -1,11 +1,10 @@
-"""Loads an embedding model: a decoder of mlx-lm, or an encoder of mlx-embeddings, with the pooling
-that its files declare.
+"""Loading of embedding models: mlx-lm's decoders and mlx-embeddings' encoders, with the pooling
+that their files declare.
 
-A decoder's batch is padded at its right end, which causal attention never looks at, and computed in
-chunks of its columns over mlx-lm's own caches; a model whose logits are not those of the states
-that it would take is refused. An encoder's own pooling is the mean for every model, so the declared
-one is computed here: the files of sentence-transformers declare it. Depends on names in both
-packages. Call it from the thread that computes.
+A decoder's batch is padded on the right, where causal attention never looks, and computed in chunks
+of columns over mlx-lm's own caches. Refuses a model whose logits come from other states than these.
+An encoder's own pooling is the mean for every model, so this module pools as the files of
+sentence-transformers declare. Depends on names in both packages. Call it from the computing thread.
 """
 
 from __future__ import annotations
@@ -52,10 +51,8 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def read_pooling(folder: Path, default: Pooling) -> Pooling:
-    """The pooling that `folder` declares, `default` if it declares none.
-
-    Raises UnsupportedModelError for one that is not supported, and for a layer after it.
-    """
+    """Return the pooling that `folder` declares, else `default`.
+    Raise UnsupportedModelError for an unsupported pooling, and for a layer after it."""
     modules = _read(folder / _MODULES)
     kinds = (
         [str(one.get("type", "")) for one in modules if isinstance(one, dict)]
@@ -64,7 +61,7 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
     )
     for kind in kinds:
         if kind.rpartition(".")[2] not in _KNOWN_MODULES:
-            raise UnsupportedModelError(f"{folder / _MODULES}: {kind!r:.80} is not supported")
+            raise UnsupportedModelError(f"{folder / _MODULES}: cannot compute {kind!r:.80}")
     declared = _read(folder / _FILE)
     if not isinstance(declared, dict):
         return default
@@ -78,10 +75,10 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
 
 
 def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
-    """The states that count in each row's vector, added up: (rows, width).
+    """Return the sum of the states that count in each row's vector: (rows, width).
 
-    `states` (rows, columns, width) are those at `positions` (1, columns) of rows with `lengths`
-    (rows,); what pads a row does not count.
+    `states` (rows, columns, width) are at `positions` (1, columns) of rows with `lengths` (rows,);
+    padding does not count.
     """
     ends = lengths[:, None]
     match pooling:
@@ -95,7 +92,7 @@ def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pool
 
 
 def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
-    """The rows of `sums` (rows, width), made of length 1. Raises NotFiniteError."""
+    """Return the rows of `sums` (rows, width), scaled to length 1. Raise NotFiniteError."""
     norms = mx.linalg.norm(sums, axis=-1, keepdims=True)
     rows = sums / mx.maximum(norms, 1e-12)
     if not mx.all(mx.isfinite(rows)).item():
@@ -104,14 +101,14 @@ def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
 
 
 def read_length(folder: Path) -> int | None:
-    """The longest text in tokens that `folder` declares; None if it declares none."""
+    """Return the longest text in tokens that `folder` declares; None if it declares none."""
     found = _read(folder / "sentence_bert_config.json")
     most = found.get("max_seq_length") if isinstance(found, dict) else None
     return most if type(most) is int and most > 0 else None
 
 
 def _read(path: Path) -> object:
-    """The JSON in a file; None if there is none. Raises UnsupportedModelError for another file."""
+    """Return a file's JSON; None without a file. Raise UnsupportedModelError for another file."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UnsupportedModelError(f"{path} is longer than {_MAX_BYTES} bytes")
@@ -124,16 +121,16 @@ def _read(path: Path) -> object:
 
 
 CHUNK_TOKENS: Final = 512
-"""Tokens of one chunk, over all rows of a batch: what one step may delay answers by."""
+"""Tokens of one chunk, over all rows of a batch; bounds how long a step delays answers."""
 
 _DECODER_PROBE: Final = (1, 2, 3)
 
 States = Callable[..., mx.array]
-"""(token ids (rows, columns), caches) to states (rows, columns, width)."""
+"""A function from token ids (rows, columns) and caches to states (rows, columns, width)."""
 
 
 class _Embedder:
-    """What both kinds of `Embedder` have."""
+    """The common part of both kinds of `Embedder`."""
 
     def __init__(self, tokenizer: MLXTokenizer, model_id: str, max_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -147,7 +144,7 @@ class _Embedder:
 
 
 class DecoderEmbedder(_Embedder):
-    """Implements `Embedder`."""
+    """An `Embedder` over a decoder."""
 
     def __init__(
         self,
@@ -157,7 +154,7 @@ class DecoderEmbedder(_Embedder):
         pooling: Pooling,
         max_tokens: int,
     ) -> None:
-        """Raises UnsupportedModelError for a model without states that can be taken."""
+        """Raise UnsupportedModelError for a model whose states are out of reach."""
         super().__init__(tokenizer, model_id, max_tokens)
         self._model = model
         self._states = states_of(model)
@@ -176,7 +173,7 @@ class DecoderEmbedder(_Embedder):
 
 
 class DecoderRun:
-    """Implements `EmbeddingRun`."""
+    """An `EmbeddingRun` of a decoder."""
 
     def __init__(
         self,
@@ -209,10 +206,8 @@ class DecoderRun:
 
 
 def states_of(model: Module) -> States:
-    """The function that computes the states below a model's logits, after its last norm.
-
-    Raises UnsupportedModelError unless the model's logits are those of these states.
-    """
+    """Return the function that computes the states below a model's logits, after its last norm.
+    Raise UnsupportedModelError unless the model's logits come from these states."""
     inner = cast("States | None", getattr(model, "model", None))
     head = cast("Callable[[mx.array], mx.array] | None", getattr(model, "lm_head", None))
     embedding = getattr(inner, "embed_tokens", None)
@@ -230,11 +225,11 @@ def states_of(model: Module) -> States:
 
 
 ENCODERS: Final = frozenset({"bert", "xlm_roberta"})
-"""The types of models whose states are taken here, with `-` as `_`."""
+"""Model types whose states this module takes, with `-` as `_`."""
 
 _PACKAGE: Final = "mlx_embeddings"
 _STEP_TOKENS: Final = 1024
-"""Tokens of the rows of one step, with what pads them: what it may delay answers by."""
+"""Tokens of the rows of one step, padding included; bounds how long a step delays answers."""
 _PROBE: Final = (5, 6, 7)
 
 
@@ -243,7 +238,7 @@ class _Output(Protocol):
 
 
 def load_encoder(folder: Path) -> Module:
-    """The encoder in `folder`. Raises UnsupportedModelError if the package is not installed."""
+    """Return the encoder in `folder`. Raise UnsupportedModelError without the package."""
     if find_spec(_PACKAGE) is None:
         raise UnsupportedModelError(
             f"the model in {folder} is an encoder. {extra_to_install('embeddings')}"
@@ -257,7 +252,7 @@ def load_encoder(folder: Path) -> Module:
 
 
 class EncoderEmbedder(_Embedder):
-    """Implements `Embedder`."""
+    """An `Embedder` over an encoder."""
 
     def __init__(
         self,
@@ -268,8 +263,8 @@ class EncoderEmbedder(_Embedder):
         max_tokens: int,
         padding: int,
     ) -> None:
-        """`padding` is the token that fills shorter rows. Raises UnsupportedModelError for a model
-        that does not return the states of its tokens."""
+        """`padding` is the token that fills shorter rows.
+        Raise UnsupportedModelError for a model that does not return its tokens' states."""
         super().__init__(tokenizer, model_id, max_tokens)
         self._model = cast("Callable[..., _Output]", model)
         self._pooling: Pooling = pooling
@@ -289,7 +284,7 @@ class EncoderEmbedder(_Embedder):
         return EncoderRun(self, batch)
 
     def vectors(self, rows: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
-        """The vectors of `rows`, computed together."""
+        """Return the vectors of `rows`, computed together."""
         states, lengths = self._states(rows)
         positions = mx.arange(states.shape[1])[None, :]
         return vectors_of(pool(states, positions, lengths, self._pooling))
@@ -303,7 +298,7 @@ class EncoderEmbedder(_Embedder):
 
 
 class EncoderRun:
-    """Implements `EmbeddingRun`: some rows in each step."""
+    """An `EmbeddingRun` with some rows in each step."""
 
     def __init__(self, embedder: EncoderEmbedder, batch: Sequence[tuple[int, ...]]) -> None:
         self._embedder = embedder
@@ -318,14 +313,14 @@ class EncoderRun:
 
 
 _MOST_TOKENS: Final = 1 << 15
-"""The longest text of a model that declares more, or nothing."""
+"""Most tokens of a text, where a model declares more or nothing."""
 
 
 def load_embedder(folder: Path) -> tuple[Embedder, ModelDetails]:
-    """The embedding model in `folder`.
+    """Load the embedding model in `folder`. Raise ModelNotFoundError if it does not load.
 
-    Raises ModelNotFoundError for one that cannot be loaded, and UnsupportedModelError for one whose
-    vectors would not be those that its makers describe, or that needs a package that is not there.
+    Raises UnsupportedModelError for a model whose vectors would differ from those its makers
+    describe, or whose package is missing.
     """
     kind = str(read_config(folder).get("model_type", "")).replace("-", "_")
     load = _encoder if kind in ENCODERS else _decoder

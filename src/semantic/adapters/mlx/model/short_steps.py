@@ -1,9 +1,9 @@
 """Decode steps with fewer kernels and less Python, for models of Llama's and Gemma 3's form.
 
-Over joined products: queries, keys and values are rotated together, the residual is added in the
-product, and what lies between the attentions of two layers is one function. The only
-module that knows how mlx-lm writes a layer: it is used only where the source is what this was
-written after, and `tests/integration/test_joined.py` fails when mlx-lm changes it.
+They run over joined products: queries, keys and values rotate together, the product adds the
+residual, and one function computes all between the attentions of two layers. Only this module knows
+how mlx-lm writes a layer. It applies only to the source that it was written after, and
+`tests/integration/test_joined.py` fails when mlx-lm changes that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SOURCES = {
     qwen3: "793252df6acb2d8a",
     gemma3_text: "2bbb31d978efde65",
 }
-"""mlx-lm's modules of these forms: digests of the source that this was written after."""
+"""Digests of the source that this module was written after, of mlx-lm's modules of these forms."""
 
 _MODELS = {
     llama: "LlamaModel",
@@ -50,7 +50,7 @@ _DECODING = "_semantic_decoding_form"
 
 
 class _Cache(Protocol):
-    """What Llama calls of a batch's cache of one layer."""
+    """The part of a batch's cache of one layer that Llama calls."""
 
     @property
     def offset(self) -> mx.array: ...
@@ -61,7 +61,7 @@ class _Cache(Protocol):
 
 
 _Heads = tuple[mx.array, mx.array]
-"""All heads, (rows, heads, 1, head_dim), of queries, keys and values: rotated, and as they were."""
+"""All heads, (rows, heads, 1, head_dim), of queries, keys and values: rotated and unrotated."""
 
 _Start = Callable[[mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
 _Middle = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
@@ -69,17 +69,17 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Of the source of a module's layers and of its model without the output layer."""
+    """Return a digest of the source of a module's layers and its model without the output layer."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = False) -> None:
-    """Let a joined model decode with fewer kernels, if it is of a form that this knows.
+    """Let a joined model of a known form decode with fewer kernels.
 
-    Not `compiled` is the default: a step is at most 7 % shorter when it is, and the first one of a
-    batch size stops all streams for 3 s on a GPU.
+    Not `compiled` is the default: compiling shortens a step by at most 7 %, and the first step of a
+    batch size then stops all streams for 3 s on a GPU.
     """
     for inner in cast("Callable[[], list[Module]]", model.modules)():
         known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
@@ -104,16 +104,16 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 
 def keep_long(model: Module) -> None:
-    """Let `model` decode as mlx-lm wrote it: it shares layers with another model, and joining them
-    would hold their weights twice."""
+    """Let `model` decode as mlx-lm wrote it:
+    it shares layers with another model, and joining them would hold their weights twice."""
     vars(model)[_DECODING] = model
 
 
 def shorten_here(model: Module) -> Module:
-    """A model with joined products and short steps on a GPU; on a CPU the model itself.
+    """Return the model with joined products and short steps on a GPU; on a CPU the model itself.
 
-    The same object each time for the same model. A CPU is bound by the products, and a joined one
-    may round differently.
+    Returns the same object for the same model. A CPU is bound by the products, and joined ones may
+    round differently.
     """
     if on_cpu():
         return model
@@ -125,7 +125,7 @@ def shorten_here(model: Module) -> Module:
 
 
 class _Layer:
-    """One layer's computations before and after its attention."""
+    """A layer's computations before and after its attention."""
 
     def __init__(
         self, block: llama.TransformerBlock, heads: Product, gates: Product, add_in_product: bool
@@ -137,24 +137,23 @@ class _Layer:
         self._norms: tuple[mx.array, float] | None = None
 
     def read_norms(self) -> None:
-        """Take the weights of the norms of queries and keys."""
         self._norms = _head_norms(self._block.self_attn)
 
     def heads(self, h: mx.array, offset: mx.array) -> _Heads:
-        """What attention gets, from the residual stream (rows, 1, features)."""
+        """Return attention's inputs from the residual stream (rows, 1, features)."""
         attention = self._block.self_attn
         rows, n, n_kv = h.shape[0], attention.n_heads, cast(int, attention.n_kv_heads)
         product = self._heads(self._block.input_layernorm(h))
         product = rotated = product.reshape(rows, n + 2 * n_kv, 1, -1)
-        # Values as well, of which neither norm nor rotation is used: the product is contiguous,
-        # queries and keys alone are not, and would be copied.
+        # Values pass too, though neither norm nor rotation applies to them: the product is
+        # contiguous, while queries and keys alone are not and would be copied.
         if self._norms is not None:
             weights, eps = self._norms
             rotated = mx.fast.rms_norm(product, None, eps) * weights
         return attention.rope(rotated, offset=offset), product
 
     def attend(self, heads: Sequence[mx.array], cache: _Cache, mask: mx.array | None) -> mx.array:
-        """Attention, (rows, heads, 1, head_dim)."""
+        """Return attention, (rows, heads, 1, head_dim)."""
         rotated, product = heads
         attention = self._block.self_attn
         n, n_kv, scale = attention.n_heads, cast(int, attention.n_kv_heads), attention.scale
@@ -168,7 +167,7 @@ class _Layer:
         )
 
     def after(self, attended: mx.array, h: mx.array) -> mx.array:
-        """The residual stream after the layer."""
+        """Return the residual stream after the layer."""
         block = self._block
         flat = attended.swapaxes(1, 2).reshape(h.shape[0], 1, -1)
         h = self._added(h, flat, block.self_attn.o_proj)
@@ -176,10 +175,8 @@ class _Layer:
         return self._added(h, cast(mx.array, swiglu(gate, up)), block.mlp.down_proj)
 
     def _added(self, h: mx.array, x: mx.array, linear: Linear | QuantizedLinear) -> mx.array:
-        """`h + linear(x)`, in one product where weights are not quantized.
-
-        A single row is multiplied by MLX's own kernel, which is faster and cannot add.
-        """
+        """Return `h + linear(x)`, in one product where weights are not quantized.
+        For a single row MLX has its own, faster kernel, which cannot add."""
         if (
             self._add_in_product
             and h.shape[0] > 1
@@ -191,7 +188,7 @@ class _Layer:
 
 
 class _GemmaLayer(_Layer):
-    """Gemma's: norms on both sides of attention and of the gated MLP."""
+    """Gemma's layer: norms on both sides of attention and of the gated MLP."""
 
     def after(self, attended: mx.array, h: mx.array) -> mx.array:
         block = cast(gemma3_text.TransformerBlock, self._block)
@@ -203,27 +200,27 @@ class _GemmaLayer(_Layer):
 
 
 class _Outside:
-    """What a model does before its first layer, after its last one, and about masks."""
+    """A model's part before its first layer and after its last one, and its masks."""
 
     def __init__(self, model: Module) -> None:
         self._model = model
 
     def embed(self, inputs: mx.array) -> mx.array:
-        """The residual stream of tokens, (rows, 1)."""
+        """Return the residual stream of tokens, (rows, 1)."""
         return cast(mx.array, self._model.embed_tokens(inputs))
 
     def norm(self, h: mx.array) -> mx.array:
-        """What the output layer gets."""
+        """Return the output layer's input."""
         return cast(mx.array, self._model.norm(h))
 
     def masks(self, caches: Sequence[_Cache]) -> list[mx.array | None]:
-        """The mask of each layer, from its cache before the step."""
+        """Return each layer's mask, from its cache before the step."""
         mask = caches[0].make_mask(1, return_array=False, window_size=None)
         return [mask] * len(caches)
 
 
 class _GemmaOutside(_Outside):
-    """Gemma's: embeddings are scaled, and layers with and without a window have their masks."""
+    """Gemma's: scaled embeddings, and a mask each for layers with and without a window."""
 
     def embed(self, inputs: mx.array) -> mx.array:
         h = super().embed(inputs)
@@ -239,7 +236,7 @@ class _GemmaOutside(_Outside):
 
 
 class _Between:
-    """What lies between the attentions of the layers: functions of arrays."""
+    """The computations between the layers' attentions: functions of arrays."""
 
     def __init__(
         self,
@@ -247,7 +244,7 @@ class _Between:
         layers: Sequence[_Layer],
         made: Callable[[Callable[..., object]], Callable[..., object]],
     ) -> None:
-        """`made` returns what is called instead of each function."""
+        """`made` returns the replacement of each function."""
         first, last = layers[0], layers[-1]
 
         def start(inputs: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
@@ -289,7 +286,7 @@ class _Steps:
 
 
 class _Stepped(Module):
-    """A model without its output layer; before mlx-lm's class of it."""
+    """A model without its output layer; comes before mlx-lm's class of it."""
 
     steps: _Steps
 
@@ -306,13 +303,14 @@ class _Stepped(Module):
 
 
 def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
-    """Whether this is a decode step of a batch: all its caches have an array of positions."""
+    """Return whether this is a decode step of a batch:
+    all its caches have an array of positions."""
     one = inputs.shape[1] == 1 and inputs.shape[0] <= MOST_ROWS
     return one and isinstance(caches[0].offset, mx.array)
 
 
 def _is_whole(inner: Module) -> bool:
-    """Whether a Llama has no windows, and a model is not divided among devices."""
+    """Return whether a Llama has no windows and a model is not divided among devices."""
     windows = getattr(inner, "swa_idx", None)
     return windows is None and getattr(inner, "pipeline_size", 1) == 1
 
@@ -340,7 +338,8 @@ def _add_ones(inner: Module) -> None:
 
 
 def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
-    """Weights of the norms of all heads, (heads, 1, head_dim), ones for values; None without."""
+    """Return the weights of all heads' norms, (heads, 1, head_dim), ones for values; None
+    without."""
     q, k = attention.get("q_norm"), attention.get("k_norm")
     if not isinstance(q, RMSNorm) or not isinstance(k, RMSNorm):
         return None

@@ -1,1 +1,1 @@
-"""One model computed by several processes, each with a shard of it on a device of its own."""
+"""One model on several processes, each with a shard of it on its own device."""

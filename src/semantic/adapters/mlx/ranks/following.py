@@ -1,7 +1,7 @@
-"""What the ranks other than 0 do: each makes the calls that rank 0 announces, on its own shard.
+"""The ranks other than 0: each makes the calls that rank 0 announces, on its own shard.
 
 Has neither an engine nor a store, decides nothing and samples nothing. Knows frames and the
-backend's calls; not why they are made.
+backend's calls, but not their reasons.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from semantic.ports.ranks import ChannelPort, Frame, Op
 
 _END_SECONDS = 5.0
 _NO_ID = BlockId(0)
-"""Blocks are counted on rank 0."""
+"""A placeholder: rank 0 counts blocks."""
 
 
 def follow(backend: MLXBackend, ranks: Ranks) -> None:
-    """Make each call of rank 0 with `backend`; returns when rank 0 ends in good order.
-
-    The process ends if rank 0 is lost.
-    """
+    """Make each call of rank 0 with `backend`; return when rank 0 ends in good order.
+    The process ends if it loses rank 0."""
     follower = Follower(backend, ranks.links.channels[0])
     while (frame := ranks.links.received.get()[1]).op is not Op.END:
         with ranks.links.computing(frame.op.name):
@@ -42,14 +40,15 @@ def follow(backend: MLXBackend, ranks: Ranks) -> None:
 
 
 def wait_for_end(ranks: Ranks) -> bool:
-    """Whether rank 0 ends in good order within a few seconds, as it does if it cannot begin."""
+    """Return whether rank 0 ends in good order within a few seconds, as it does if it cannot
+    begin."""
     with suppress(Empty):
         return ranks.links.received.get(timeout=_END_SECONDS)[1].op is Op.END
     return False
 
 
 class Follower:
-    """The state of another rank than 0, beside that of its backend."""
+    """The state of a rank other than 0, except its backend."""
 
     def __init__(self, backend: MLXBackend, channel: ChannelPort) -> None:
         """`channel` leads to rank 0."""
@@ -89,7 +88,7 @@ class Follower:
         }
 
     def take(self, frame: Frame) -> None:
-        """Make one call. An error that rank 0 may have as well is reported to it."""
+        """Make one call. Report an error that rank 0 may have as well."""
         try:
             self._calls[frame.op](frame)
         except SemanticError as error:
@@ -146,8 +145,8 @@ class Follower:
         self._sender.submit(self._send, frame, body)
 
     def _send(self, frame: Frame, body: Body, room: Room | None = None) -> None:
-        """Send a body when it is here, or only say so if rank 0 has its memory; on another thread,
-        so that the next step does not wait."""
+        """Send a body when it arrives, or only report it if rank 0 has its memory.
+        Runs on another thread, so that the next step does not wait."""
         try:
             data = body if isinstance(body, bytes) else body.wait()
             shared = None if room is None else room(len(body))
@@ -168,7 +167,7 @@ class Follower:
         self._loads.setdefault(sequence, []).append(frame.number)
 
     def _take_body(self, frame: Frame) -> None:
-        """A body for a target, unless its sequence was closed meanwhile."""
+        """Take a body for a target, unless its sequence has closed meanwhile."""
         target, *where = frame.ints
         try:
             if frame.number in self._targets:

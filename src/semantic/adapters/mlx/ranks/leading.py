@@ -1,9 +1,9 @@
 """The backend of rank 0: an `MLXBackend` over its shard that announces each call to the others.
 
 They make the same calls in the same order (`following`), so that all meet in the same collective
-operations; whatever is decided by a clock or by free memory is decided here. Bodies of blocks are
-those of all ranks one after another: one store has them, and what it finds all ranks have. Knows
-the port's calls; not what the other ranks do with them.
+operations. Rank 0 makes every decision that depends on a clock or free memory. A block's body is
+all ranks' parts in a row: one store has them, and all ranks have what it finds. Knows the port's
+calls, but not what the other ranks do with them.
 """
 
 from __future__ import annotations
@@ -55,18 +55,19 @@ from semantic.ports.ranks import Data, Frame, Op
 PARTS = tuple(Part)
 """Parts of a block by their number in frames."""
 KEY_SHIFT = 24
-"""The key of a block's data is the number of the call that filled it, shifted, and an index."""
+"""Bits of an index in the key of a block's data; the number of the filling call stands above
+them."""
 NO_KEY = -1
-"""Of a block without data."""
+"""Key of a block without data."""
 _AGREE_SECONDS = 20.0
-"""For the other ranks to fail in a call as rank 0 did."""
+"""Seconds for the other ranks to fail in a call as rank 0 did."""
 _FREE_SECONDS = 1.0
-"""Without a call, until other ranks learn what was freed."""
+"""Seconds without a call until other ranks learn of freed blocks."""
 _LENGTH_BYTES = 8
 
 
 class Held:
-    """What rank 0 has in a block; the others have theirs under `key` until this one is gone."""
+    """Rank 0's data of a block; the others keep theirs under `key` until this object is gone."""
 
     __slots__ = ("__weakref__", "data", "key")
 
@@ -77,7 +78,7 @@ class Held:
 
 
 class Outcomes:
-    """Which calls failed where: a call fails on every rank or on none. Thread-safe."""
+    """Failures by call and rank: a call fails on every rank or on none. Thread-safe."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -86,7 +87,7 @@ class Outcomes:
         self._done = -1
 
     def failed_there(self, number: int, rank: int, message: str) -> None:
-        """Another rank failed in a call."""
+        """Record that another rank failed in a call."""
         with self._changed:
             self._failed.setdefault(number, {})[rank] = message
             is_done = number <= self._done
@@ -95,7 +96,7 @@ class Outcomes:
             self._end(rank, message)
 
     def succeeded(self, number: int) -> None:
-        """Rank 0 made the call."""
+        """Record that rank 0 made the call."""
         with self._changed:
             self._done = number
             failed = self._failed.pop(number, {})
@@ -103,7 +104,7 @@ class Outcomes:
             self._end(rank, message)
 
     def failed_here(self, number: int, error: SemanticError) -> None:
-        """Rank 0 failed; returns if all others did, else nothing follows."""
+        """Return if all other ranks failed like rank 0, else end the process."""
         others = self._ranks.size - 1
         with self._changed:
             alike = self._changed.wait_for(
@@ -134,7 +135,7 @@ class _Arriving(NamedTuple):
 
 
 class LeadingBackend(MLXBackend):
-    """Implements `BatchBackend` for all ranks together."""
+    """A `BatchBackend` for all ranks together."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class LeadingBackend(MLXBackend):
         grammars: GrammarCompiler | None,
         ranks: Ranks,
     ) -> None:
-        """As `MLXBackend`, of the shard of rank 0. The other ranks follow from now on."""
+        """As `MLXBackend`, of rank 0's shard. The other ranks follow from now on."""
         super().__init__(form, model_id, vocab_size, grammars, None, ranks.from_first)
         self.ranks = ranks
         self._outcomes = Outcomes(ranks)
@@ -168,11 +169,11 @@ class LeadingBackend(MLXBackend):
         threading.Thread(target=self._receive, name="ranks", daemon=True).start()
 
     def before_end(self, call: Callable[[], object]) -> None:
-        """Have `call` be made before the process ends because a rank was lost."""
+        """Make `call` before the process ends because it lost a rank."""
         self.ranks.links.before_end.append(call)
 
     def abandon(self) -> None:
-        """See `MLXBackend.abandon`. The other ranks have no engine that could be built again."""
+        """See `MLXBackend.abandon`. The other ranks have no engine to build again."""
         self.ranks.links.end("the engine failed")
 
     def set_aside(self, n_bytes: int) -> None:
@@ -209,17 +210,15 @@ class LeadingBackend(MLXBackend):
             return super().return_memory(room)
 
     def memory_to_spare(self) -> int | None:
-        """Bytes that every rank may still take, as `device.memory_to_spare`.
-
-        Until a rank says more it is taken to need as rank 0 does: shards are of one size.
-        """
+        """Return the bytes that every rank may still take, as `device.memory_to_spare`. Until a
+        rank reports more, it is assumed to need what rank 0 needs: shards have equal size."""
         used = device.memory_in_use()
         spare = [most - used for most in tuple(self._most.values())]
         own = device.memory_to_spare()
         return min(spare if own is None else [own, *spare], default=None)
 
     def give_memory_back(self) -> None:
-        """`device.give_memory_back` on every rank."""
+        """Call `device.give_memory_back` on every rank."""
         with self._announced(Op.GIVE_BACK):
             device.give_memory_back()
 
@@ -244,8 +243,8 @@ class LeadingBackend(MLXBackend):
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        """See `BatchBackend.start`. The others learn of it when the grammar was found to be right:
-        they sample nothing, and nothing is computed here."""
+        """See `BatchBackend.start`. The others learn of it once the grammar has compiled:
+        they sample nothing, and rank 0 computes nothing here."""
         super().start(sequence, last_token, history, params, drawn)
         with self._announced(Op.START, sequence, last_token):
             pass
@@ -267,7 +266,7 @@ class LeadingBackend(MLXBackend):
             super().close(sequence)
 
     def layout(self) -> BlockLayout:
-        """See `BatchBackend.layout`. The segments of rank 0 are first."""
+        """See `BatchBackend.layout`. Rank 0's segments come first."""
         return self._layout
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
@@ -318,7 +317,7 @@ class LeadingBackend(MLXBackend):
 
     @contextmanager
     def _announced(self, op: Op, *ints: int, data: Sequence[bytes] = ()) -> Iterator[int]:
-        """Let the other ranks make a call, with `data` for each of them, while it is made here."""
+        """Let the other ranks make a call, each with its `data`, while rank 0 makes it here."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
         for at, channel in enumerate(self.ranks.links.channels):
@@ -343,7 +342,8 @@ class LeadingBackend(MLXBackend):
                     channel.send(Frame(op, 0, freed))
 
     def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
-        """The parts that the other ranks send in the next call, or write to `room`, as futures."""
+        """Return futures of the parts that other ranks send in the next call, or write to
+        `room`."""
         arriving: list[Future[Data]] = []
         for channel in self.ranks.links.channels:
             future: Future[Data] = Future()
@@ -373,13 +373,13 @@ class LeadingBackend(MLXBackend):
                 self._outcomes.failed_there(frame.number, rank, frame.text)
 
     def _give_up(self) -> None:
-        """Nothing arrives any more: a store that waits for it goes on."""
+        """Fail all futures: nothing arrives any more, and a store that waits for it must go on."""
         for arriving in list(self._arriving.values()):
             with suppress(InvalidStateError):
-                arriving.data.set_exception(OSError(errno.EIO, "a rank was lost"))
+                arriving.data.set_exception(OSError(errno.EIO, "lost a rank"))
 
     def _split(self, checkpoint: bytes) -> list[bytes]:
-        """The parts of a checkpoint by rank. Raises CacheReconstructionError."""
+        """Return the parts of a checkpoint by rank. Raise CacheReconstructionError."""
         parts: list[bytes] = []
         at = 0
         while at < len(checkpoint):
@@ -398,11 +398,11 @@ def shard_backend(
     grammars: GrammarCompiler | None,
     ranks: Ranks,
 ) -> MLXBackend:
-    """The backend of this rank. Raises UnsupportedModelError for a model of which ranks would not
-    make the same calls, and BackendError if their caches differ in form."""
+    """Return the backend of this rank. Raises UnsupportedModelError for a model whose ranks would
+    not make the same calls, and BackendError if their caches differ in form."""
     if form.spec.reusable_tokens is not None:
         raise UnsupportedModelError(
-            "this model computes other keys if a prompt is divided elsewhere: start it on one "
+            "the keys of this model depend on where a prompt is divided: start it on one "
             "device"
         )
     layers = form.layers
@@ -415,5 +415,5 @@ def shard_backend(
 
 
 def _is_filled(block: KVBlock) -> bool:
-    """Whether a block has data that no other rank knows by a key."""
+    """Return whether a block has data that no other rank knows by a key."""
     return block.layer_data is not None and not isinstance(block.layer_data, Held)

@@ -1,9 +1,9 @@
 """One rank of a model: collective operations, and its shard, which mlx-lm makes.
 
-Collective operations cannot be cancelled, so a process whose peer is lost ends itself, as after a
-crash: what is stored stays. mlx-lm divides heads and hidden units; each rank computes a part of
-every layer, and sums of all parts are the layer's output. Refuses what cannot be divided. Knows
-mlx-lm's models by their `shard` and their configuration; not how ranks talk.
+No operation can be cancelled, so a process that loses a peer ends itself, as after a crash: the
+stored state stays. mlx-lm divides heads and hidden units. Each rank computes a part of every layer,
+and the sum of all parts is the layer's output. Refuses what it cannot divide. Knows mlx-lm's models
+by their `shard` and their configuration, but not how ranks talk.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from semantic.ports.ranks import LinksPort, PlacementPort
 
 
 class Ranks:
-    """The processes that compute one model, seen from one of them. All call `gather`, `all_found`
-    and `from_first` in the same order."""
+    """The processes that compute one model, as one of them sees them.
+    All call `gather`, `all_found` and `from_first` in the same order."""
 
     def __init__(self, placement: PlacementPort) -> None:
-        """Meet the others. Raises BackendError if they cannot be reached."""
+        """Meet the others. Raise BackendError if they are out of reach."""
         self.transport = placement.transport
         try:
             with placement.meeting():
@@ -39,22 +39,21 @@ class Ranks:
         self.links: LinksPort = placement.connect(self, MappedMemory)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """The `data` of all ranks by rank, of equal length each. No text and no object is read."""
+        """Return the `data` of all ranks by rank, all of equal length.
+        Reads neither text nor objects."""
         mine = mx.zeros((self.size, len(data)), mx.int32)
         mine[self.rank] = mx.array(list(data), mx.int32)
         found = mx.distributed.all_sum(mine, group=self.group)
         return [bytes(row) for row in cast(list[list[int]], found.tolist())]
 
     def all_found(self, found: bool) -> bool:
-        """Whether every rank found so."""
+        """Return whether every rank found so."""
         n = mx.distributed.all_sum(mx.array(int(found)), group=self.group)
         return n.item() == self.size
 
     def from_first(self, tokens: mx.array) -> mx.array:
-        """The sampled `tokens` of rank 0, on every rank, as a part of the graph.
-
-        Depends on the tokens of this rank, so that it comes after all of the model's operations.
-        """
+        """Return rank 0's sampled `tokens` on every rank, as a part of the graph.
+        Depends on this rank's tokens, so it follows all of the model's operations."""
         mine = mx.array(int(self.rank == 0), tokens.dtype)
         return mx.distributed.all_sum(tokens * mine, group=self.group)
 
@@ -68,23 +67,21 @@ def require_same(found: Sequence[bytes], what: str) -> None:
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _LATENT = "kv_lora_rank"
-"""Of models whose keys and values of all heads are one latent, which every rank has."""
+"""A field of models whose heads share one latent of keys and values, which every rank has."""
 
 _WITHOUT_GRADIENTS: Mapping[type[Module], type[Module]] = {
     AllToShardedLinear: Linear,
     QuantizedAllToShardedLinear: QuantizedLinear,
 }
-"""Layers of which a rank has some rows, and those that compute the same but for gradients: as these
-they are known to what joins the products of a step."""
+"""Divided layers, and those that compute the same without gradients.
+Under these types the code that joins a step's products knows them."""
 
 _Shard = Callable[[mx.distributed.Group], None]
 
 
 def shard_model(model: Module, ranks: Ranks) -> None:
-    """Leave the part of `model` that this rank computes; its weights are not read yet.
-
-    Raises UnsupportedModelError, on every rank, if mlx-lm cannot divide it so.
-    """
+    """Keep the part of `model` that this rank computes, before its weights are read.
+    Raise UnsupportedModelError, on every rank, if mlx-lm cannot divide it so."""
     shard = cast("_Shard | None", getattr(model, "shard", None))
     if shard is None:
         raise UnsupportedModelError(
@@ -102,10 +99,10 @@ def shard_model(model: Module, ranks: Ranks) -> None:
 
 
 def shared_name(name: str, files: str, ranks: Ranks) -> str:
-    """The id of the model that all `ranks` compute, of which `name` is the one on this machine.
+    """Return the id of the model that all `ranks` compute; `name` is the one on this machine.
 
-    Covers how every rank rounds, their order and their transport. `files` identifies what all must
-    have in common: raises BackendError, on every rank, if they have not.
+    Covers how every rank rounds, their order and their transport. `files` identifies what all ranks
+    must have in common: raises BackendError, on every rank, if they differ.
     """
     require_same(ranks.gather(digest("files-v1", files.encode())), "model, mlx or kind of device")
     names = ranks.gather(digest("rank-v1", name.encode()))
@@ -114,7 +111,7 @@ def shared_name(name: str, files: str, ranks: Ranks) -> str:
 
 
 def _heads_of(model: Module) -> Mapping[str, int]:
-    """The numbers of heads that must be divisible."""
+    """Return the numbers of heads that the ranks must divide."""
     arguments = getattr(model, "args", None)
     nested = getattr(arguments, "text_config", None)
     found: dict[str, int] = {}

@@ -1,9 +1,8 @@
 """Bodies of all ranks, whose parts move between rank 0 and the others.
 
-On one machine parts are copied through host memory that rank 0 takes and the others map. All use it
-again and again, because pinning new memory stalls a device. Linux only: other systems have no
-memory without a name. Elsewhere parts are sent. Knows bodies and frames; not which call of the
-backend needs them.
+On one machine parts move through host memory that rank 0 takes and the others map. All reuse it,
+because pinning new memory stalls a device. Linux only: other systems lack memory without a name,
+and the ranks there send parts. Knows bodies and frames, but not which backend call needs them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from semantic.ports.generation import BodyTarget
 from semantic.ports.ranks import ChannelPort, Data, Frame, Op, Pins
 
 LEAST_BYTES = 1 << 15
-"""Smaller parts are sent: each piece costs a mapping in every process."""
+"""Bytes; ranks send smaller parts, as each piece costs a mapping in every process."""
 _COPY_THREADS = 4
 _PREPARED = 4
 """Bodies on their way at a time."""
@@ -42,23 +41,23 @@ class Loan(NamedTuple):
 
 
 class MappedMemory:
-    """Implements `MappedPort`."""
+    """A `MappedPort`."""
 
     def __init__(self) -> None:
         self.driver: Pins | None = None
-        """Pins what the device is to reach."""
+        """Pins the memory that the device is to reach."""
         self._pieces: dict[int, tuple[int, int]] = {}
         self._pinned: set[int] = set()
         self._rooms: dict[int, Future[Sequence[int]]] = {}
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece and close its `descriptor`. A piece that cannot be mapped fails in `view`."""
+        """Map a piece and close its `descriptor`. If that fails, `view` raises the error."""
         with suppress(OSError):
             self._pieces[number] = map_piece(descriptor, n_bytes), n_bytes
         os.close(descriptor)
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Unmap pieces that are not used any more."""
+        """Unmap pieces that are no longer in use."""
         for number in numbers:
             address, n_bytes = self._pieces.pop(number, (0, 0))
             if number in self._pinned and self.driver is not None:
@@ -68,9 +67,9 @@ class MappedMemory:
                 unmap_piece(address, n_bytes)
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece; the first use pins the piece. Raises RuntimeError."""
+        """Return part of a piece; the first use pins the piece. Raise RuntimeError."""
         if number not in self._pieces:
-            raise RuntimeError("memory of rank 0 could not be mapped")
+            raise RuntimeError("cannot map memory of rank 0")
         address, size = self._pieces[number]
         if self.driver is not None and number not in self._pinned:
             self.driver.pin(address, size)
@@ -79,12 +78,13 @@ class MappedMemory:
         return memoryview(piece).cast("B")[at : at + n_bytes]
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record the place for the body of a call; an empty `where` means that it is sent."""
+        """Record the place for the body of a call; an empty `where` means that the rank sends
+        it."""
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for the place that rank 0 offers for a body of `n_bytes`; None if the body is sent.
-        Raises RuntimeError."""
+        """Wait for the place that rank 0 offers for a body of `n_bytes`; None if the rank sends it.
+        Raise RuntimeError."""
         where = self._room(call).result()
         if not where:
             return None
@@ -94,7 +94,6 @@ class MappedMemory:
         return view
 
     def leave(self, call: int) -> None:
-        """Forget the offer for a call."""
         self._rooms.pop(call, None)
 
     def _room(self, call: int) -> Future[Sequence[int]]:
@@ -108,11 +107,8 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_piece(descriptor: int, n_bytes: int) -> int:
-    """Map shared memory and return its address. Raises OSError.
-
-    Makes all pages, because pinning stalls the device while it makes them. Python's mmap would keep
-    the descriptor open.
-    """
+    """Map shared memory and return its address. Raise OSError. Makes all pages, because pinning
+    stalls the device while it makes them. Python's mmap would keep the descriptor open."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
@@ -130,9 +126,9 @@ class SharedMemory:
     """Host memory of rank 0 that all other ranks map, in numbered pieces. Thread-safe."""
 
     def __init__(self, channels: Sequence[ChannelPort], transfers: Transfers | None) -> None:
-        """`channels` lead to the others; `transfers` are those of the device, if it has any."""
+        """`channels` lead to the others; `transfers` are the device's, if it has any."""
         self.dropped: deque[int] = deque()
-        """Numbers of pieces that the others may give up."""
+        """Numbers of pieces that the others may unmap."""
         self._channels = channels
         self._transfers = transfers
         self._driver = None if transfers is None else transfers.driver
@@ -142,7 +138,8 @@ class SharedMemory:
         self._memory = HostMemory(self)
 
     def take(self, n_bytes: int) -> memoryview:
-        """Memory of `n_bytes` with any content, shared if it can be; see `HostMemory.take`."""
+        """Return memory of `n_bytes` with any content, shared if possible; see
+        `HostMemory.take`."""
         if n_bytes < LEAST_BYTES:
             return memoryview(bytearray(n_bytes))
         return self._memory.take(n_bytes)
@@ -153,14 +150,14 @@ class SharedMemory:
         pieces.clear()
 
     def for_bodies(self, n_bytes: int) -> memoryview:
-        """Memory of rank 0 alone, which its device reaches."""
+        """Return memory of rank 0 alone, which its device reaches."""
         if self._transfers is None:
             return memoryview(bytearray(n_bytes))
         return self._transfers.memory.take(n_bytes)
 
     def where(self, data: memoryview) -> tuple[int, int, int] | None:
-        """Where the others find `data`: a piece's number, an offset in it and a number of bytes.
-        None if it is in other memory."""
+        """Return where the others find `data`: a piece's number, an offset and a number of bytes.
+        None if it lies in other memory."""
         if not isinstance(data.obj, ctypes.Array):
             return None
         begin = ctypes.addressof(data.obj)
@@ -168,8 +165,8 @@ class SharedMemory:
         return piece and (piece[0], address_of(data) - begin, data.nbytes)
 
     def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
-        """Share `data`, or a copy, with a rank until `taken`; return its place, like `where`, or
-        an empty tuple if no memory is left."""
+        """Share `data`, or a copy, with a rank until `taken`, and return its place, like `where`.
+        Return an empty tuple if no memory is left."""
         where = self.where(data)
         if where is None:
             copy = self.take(len(data))
@@ -221,15 +218,15 @@ class SharedMemory:
 
 
 def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
-    """Memory of all ranks; None unless all are on this machine."""
+    """Return memory of all ranks; None unless all are on this machine."""
     if not hasattr(os, "memfd_create") or not all(one.is_local for one in channels):
         return None
     return SharedMemory(channels, transfers_here())
 
 
 class SharedRoom:
-    """Memory for the body that one call exports, and for the parts of the other ranks until they
-    are in it."""
+    """Memory for the body that one call exports, and for the other ranks' parts until they are in
+    it."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
@@ -237,11 +234,11 @@ class SharedRoom:
         self._number = number
         self._parts: dict[int, memoryview] = {}
         self.whole: memoryview | None = None
-        """The body, when all parts have arrived; None if they are sent."""
+        """The body once all parts have arrived; None if the ranks send them."""
 
     def take(self, n_bytes: int) -> memoryview | None:
-        """Take memory for the part of rank 0, and tell each other rank where its part goes. None if
-        they send their parts."""
+        """Take memory for rank 0's part, and send each other rank the place of its own.
+        None if they send their parts."""
         places: dict[int, tuple[int, ...]] = {}
         try:
             for channel in self._channels:
@@ -257,7 +254,7 @@ class SharedRoom:
         return None if self.whole is None else self.whole[:n_bytes]
 
     def arrived(self, rank: int, *, written: bool) -> None:
-        """Another rank has `written` its part, or will not."""
+        """Record that another rank has `written` its part, or will not."""
         part = self._parts.pop(rank, None)
         if written and part is not None and self.whole is not None:
             _copy(part, self.whole[rank * len(part) :])
@@ -280,7 +277,7 @@ def _copiers() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class GatheredBody:
-    """A body that the ranks export together, each its part; implements `DeferredBody`."""
+    """A `DeferredBody` that the ranks export together, each its part."""
 
     own: Body
     others: Sequence[Future[Data]]
@@ -298,7 +295,7 @@ class GatheredBody:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where other ranks have the targets of a `loading`: its number, and which of them."""
+    """The place of a `loading`'s targets in other ranks: its number, and the targets."""
 
     channels: Sequence[ChannelPort]
     number: int
@@ -306,12 +303,12 @@ class Place:
 
 
 class SharedTarget:
-    """The target of a body that the ranks take together; implements `BodyTarget`."""
+    """A `BodyTarget` that the ranks fill together."""
 
     def __init__(
         self, own: BodyTarget, place: Place, per_token: int, memory: SharedMemory | None
     ) -> None:
-        """`per_token` are the bytes of a token in one rank's part."""
+        """`per_token` counts the bytes of a token in one rank's part."""
         self._own = own
         self._place = place
         self._per_token = per_token

@@ -1,4 +1,4 @@
-"""Implements the `Tokenizer` port over a Hugging Face tokenizer, and finds the bytes of its tokens.
+"""A `Tokenizer` over a Hugging Face tokenizer, and the bytes of its tokens.
 
 In the byte-level vocabularies of most models each character of a token stands for one byte. Knows
 no model.
@@ -26,7 +26,7 @@ from semantic.application.request import ByteDetokenizer, StreamingDetokenizer
 from semantic.domain.errors import BackendError, InvalidRequestError
 
 _PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Bytes that stand for themselves; the others are spelt by characters from U+0100 on."""
+"""Bytes that stand for themselves; characters from U+0100 on spell the others."""
 _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + number): byte
     for number, byte in enumerate(one for one in range(0x100) if one not in _PRINTABLE)
@@ -34,7 +34,7 @@ _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
-    """`decode` of a tokenizer, without the Python around it where that only costs time."""
+    """Return a tokenizer's `decode` without the Python around it where that only costs time."""
     backend = _backend(decode)
     if backend is None:
         return decode
@@ -43,10 +43,8 @@ def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], st
 
 
 def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes] | None:
-    """The bytes of each token of the tokenizer with this `decode`; None if it has no such bytes.
-
-    A token that the tokenizer does not have has none. Tokens are looked up once.
-    """
+    """Return a function to each token's bytes, for the tokenizer with this `decode`; None if it has
+    none. A token outside the tokenizer has no bytes. Looks up each token once."""
     backend = _backend(decode)
     if backend is None or type(backend.decoder) is not ByteLevel:
         return None
@@ -55,7 +53,8 @@ def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes
 
 
 def _bytes(spelling: str) -> bytes:
-    """The bytes that a token's characters stand for; an added token may have others, its own."""
+    """Return the bytes that a token's characters stand for; an added token may have other
+    characters."""
     try:
         return bytes(_BYTES[character] for character in spelling)
     except KeyError:
@@ -63,7 +62,8 @@ def _bytes(spelling: str) -> bytes:
 
 
 def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
-    """What decodes below `decode`, if that is transformers' own and gives its text unchanged."""
+    """Return the decoder below `decode`, if that is transformers' own and keeps its text
+    unchanged."""
     owner = getattr(decode, "__self__", None)
     if not isinstance(owner, PreTrainedTokenizerFast):
         return None
@@ -76,7 +76,8 @@ def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
 
 
 def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
-    """Whether spaces before punctuation are dropped; transformers does not for BPE, unless told."""
+    """Return whether it drops spaces before punctuation; transformers does not for BPE by
+    default."""
     if not tokenizer.clean_up_tokenization_spaces:
         return False
     told = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
@@ -87,9 +88,9 @@ _RUN: Final = re.compile(r"\s+|\S+")
 _LONG_RUN: Final = 1 << 12
 """Characters that take milliseconds at worst."""
 _OTHER: Final = " a "
-"""Ends a run: a pattern that demands an end of the text behind it does not match."""
+"""Text that ends a run: a pattern that demands the end of the text behind it does not match."""
 _SQUARE: Final = 8
-"""Times that four times as many characters take at least, if time grows by their square: 16."""
+"""Least factor for four times as many characters, if time grows by their square: 16."""
 _MOST_SECONDS: Final = 1.0
 
 NO_TEMPLATE = "this model has no chat template; send a plain prompt"
@@ -103,7 +104,7 @@ class AddedToken(Protocol):
 
 
 class HuggingFaceTokenizer(Protocol):
-    """The part of mlx-lm's `TokenizerWrapper` that is used here."""
+    """The part of mlx-lm's `TokenizerWrapper` that this module uses."""
 
     bos_token: str | None
     chat_template: object
@@ -126,7 +127,7 @@ class HuggingFaceTokenizer(Protocol):
 
 
 class MLXTokenizer:
-    """Implements `Tokenizer` with mlx-lm's results. Any thread may call it.
+    """A `Tokenizer` with mlx-lm's results. Any thread may call it.
 
     Encoding changes the tokenizer's state, so it holds a lock. Decoding only reads and never
     blocks: the engine decodes every token.
@@ -158,7 +159,7 @@ class MLXTokenizer:
             return outcome
         error = outcome.error
         cause = error.__cause__ if isinstance(error, BackendError) else error
-        # A panic of the library, or what it raises itself.
+        # A panic of the library, or its own error.
         if type(cause) is Exception or type(cause).__module__ == "pyo3_runtime":
             raise InvalidRequestError(f"cannot tokenize the text: {error}") from error
         raise cause or error
@@ -168,8 +169,11 @@ class MLXTokenizer:
         return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def _require_soon(self, text: str) -> None:
-        """Raises InvalidRequestError if the longest run of spaces, or of anything else, would take
-        too long. Some patterns of models take time by the square of it, and cannot be stopped."""
+        """Raise InvalidRequestError if the longest run of spaces, or of anything else, takes too
+        long.
+
+        Some models' patterns take time by the square of a run's length and nothing can stop them.
+        """
         if len(text) <= _LONG_RUN:
             return
         run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())
@@ -185,13 +189,13 @@ class MLXTokenizer:
             )
 
     def _seconds(self, text: str) -> float:
-        """CPU time that the text takes."""
+        """Return the CPU seconds that the text takes."""
         began = time.thread_time()
         self.inner.encode(text)
         return time.thread_time() - began
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Tokens of a template's output, which has its special tokens already."""
+        """Return the tokens of a template's output, which has its special tokens already."""
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -224,7 +228,7 @@ class MLXTokenizer:
     def apply_template(
         self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
     ) -> str:
-        """The chat template's text of `messages`. Raises any of `TEMPLATE_ERRORS`."""
+        """Return the chat template's text of `messages`. Raise any of `TEMPLATE_ERRORS`."""
         with bounded_rendering():
             text = self.inner.apply_chat_template(messages, tokenize=False, **options)
         if not isinstance(text, str):
@@ -233,6 +237,6 @@ class MLXTokenizer:
 
 
 def refusal(error: Exception) -> InvalidRequestError:
-    """What a request gets whose messages the template refused with `error`."""
+    """Return the error for a request whose messages the template refused with `error`."""
     reason = str(error) or type(error).__name__
     return InvalidRequestError(f"the chat template refused the messages: {reason}")
