@@ -20,10 +20,10 @@ LATER = {
         *(Message("assistant", "Fine <|end|>."), Message("user", "Good.")),
     ),
 }
-CHANGED = "the chat template changes history: known history is replayed as it was written"
+CHANGED = "the chat template changes history: the engine replays it as it was written"
 SAY = {  # these models think, and their templates drop what they thought
     **dict.fromkeys(("drops_thoughts", "gemma4", "longcat", "kimi_k3", "minimax_m2"), CHANGED),
-    "no_template": "the chat template cannot go on from an answer: history is rendered every time",
+    "no_template": "the chat template cannot continue an answer: the engine renders all history again",
 }
 
 
@@ -48,5 +48,5 @@ def test_what_comes_after_an_answer_is_the_end_of_the_whole(
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_becomes_of_history_is_told(name: str, tmp_path: Path) -> None:
-    expected = SAY.get(name, "the chat template keeps history as it was written")
+    expected = SAY.get(name, "the chat template keeps history unchanged")
     assert chat_format(name, tmp_path).history == expected

@@ -379,7 +379,7 @@ def test_an_agent_of_a_server_is_saved_without_its_messages(
             {"sampling": semantic.SamplingParams(), "seed": 1},
             "expected either sampling or seed",
         ),
-        ("a", {"schema": {"type": "no"}}, "the answer's format cannot be enforced"),
+        ("a", {"schema": {"type": "no"}}, "cannot enforce the answer's format"),
     ],
 )
 def test_wrong_input_says_what_was_expected_and_changes_nothing(

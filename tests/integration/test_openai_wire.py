@@ -239,6 +239,6 @@ def test_a_schema_that_may_be_expensive_is_checked_first(client: openai.OpenAI) 
     )
     for _ in range(2):
         with pytest.raises(
-            openai.BadRequestError, match=r"format cannot be enforced: .*look-around"
+            openai.BadRequestError, match=r"cannot enforce the answer's format: .*look-around"
         ):
             ask_for(client, {"type": "string", "pattern": "(?=a)"})

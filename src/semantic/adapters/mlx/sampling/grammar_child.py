@@ -1,10 +1,10 @@
-"""Grammars compiled to a first mask, as a function and as a process that can be ended.
+"""Compilation of grammars to a first mask, as a function and as a process that can be ended.
 
 The process runs this file alone: it imports llguidance and the standard library, never `semantic`.
 It reads frames (a length of four bytes, big-endian, then as many bytes) from its standard input: a
-header and the bytes of all tokens, then one grammar after the other. For each it answers with a
-frame of what is wrong with it. A grammar that exceeds a limit ends the process: by SIGPROF for CPU
-time, with `OUT_OF_MEMORY` or an abort for memory. Other statuses are the process's own fault.
+header and the bytes of all tokens, then one grammar after the other. It answers each with a frame
+of the grammar's error. A grammar that exceeds a limit ends the process: by SIGPROF for CPU time,
+with `OUT_OF_MEMORY` or an abort for memory. Other statuses are the process's own fault.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _THREADS = 64 << 20
 _FRESH = 4
 """A process ends itself when earlier grammars have left this part of the memory in use."""
 _NICE = 10
-"""The model's threads take precedence."""
+"""A niceness that gives the model's threads precedence."""
 _PAGES = Path("/proc/self/statm")
-"""Linux: pages of address space, and of memory. Its `ru_maxrss` is no less than the parent's."""
+"""Linux: pages of address space, and of memory. Its `ru_maxrss` is at least the parent's."""
 _LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's defaults: they bound the cost of a step, not that of compiling. Its verbose errors
-would quote the whole grammar."""
+"""llguidance's defaults: they bound the cost of a step, not of compiling.
+Its verbose errors would quote the whole grammar."""
 
 
 class Header(TypedDict):
-    """What the process must know before the first grammar."""
+    """The process's facts before the first grammar."""
 
     lengths: list[int]  # of each token, in bytes
     special: list[int]
@@ -58,11 +58,8 @@ class Header(TypedDict):
 
 
 def start(trie: LLTokenizer, source: str) -> LLMatcher:
-    """A matcher whose first mask is computed, or one in an error state.
-
-    Takes two steps, so that a grammar that exceeds the limits at once fails here and not while a
-    batch waits for it.
-    """
+    """Return a matcher whose first mask is computed, or one in an error state. Takes two steps, so
+    that a grammar that exceeds the limits at once fails here and not in a batch."""
     matcher = LLMatcher(trie, source, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         return matcher
@@ -76,10 +73,10 @@ def start(trie: LLTokenizer, source: str) -> LLMatcher:
 
 
 def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
-    """The mask of the next token: a bit for each, the lowest first.
+    """Return the mask of the next token: a bit for each, the lowest first.
 
-    Text that must follow is spelled by the tokenizer, which finds special tokens in it; as text the
-    parser does not accept them. Then the next token is the first of the text spelled without any.
+    The tokenizer spells text that must follow and finds special tokens in it, which the parser does
+    not accept as text. Then the next token is the first of the text spelled without any.
     """
     mask = matcher.compute_bitmask()
     if mask.count(0) != len(mask) - 1:
@@ -92,8 +89,8 @@ def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
     return (1 << plain[0]).to_bytes(len(mask), "little") if plain else mask
 
 
-# llguidance recurses into nested input, and a stack overflow in native code ends the process.
-# Hence its compiler runs on a thread with a stack large enough for the longest grammar.
+# llguidance recurses into nested input, and a stack overflow in native code ends the process. Hence
+# its compiler runs on a thread with a stack large enough for the longest grammar.
 
 Result = TypeVar("Result")
 
@@ -101,7 +98,7 @@ _stack_size_lock = threading.Lock()
 
 
 def on_deep_stack(function: Callable[[], Result]) -> Result:
-    """What `function` returns, or raises."""
+    """Return or raise the result of `function`."""
     with ThreadPoolExecutor(1, "deep-stack") as pool:
         with _stack_size_lock:  # the size is global: it applies to any thread that starts meanwhile
             before = threading.stack_size(_STACK)
@@ -116,13 +113,13 @@ def on_deep_stack(function: Callable[[], Result]) -> Result:
 
 
 def write_frame(to: IO[bytes], content: bytes) -> None:
-    """Write one frame. Raises OSError if the other end is closed."""
+    """Write one frame. Raise OSError if the other end is closed."""
     to.write(len(content).to_bytes(_FRAME, "big") + content)
     to.flush()
 
 
 def read_frame(source: IO[bytes]) -> bytes | None:
-    """The content of the next frame; None at the end of `source`, also within a frame."""
+    """Return the next frame's content; None at the end of `source`, also within a frame."""
     length = source.read(_FRAME)
     if len(length) < _FRAME:
         return None
@@ -135,7 +132,8 @@ def read_frame(source: IO[bytes]) -> bytes | None:
 
 
 class _Tokens:
-    """What `TokenizerWrapper` expects: the tokens, and some way to spell a text with them."""
+    """The interface that `TokenizerWrapper` expects:
+    the tokens, and a way to spell a text with them."""
 
     bos_token_id = None
 
@@ -169,7 +167,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _problem(trie: LLTokenizer, source: str, cpu_s: float, most: int) -> str:
-    """What is wrong with a grammar; empty if nothing is. Ends the process beyond its limits."""
+    """Return a grammar's error, or an empty text. End the process beyond its limits."""
     done = threading.Event()
     watch = threading.Thread(target=_watch, args=(done, most), daemon=True)
     watch.start()
@@ -188,7 +186,7 @@ def _watch(done: threading.Event, most: int) -> None:
 
 
 def _memory() -> int:
-    """Bytes of memory in use; the most that was, where the system does not say."""
+    """Return the bytes of memory in use; their maximum so far, where the system hides them."""
     try:
         return int(_PAGES.read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -196,7 +194,7 @@ def _memory() -> int:
 
 
 def _limit_address_space(n_bytes: int) -> None:
-    """Allow `n_bytes` more, where the system can: growth between two polls is limited too."""
+    """Allow `n_bytes` more, where the system can: this also limits growth between two polls."""
     with suppress(OSError, ValueError):  # no such file but on Linux
         used = int(_PAGES.read_text().split()[0]) * resource.getpagesize()
         most = used + n_bytes + _THREADS
@@ -208,7 +206,7 @@ def _main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's; then the input ends
     os.nice(_NICE)
-    os.set_blocking(sys.stderr.fileno(), False)  # it is read when the process has ended
+    os.set_blocking(sys.stderr.fileno(), False)  # the parent reads it when the process has ended
     threading.stack_size(_SMALL_STACK)
     on_deep_stack(lambda: _serve(sys.stdin.buffer, sys.stdout.buffer))
 

@@ -1,7 +1,7 @@
 """Structured output: JSON schemas and Lark grammars compiled for constrained decoding.
 
-llguidance compiles a grammar to an automaton over the model's tokens. Knows the tokenizer; neither
-sequences nor the model.
+llguidance compiles a grammar to an automaton over the model's tokens. Knows the tokenizer, but
+neither sequences nor the model.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.identity import digest
 
 _MAX_COMPILED = 128
-"""Cached grammars, by weight: one takes a megabyte or two, and what takes long to compile takes
-about 60 MB per CPU second."""
+"""Cached grammars, by weight:
+one takes a megabyte or two, and slow ones take about 60 MB per CPU second of compiling."""
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
-"""CPU seconds that a grammar may take on the engine's thread, if it was evicted; and how many such
-grammars are remembered."""
+"""CPU seconds that an evicted grammar may take on the engine's thread, and the number of such
+grammars to remember."""
 _MAX_SCHEMA_ERRORS = 64
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18
-"""Characters. Compilation recurses into nested input: this much fits the stack of
-`on_deep_stack`."""
+"""Characters. Compilation recurses into nested input: this much fits `on_deep_stack`'s stack."""
 _MAX_MARK = 256
 _MAX_MESSAGE = 200
 
@@ -54,14 +53,11 @@ class _Compiled:
 
 class GrammarCompiler:
     """Compiles the grammars of one model, with an LRU cache. Any thread may use it.
-
-    What a tenant's grammar takes does not depend on those of others: see `Grammar.tenant`.
-    """
+    A tenant's grammars take the same whatever others use: see `Grammar.tenant`."""
 
     def __init__(self, tokenizer: object | None, eos: Collection[int], vocab_size: int) -> None:
-        """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of one; without it every
-        grammar is refused. `vocab_size` is the number of logits of the model.
-        """
+        """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of one; None refuses every
+        grammar. `vocab_size` is the model's number of logits."""
         self._tokenizer = tokenizer
         self._eos = frozenset(eos)
         self._vocab_size = vocab_size
@@ -73,15 +69,15 @@ class GrammarCompiler:
         self._verdicts: Verdicts | None = None
 
     def guard(self, verdicts: Verdicts) -> None:
-        """From now on compile only what is cheap or has a good verdict in `verdicts`, and in
-        `check` and `mask` only what is known to be quick.
+        """Compile only cheap grammars or those with a good verdict in `verdicts` from now on.
 
-        Other grammars are refused with their verdict, or with UncheckedGrammarError.
+        In `check` and `mask`, compile only known quick ones. Other grammars raise their verdict, or
+        UncheckedGrammarError.
         """
         self._verdicts = verdicts
 
     def schema_error(self, schema: str, tenant: str = "") -> str:
-        """Why the JSON schema in `schema` of a tenant cannot be enforced; empty if it can."""
+        """Return why a tenant's JSON schema cannot be enforced; empty if it can."""
         grammar = Grammar("json_schema", schema, tenant=tenant)
         if self._verdicts is None or is_cheap(schema):
             return self._schema_error(grammar)
@@ -91,7 +87,7 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError with those of a tenant's `schemas` that must be checked
+        """Raise UncheckedGrammarError with those of a tenant's `schemas` that need a check
         first."""
         if self._verdicts is None:
             return
@@ -104,8 +100,8 @@ class GrammarCompiler:
     def require_enforceable(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError if a client's own `grammar` cannot be enforced by itself.
 
-        Within a larger one that may show only where the answer has come to it. Raises
-        UncheckedGrammarError if it must be checked first.
+        A larger grammar may reveal that only at its place in the answer. Raises
+        UncheckedGrammarError if the grammar needs a check first.
         """
         if self._verdicts is None:
             self.check(grammar)
@@ -120,29 +116,25 @@ class GrammarCompiler:
         """Compile `grammar` and compute its first masks.
 
         Raises InvalidRequestError, naming the problem, if it cannot be enforced, and
-        UncheckedGrammarError if it must be checked, or compiled by `compile`, before.
+        UncheckedGrammarError if it first needs a check or `compile`.
         """
         self._ready(grammar)
 
     def compile(self, grammar: Grammar) -> None:
         """Compile `grammar`, which has a good verdict, however long it takes.
-
-        Raises InvalidRequestError as `check` does.
-        """
+        Raise InvalidRequestError as `check` does."""
         self._compile(grammar)
 
     def mask(self, grammar: Grammar, n_prompt: int) -> GrammarMask:
-        """A logits processor for one sequence, whose answer begins after `n_prompt` tokens.
-
-        Raises as `check` does.
-        """
+        """Return a logits processor for a sequence whose answer begins after `n_prompt` tokens.
+        Raise as `check` does."""
         compiled = self._ready(grammar)
         matcher = compiled.matcher.deep_copy()
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
-        """`grammar` compiled: before, or now if that is quick. All requests wait for the thread
-        that calls this."""
+        """Return `grammar` compiled earlier, or now if that is quick:
+        all requests wait for this thread."""
         with self._lock:
             found = self._compiled.get(grammar.tenant, grammar)
             is_quick = self._quick.get(grammar.tenant, _key(grammar)) is True
@@ -187,14 +179,14 @@ class GrammarCompiler:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokens that masks are over. Raises InvalidRequestError if grammars are impossible."""
+        """The tokens that masks cover. Raises InvalidRequestError without a usable tokenizer."""
         if self._tokenizer is None:
             raise InvalidRequestError("grammar: this model has no tokenizer to enforce one with")
         return Vocabulary(self._tokenizer, self._eos, self._vocab_size)
 
 
 _CHEAP = 1024
-"""Characters of a grammar that is cheap: what is repeated costs the square of the text."""
+"""Characters of a cheap grammar: repetition costs the square of the text."""
 _EXPENSIVE = re.compile(
     r"""multipleOf|[pP]attern|allOf|anyOf|oneOf|[rR]ef"|format|x-guidance|%regex|%lark"""
     r"""|additionalProperties"\s*:\s*\{|\\u00[0-7]"""
@@ -203,17 +195,17 @@ _OWN_OPTIONS = json.dumps({"x-guidance": JSON_SPACE})[1:-1]
 
 
 def is_cheap(text: str) -> bool:
-    """Whether a JSON schema, or a grammar of our own with schemas in it, is cheap to compile.
+    """Return whether a JSON schema, or our own grammar with schemas, is cheap to compile.
 
-    Errs on the safe side, from the text alone. What makes a grammar expensive is the size of its
-    automaton, and from few characters a large one is made only by products: a remainder for each
-    `multipleOf`, the intersections of `allOf`, `oneOf` and of patterns with each other, references,
-    which repeat what they refer to, `anyOf`, each branch of which repeats what stands beside it,
-    and a schema of additional properties, repeated for each name in `required`. What is left may
-    repeat too, as a list of types does with its properties: hence the text must be short. A grammar
-    of a client's own (`%lark`) is never cheap. Ranges,
-    lengths and numbers of items are counters, which are not unrolled. A name or a value of a
-    client's may look like one of these; that costs a check. So does an escape that could spell one.
+    Errs on the safe side, from the text alone. The size of its automaton makes a grammar expensive,
+    and only products make a large one from few characters: a remainder for each `multipleOf`, the
+    intersections of `allOf`, `oneOf` and of patterns with each other, references, which repeat
+    their target, `anyOf`, each branch of which repeats its surroundings, and a schema of additional
+    properties, repeated for each name in `required`. The rest may repeat too, as a list of types
+    does with its properties: hence the text must be short. A client's own grammar (`%lark`) is
+    never cheap. Ranges, lengths and numbers of items are counters, which do not unroll. A client's
+    name or value may look like one of these, and so may an escape that could spell one; that costs
+    a check.
     """
     return len(text) <= _CHEAP and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
 
@@ -223,15 +215,13 @@ def _key(grammar: Grammar) -> bytes:
 
 
 def name_of(grammar: Grammar) -> str:
-    """The kind of `grammar`, as errors name it."""
+    """Return the kind of `grammar`, as errors name it."""
     return grammar.kind.replace("_", " ")
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """`grammar` in llguidance's own notation.
-
-    Raises InvalidRequestError for text that is too long, not Unicode or not JSON.
-    """
+    """Return `grammar` in llguidance's own notation.
+    Raise InvalidRequestError for text that is too long, not Unicode or not JSON."""
     if len(grammar.text) > _MAX_GRAMMAR:
         raise InvalidRequestError(
             f"grammar: expected at most {_MAX_GRAMMAR} characters, got {len(grammar.text)}"
@@ -248,7 +238,7 @@ def grammar_source(grammar: Grammar) -> str:
 
 
 def schema_error(schema: str) -> str:
-    """Why the JSON schema in `schema` cannot be enforced; empty if it can."""
+    """Return why the JSON schema in `schema` cannot be enforced; empty if it can."""
     try:
         source = grammar_source(Grammar("json_schema", schema))
     except InvalidRequestError as error:
@@ -258,23 +248,23 @@ def schema_error(schema: str) -> str:
 
 
 def _timed_start(vocabulary: Vocabulary, source: str) -> tuple[LLMatcher, float]:
-    """The matcher of `source`, and the CPU seconds it took."""
+    """Return the matcher of `source`, and the CPU seconds it took."""
     before = time.thread_time()
     matcher = start(vocabulary.trie, source)
     return matcher, time.thread_time() - before
 
 
 def error_line(report: str) -> str:
-    """The line of llguidance's report that names the problem."""
+    """Return the line of llguidance's report that names the problem."""
     lines = [line.strip() for line in report.strip().splitlines()]
     errors = (
-        [line for line in lines if line.startswith("error:")] or lines or ["cannot be compiled"]
+        [line for line in lines if line.startswith("error:")] or lines or ["cannot compile it"]
     )
     return errors[0][:_MAX_MESSAGE]
 
 
 def _normalized_schema(text: str) -> str:
-    """The schema parsed and written again, so that llguidance gets exactly one JSON value."""
+    """Return the schema parsed and rewritten, so that llguidance gets exactly one JSON value."""
     try:
         schema: object = json.loads(text, parse_constant=_refuse_constant)
         if isinstance(schema, dict):

@@ -1,8 +1,8 @@
 """A process that compiles grammars within limits of CPU time and memory.
 
-Compiling cannot be interrupted, and nothing in llguidance bounds what it takes: a schema of a few
-hundred bytes can take minutes and gigabytes. Knows `grammar_child`, which it starts, feeds and
-ends; not whose grammars it gets.
+Nothing can interrupt compiling or bounds its cost in llguidance: a schema of a few hundred bytes
+can take minutes and gigabytes. Knows `grammar_child`, which it starts, feeds and ends, but not
+whose grammars it gets.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _RUN = (
     "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
 )
 _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""glibc: no address space, which is limited, is set aside for each thread."""
+"""glibc setting: threads take no address space, which is limited."""
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
-"""What the interpreter may need; nothing else of the environment, where keys may be."""
+"""Variables the interpreter may need; it gets no others, which may hold keys."""
 _STARTS = 2
 """Attempts: a process may have ended itself after the grammar before, or failed by chance."""
 _LINE = 200
@@ -48,8 +48,8 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """For one grammar: CPU seconds, bytes of memory, and wall-clock seconds after which the process
-    is taken for stuck, which a busy machine does not reach."""
+    """Limits for one grammar: CPU seconds, bytes of memory, and wall-clock seconds after which the
+    process counts as stuck, which a busy machine does not reach."""
 
     cpu_s: float = 2.0
     memory: int = 256 * _MIB
@@ -57,15 +57,13 @@ class ProcessLimits:
 
 
 class GrammarProcess:
-    """Compiles one grammar at a time. Implements `GrammarProbe`.
-
-    The process is started by the first grammar, and again after one that ended it.
-    """
+    """A `GrammarProbe` that compiles one grammar at a time.
+    The first grammar starts the process; the next one starts it again if a grammar ended it."""
 
     def __init__(
         self, vocabulary: Callable[[], Vocabulary], limits: ProcessLimits | None = None
     ) -> None:
-        """`vocabulary` is that of the model; called when a process is started."""
+        """`vocabulary` is the model's; called when a process starts."""
         self._vocabulary = vocabulary
         self._limits = limits or ProcessLimits()
         self._lock = threading.Lock()
@@ -73,7 +71,7 @@ class GrammarProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None if there is none."""
+        """The id of the process; None without one."""
         with self._lock:
             return None if self._running is None else self._running.process.pid
 
@@ -159,7 +157,7 @@ class _Child:
         )
 
     def introduce(self, vocabulary: Vocabulary, limits: ProcessLimits) -> bool:
-        """Send the vocabulary; whether the process is ready."""
+        """Send the vocabulary, and return whether the process is ready."""
         texts, trie = vocabulary.texts, vocabulary.trie
         header: Header = {
             "lengths": [len(text) for text in texts],
@@ -171,24 +169,24 @@ class _Child:
         return self._send(json.dumps(header).encode()) and self.exchange(b"".join(texts)) == ""
 
     def exchange(self, content: bytes) -> str | None:
-        """The answer to one frame; None if the process ends instead."""
+        """Return the answer to one frame; None if the process ends instead."""
         if not self._send(content):
             return None
         answer = read_frame(_pipe(self.process.stdout))
         return None if answer is None else answer.decode()
 
     def kill(self) -> None:
-        """Have the process end; the answer that is waited for is None."""
+        """End the process; a call that waits for its answer gets None."""
         self.is_killed = True
         self.process.kill()
 
     def end(self) -> int:
-        """Close the pipes of a process that ends, and wait for it; its exit status."""
+        """Close the pipes of an ending process, wait for it, and return its exit status."""
         _, self._said = self.process.communicate()
         return self.process.returncode
 
     def last_words(self) -> str:
-        """How the process ended, with the last line it wrote to stderr."""
+        """Return how the process ended, with its last line on stderr."""
         lines = self._said.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "no message")
         return f"status {self.process.returncode}, {last[:_LINE]}; retry"
@@ -208,16 +206,14 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _reason(status: int, limits: ProcessLimits) -> str:
-    """Why a grammar is refused whose process ended with `status`.
-
-    Raises CapacityError if that was not for the grammar.
-    """
+    """Return why a grammar whose process ended with `status` is refused.
+    Raise CapacityError if the grammar was not the cause."""
     if status == -signal.SIGPROF:
         return f"compiling it takes more than {limits.cpu_s:g} s of CPU time; {_SIMPLER}"
     if status in (OUT_OF_MEMORY, -signal.SIGABRT):
         return f"compiling it takes more than {limits.memory / _MIB:g} MiB; {_SIMPLER}"
     if status == -signal.SIGKILL:
-        raise CapacityError("the process that compiles grammars was ended; retry")
+        raise CapacityError("the process that compiles grammars ended; retry")
     return f"it ends the compiler (status {status}); {_SIMPLER}"
 
 

@@ -1,7 +1,7 @@
 """Sampling: seeded samplers, logits processors for penalties and logit bias, log-probabilities.
 
-A seeded draw depends only on the seed and on the token's index in the answer, so it does not
-change with the batch or after a preemption. Knows neither sequences nor requests.
+A seeded draw depends only on the seed and on the token's index in the answer, so neither the batch
+nor a preemption changes it. Knows neither sequences nor requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which tokens are drawn from, and with which weights: what rows must share to be one draw."""
+    """The tokens to draw from and their weights: what rows must share to be one draw."""
 
     temperature: float
     top_p: float
@@ -37,7 +37,7 @@ class Filters:
     top_k: int
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Top-p, min-p and top-k, in mlx-lm's order, and the temperature, of (rows, vocab)."""
+        """Apply top-p, min-p and top-k, in mlx-lm's order, and the temperature to (rows, vocab)."""
         if self.top_p < 1:
             logprobs = apply_top_p(logprobs, self.top_p)
         if self.min_p > 0:
@@ -48,50 +48,47 @@ class Filters:
 
 
 _SCORED_ROWS = 32
-"""Positions per step of `score_tokens`; each needs a row of fp32 logits of the whole vocabulary."""
+"""Positions per step of `score_tokens`; each needs an fp32 row of logits of the whole
+vocabulary."""
 
 Sampler = Callable[[mx.array], mx.array]
-"""Log-probabilities (1, vocab) to a token id (1,)."""
+"""A function from log-probabilities (1, vocab) to a token id (1,)."""
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
-"""All tokens of a sequence and the next logits (1, vocab) to the logits to sample from."""
+"""A function from a sequence's tokens and its next logits (1, vocab) to the logits to sample
+from."""
 
 
 class SeededSampler:
     """Draws token `drawn` of an answer, then all later ones; call it once per token."""
 
     def __init__(self, params: SamplingParams, drawn: int) -> None:
-        """Raises ValueError without a seed."""
+        """Raise ValueError without a seed."""
         if params.seed is None:
             raise ValueError("a sampled request needs a seed")
         self.filters = Filters(params.temperature, params.top_p, params.min_p, params.top_k)
         self._next = params.seed * _SEED_STRIDE + drawn
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """A token id (1,) from log-probabilities (1, vocab)."""
+        """Return a token id (1,) from log-probabilities (1, vocab)."""
         return mx.random.categorical(self.filters(logprobs), key=mx.random.key(self.take_seed()))
 
     def take_seed(self) -> int:
-        """The seed of the next draw, which is done with that."""
+        """Return the seed of the next draw, and count that as done."""
         seed = self._next % 2**63
         self._next += 1
         return seed
 
 
 def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
-    """A sampler for token `drawn` of the answer and all later ones; call it once per token.
-
-    Greedy requests share one sampler. Raises ValueError for a sampled request without a seed.
-    """
+    """Return a sampler for token `drawn` of the answer and all later ones; call it once per token.
+    Greedy requests share one sampler. Raise ValueError for a sampled request without a seed."""
     return greedy_sampler if params.greedy else SeededSampler(params, drawn)
 
 
 def draw(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
-    """A token id of each row, (rows,), from log-probabilities (rows, vocab).
-
-    The same tokens as each sampler gives alone; rows that are sampled alike are sampled together,
-    in as many operations as one.
-    """
+    """Return a token id of each row, (rows,), from log-probabilities (rows, vocab).
+    Each token is the sampler's own choice. Rows that sample alike share the operations of one."""
     groups: dict[object, list[int]] = {}
     for row, sampler in enumerate(samplers):
         alike = sampler.filters if isinstance(sampler, SeededSampler) else sampler
@@ -108,10 +105,8 @@ def draw(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
 
 
 def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcessor]:
-    """Logits processors for the penalties and the logit bias of `params`.
-
-    mlx-lm calls each once per token. The first `n_prompt` tokens are not part of the answer.
-    """
+    """Return logits processors for the penalties and the logit bias of `params`.
+    mlx-lm calls each once per token. The answer begins after the first `n_prompt` tokens."""
     processors: list[LogitsProcessor] = make_logits_processors(
         logit_bias=dict(params.logit_bias) or None,
         repetition_penalty=params.repetition_penalty,
@@ -123,10 +118,8 @@ def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcess
 
 
 def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
-    """The log-probability of `token` and the `n_top` most likely tokens, from (vocab,).
-
-    Tokens of probability zero are not listed among the most likely.
-    """
+    """Return the log-probability of `token` and the `n_top` most likely tokens, from (vocab,).
+    Tokens of probability zero are not among the most likely."""
     top: tuple[tuple[int, float], ...] = ()
     if n_top:
         n_top = min(n_top, logprobs.shape[-1])
@@ -137,10 +130,10 @@ def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
 
 
 def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-    """The log-probability of each of `tokens` and the `n_top` most likely tokens at its position.
+    """Return the log-probability of each of `tokens` and the `n_top` most likely ones at its place.
 
-    `logits` is (len(tokens), vocab) of any type; the log-softmax is computed in fp32. Raises
-    NotFiniteError if a position's have a NaN or are infinite.
+    `logits` is (len(tokens), vocab) of any type; the log-softmax is in fp32. Raises NotFiniteError
+    if a position's logits have a NaN or are infinite.
     """
     mx.eval(logits)
     scores: list[TokenLogprob] = []
@@ -153,7 +146,7 @@ def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[To
 def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
     """OpenAI's penalties: `presence` once per distinct answer token, `frequency` per occurrence.
 
-    mlx-lm's own penalties also count prompt tokens, and only a recent window. Counts are carried
+    mlx-lm's own penalties also count prompt tokens, and only a recent window. This carries counts
     from step to step; the first call counts all earlier tokens, so a preemption changes nothing.
     """
     counts: mx.array | None = None
@@ -173,7 +166,6 @@ def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcesso
 
 
 def _draw_alike(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
-    """`draw` for samplers of one kind."""
     seeded = [one for one in samplers if isinstance(one, SeededSampler)]
     if len(seeded) <= 1:
         return samplers[0](logprobs)
@@ -185,8 +177,8 @@ def _draw_alike(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
 def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
     """`mx.random.categorical` of each row of (rows, vocab) alone with its key of (rows, 2).
 
-    MLX takes one key for all rows, and draws a row among others in another way than a single one:
-    this is how it draws that.
+    MLX takes one key for all rows, and draws a row among others differently than a single row. This
+    draws as for a single row.
     """
     logits = logits.astype(mx.float32)
     top = mx.max(logits, axis=-1, keepdims=True)
@@ -195,7 +187,7 @@ def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
     below = mx.cumsum(weights, axis=-1, inclusive=False)
     share = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))(keys)
     at = share * mx.sum(weights, axis=-1, keepdims=True)
-    # The first is not counted, rather than 1 subtracted: of a row of NaN none is below.
+    # Skip the first, rather than subtract 1: in a row of NaN none is below.
     return mx.sum(below[:, 1:] <= at, axis=-1).astype(mx.uint32)
 
 
@@ -221,6 +213,6 @@ def _score_rows(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[Tok
 
 
 def _most_likely(tokens: list[int], values: list[float]) -> tuple[tuple[int, float], ...]:
-    """Pairs of token and log-probability, most likely first, without those at minus infinity."""
+    """Return pairs of token and log-probability, most likely first, without minus infinity."""
     pairs = [pair for pair in zip(tokens, values, strict=True) if pair[1] > -math.inf]
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))

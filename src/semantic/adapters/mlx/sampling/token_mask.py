@@ -1,7 +1,7 @@
 """Constrained decoding: a logits processor that masks tokens by a compiled grammar.
 
-Follows one sequence. Never raises, since that would end every sequence of the step: a grammar
-that fails ends its own sequence and reports why. Knows no grammar notation.
+Follows one sequence. Never raises, since that would end every sequence of the step: a grammar that
+fails ends its own sequence and reports why. Knows no grammar notation.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # never evaluated: any thread 
 
 class Vocabulary:
     """The tokens of one model as bytes, and masks over them; built once per model.
-
-    A model may have more logits than its tokenizer has tokens; the surplus is never allowed.
-    """
+    A model may have more logits than its tokenizer has tokens: masks never allow the surplus."""
 
     def __init__(self, tokenizer: object, eos: Collection[int], size: int) -> None:
         """`size` is the number of logits. Takes about a second for 150,000 tokens.
@@ -39,7 +37,7 @@ class Vocabulary:
         if isinstance(tokenizer, TokenizerWrapper):
             inner = tokenizer._tokenizer  # noqa: SLF001  it has no other name for it
         if not isinstance(inner, PreTrainedTokenizerFast):
-            raise InvalidRequestError("grammar: this model's tokenizer cannot be held to one")
+            raise InvalidRequestError("grammar: cannot constrain this model's tokenizer")
         self.size = size
         self.eos = frozenset(token for token in eos if token < size)
         if not self.eos:
@@ -50,7 +48,7 @@ class Vocabulary:
 
     @cached_property
     def texts(self) -> list[bytes]:
-        """The bytes of each token of the tokenizer."""
+        """Bytes of each token of the tokenizer."""
         trie: LLTokenizer = self.trie
         return [trie.decode_bytes([token]) for token in range(self._n_known)]
 
@@ -68,11 +66,11 @@ class Vocabulary:
 
 
 class FreePrefix:
-    """Unconstrained text before a grammar: ends when `mark` has been written.
+    """Unconstrained text before a grammar, up to and including `mark`.
 
-    Matches bytes, so it does not matter how a mark is split into tokens. A state is the part of
-    the mark written so far. Text after the mark belongs to the grammar, so a token that would
-    write the mark's end and more is masked; so is EOS.
+    Matches bytes, so the mark's split into tokens does not matter. A state is the part of the mark
+    written so far. Text after the mark belongs to the grammar, so the mask excludes EOS and tokens
+    that would write more than the mark's end.
     """
 
     def __init__(self, vocabulary: Vocabulary, mark: str) -> None:
@@ -84,7 +82,7 @@ class FreePrefix:
         self.mask(b"")  # the usual state: computed here, not while a batch waits for it
 
     def advance(self, state: bytes, token: int) -> bytes | None:
-        """The state after `token`; None once the mark is complete."""
+        """Return the state after `token`; None once the mark is complete."""
         texts = self._vocabulary.texts
         text = state + (texts[token] if token < len(texts) else b"")
         if self._mark in text:
@@ -94,7 +92,7 @@ class FreePrefix:
         return next((suffix for suffix in suffixes if self._mark.startswith(suffix)), b"")
 
     def mask(self, state: bytes) -> mx.array:
-        """Bools (vocab,): the tokens allowed in `state`."""
+        """Return the tokens allowed in `state` as bools (vocab,)."""
         if state not in self._masks:
             texts = self._vocabulary.texts
             overrunning = [token for token in self._longer if self._overruns(state + texts[token])]
@@ -108,9 +106,7 @@ class FreePrefix:
 
 class GrammarMask:
     """The token mask of one sequence, from the first token of its answer.
-
-    The first call consumes all earlier tokens of the answer, so a preemption changes nothing.
-    """
+    The first call consumes all earlier tokens of the answer, so a preemption changes nothing."""
 
     def __init__(
         self, vocabulary: Vocabulary, matcher: LLMatcher, prefix: FreePrefix | None, n_prompt: int
@@ -125,9 +121,9 @@ class GrammarMask:
         self._failure: tuple[int, str] | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """`logits` (1, vocab) of the token after `tokens`, minus infinity where not allowed."""
-        # Reading the newest token waits for it; the logits, which depend on it, are evaluated
-        # meanwhile.
+        """Return `logits` (1, vocab) of the token after `tokens`, minus infinity where not
+        allowed."""
+        # Reading the newest token waits for it; MLX evaluates the dependent logits meanwhile.
         async_eval(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):
             self._consume(token)
@@ -135,8 +131,8 @@ class GrammarMask:
         return mx.where(self._allowed(), logits, mx.array(-mx.inf, logits.dtype))
 
     def failure_at(self, position: int) -> str | None:
-        """Why the grammar failed at or before token `position` of the sequence, prompt included;
-        None if it did not."""
+        """Return why the grammar failed at or before token `position`, prompt included; else
+        None."""
         if self._failure is None or position < self._failure[0]:
             return None
         return self._failure[1]

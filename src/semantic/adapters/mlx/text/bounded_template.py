@@ -1,7 +1,7 @@
-"""Limits of time and size for rendering chat templates, which are part of downloaded models.
+"""Limits of time and size for rendering chat templates, which come with downloaded models.
 
-Replaces the Jinja environment in which transformers compiles templates by one that counts: turns of
-loops, characters of values and of the text. Knows no messages and no tokens.
+Replaces transformers' Jinja environment by one that counts turns of loops and the characters of
+values and of the text. Knows neither messages nor tokens.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from semantic.domain.errors import InvalidRequestError
 T = TypeVar("T")
 
 _SECONDS = 10.0
-"""Of the thread's CPU time. A chat of a million tokens takes less than one."""
+"""CPU seconds of the thread. A chat of a million tokens takes less than one."""
 _CHARACTERS = 1 << 26
-"""Of one value, and of the whole text. A request's body is smaller."""
+"""Characters of one value, and of the whole text. A request's body is smaller."""
 _MADE = 1 << 28
-"""Characters of all values that a template makes, kept or not: it may make each text of a large
-chat several times."""
+"""Characters of all values that a template makes, kept or not:
+it may make each text of a large chat several times."""
 _OBJECT, _REFERENCE = 64, 8
-"""Characters that a new part of a list or a turn of a loop counts for, and those of a part that
-existed before."""
+"""Characters counted for a new part of a list or a turn of a loop, and for an existing part."""
 _LARGEST_NUMBER = 1 << 24
-"""Given to a function or a filter: a width, a count."""
+"""Largest number a function or a filter may get: a width, a count."""
 _LARGEST_BITS = 1 << 12
 _TURNS_PER_LOOK = 256
 _PARTS_PER_LOOK = 1 << 16
@@ -49,7 +48,7 @@ _TEXTUAL = _FORMATS | {
     "replace", "soft_str", "striptags", "title", "trim", "truncate", "upper", "urlencode", "urlize",
     "wordcount", "wordwrap", "xmlattr",
 }  # fmt: skip
-"""Functions and filters that make text of what they are given."""
+"""Functions and filters that turn their arguments into text."""
 
 
 _LITERALS = (nodes.List, nodes.Tuple, nodes.Dict)
@@ -63,7 +62,7 @@ class TemplateLimitError(InvalidRequestError):
 
 
 class _Budget(threading.local):
-    """What the rendering of this thread has used; `ends` is None outside of one."""
+    """The rendering's use of this thread; `ends` is None outside of one."""
 
     ends: float | None = None
     turns = 0
@@ -76,7 +75,7 @@ _budget = _Budget()
 
 @contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """Limit what is rendered inside, in this thread. Raises TemplateLimitError there."""
+    """Limit rendering inside, in this thread. Raise TemplateLimitError there."""
     _budget.turns = _budget.characters = _budget.made = 0
     _budget.ends = time.thread_time() + _SECONDS
     try:
@@ -108,7 +107,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if called in self._own:
             return cast(Callable[..., object], called)(*args)
         owner, given = _owner(called), (*args, *kwargs.values())
-        # What macros, objects and lists are given is a value: it may be any number of the chat's.
+        # Arguments of macros, objects and lists are values: any number of the chat's may come.
         counts = called is generate_lorem_ipsum or called is safe_range
         if counts or isinstance(owner, str | bytes | int | float):
             _check_numbers(called, given)
@@ -127,8 +126,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a turn of a loop or a call of a macro: its text has `n_characters`, its lists have
-        `n_parts`."""
+        """Count a turn of a loop or a call of a macro:
+        text of `n_characters`, lists of `n_parts`."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -138,7 +137,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return ""
 
     def concatenated(self, *values: object) -> str:
-        """The texts of `values`, one after the other."""
+        """Return the texts of `values`, one after the other."""
         _check_size(sum(_measure(value).characters for value in values))
         texts = [str(value) for value in values]
         _check_size(sum(map(len, texts)))
@@ -146,7 +145,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Counting(NodeTransformer):
-    """Lets each turn of a loop and each call of a macro count itself."""
+    """A transformer that lets each turn of a loop and each call of a macro count itself."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - the visitor's names
         self.generic_visit(node)
@@ -208,7 +207,7 @@ def _count(value: T) -> T:
 
 
 class _Measure(NamedTuple):
-    """How large a value is as text, at least: its parts, how deep they are nested, characters."""
+    """A lower bound of a value's size as text: its parts, their nesting depth, characters."""
 
     parts: int
     depth: int
@@ -216,8 +215,8 @@ class _Measure(NamedTuple):
 
 
 def _measure(value: object) -> _Measure:
-    """Measure a value. A list may have the same part many times, so as text it may be larger than
-    memory: raises TemplateLimitError as soon as it is known to be too large."""
+    """Measure a value. A list may repeat a part, so as text it may exceed memory:
+    raises TemplateLimitError as soon as it is known to be too large."""
     level: list[object] = [value]
     n_parts = depth = n_characters = 0
     while level:
@@ -248,7 +247,7 @@ def _check_time() -> None:
 
 
 def _check_json(value: object, options: Iterable[object]) -> None:
-    """Refuse what is too large as JSON: each part is indented, and followed by a separator."""
+    """Refuse large JSON: each part gets an indent and a separator."""
     measure, width = _measure(value), 0
     for one in options:
         for text in one if isinstance(one, tuple | list) else (one,):
@@ -295,7 +294,7 @@ def _check_format(text: str) -> None:
 
 
 def _has_nested_field(text: str) -> bool:
-    """Whether an argument is the width of another one, as in `{:{}}`; braces may be doubled."""
+    """Return whether an argument is the width of another, as in `{:{}}`; braces may be doubled."""
     try:
         return any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
     except ValueError:
@@ -303,7 +302,7 @@ def _has_nested_field(text: str) -> bool:
 
 
 def _check_numbers(called: object, given: Iterable[object]) -> None:
-    """Refuse numbers that may be a width or a count; those that are formatted are none."""
+    """Refuse numbers that may be a width or a count; formatted numbers are neither."""
     too_large = any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given)
     if too_large and _name(called) not in _FORMATS:
         raise TemplateLimitError("the chat template calls a function with too large a number")
@@ -324,7 +323,7 @@ def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -
 
 
 def _counted(values: object, mark: int) -> object:
-    """`values`, of which no more are given than can be joined, each with `mark` characters."""
+    """Return no more of `values` than can be joined, each with `mark` characters."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         return values
     return _within_limits(values, mark)
@@ -343,14 +342,14 @@ def _name(called: object) -> str:
 
 
 def _owner(method: object) -> object:
-    """What a method is of; the sandbox wraps those that format."""
+    """Return the method's object; the sandbox wraps formatting methods."""
     wrapped = getattr(method, "__wrapped__", method)
     found: object = getattr(wrapped, "__self__", None)
     return found
 
 
 def _checked(function: Callable[..., T]) -> Callable[..., T]:
-    # The value that is filtered may be any number; jinja passes some filters one more before it.
+    # The filtered value may be any number; jinja passes some filters one more before it.
     n_values = 2 if hasattr(function, "jinja_pass_arg") else 1
 
     @wraps(function)
@@ -371,7 +370,7 @@ def _checked(function: Callable[..., T]) -> Callable[..., T]:
 
 
 class _Filters(dict[str, Callable[..., object]]):
-    """The filters of an environment, all of them checked; transformers adds one of its own."""
+    """The checked filters of an environment; transformers adds one of its own."""
 
     def __init__(self, filters: Mapping[str, Callable[..., object]]) -> None:
         super().__init__({name: _checked(one) for name, one in filters.items()})
@@ -381,7 +380,7 @@ class _Filters(dict[str, Callable[..., object]]):
 
 
 def install() -> None:
-    """Let transformers compile chat templates in a `BoundedEnvironment` from now on."""
+    """Make transformers compile chat templates in a `BoundedEnvironment` from now on."""
     vars(chat_template_utils)["ImmutableSandboxedEnvironment"] = BoundedEnvironment
 
 

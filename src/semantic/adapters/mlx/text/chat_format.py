@@ -1,9 +1,9 @@
 """Chat format of one model: renders chats, parses tool calls, builds grammars for answers.
 
 Takes the template, the marks and the parser from mlx-lm's tokenizer. A special token spelled in a
-user's text stays text: a placeholder stands for it while the template runs, and is encoded as
-ordinary text afterwards. What a template writes after an answer is rendered over a short substitute
-for the history. Knows the tokenizer; not the model, and not how a grammar is enforced.
+user's text stays text: a placeholder stands for it while the template runs, and becomes ordinary
+text afterwards. Text that a template writes after an answer renders over a short substitute for the
+history. Knows the tokenizer, but neither the model nor how the engine enforces a grammar.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _ANSWER_TEXT = "y"
 class IncrementalRenderer:
     """Continues chats by one template. Tries at construction whether the template allows it.
 
-    `is_supported`: the tokens after an answer do not depend on the history. `preserves_history`:
-    a full rendering shows earlier answers, thoughts included, as they were generated.
+    `is_supported`: the tokens after an answer do not depend on the history. `preserves_history`: a
+    full rendering shows earlier answers and thoughts as generated.
     """
 
     def __init__(
@@ -74,10 +74,12 @@ class IncrementalRenderer:
         single_calls: bool = False,
         loops_only: bool = False,
     ) -> None:
-        """`render` renders a whole chat, `eos` tokens end an answer, `thinks` is whether the model
-        marks thoughts. `single_calls`: several calls are rendered as several answers. `loops_only`:
-        see `ChatFormat.loops_only`; it is so, too, where tools are written before a last
-        question."""
+        """`render` renders a whole chat, `eos` tokens end an answer; `thinks`: the model marks
+        thoughts.
+
+        `single_calls`: several calls render as several answers. `loops_only`: see
+        `ChatFormat.loops_only`; also true where the template writes tools before a last question.
+        """
         self._render = render
         self._eos = eos
         self._single_calls = single_calls
@@ -120,7 +122,7 @@ class IncrementalRenderer:
         return after is not None and whole[-len(after.tokens) :] != after.tokens
 
     def _is_supported(self) -> bool:
-        """Whether a substitute's tokens are those of a full rendering, right after the answer."""
+        """Return whether a substitute's tokens equal a full rendering's, right after the answer."""
         question, tool = Message("user", "probe1"), Tool("probetool")
         later = Message("tool", "probe4", tool_call_id="probe5") if self.loops_only else question
         last = []
@@ -140,7 +142,7 @@ class IncrementalRenderer:
         return self.loops_only or last[0] != last[1]
 
     def _preserves_history(self, *, thinks: bool) -> bool:
-        """Whether an answer is rendered as generated, also when a later question follows."""
+        """Return whether an answer renders as generated, also before a later question."""
         question = Message("user", "probe1")
         answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
         try:
@@ -156,7 +158,7 @@ class IncrementalRenderer:
 
 
 Encode = Callable[[str], list[int]]
-"""Text to tokens; special tokens in the text become themselves, nothing is added."""
+"""A function from text to tokens; special tokens in it become themselves, nothing is added."""
 
 _NEVER = "(?!)"
 
@@ -167,18 +169,18 @@ class SpecialTokens:
     def __init__(
         self, encode: Encode, special: Mapping[str, int], marks: Mapping[str, int]
     ) -> None:
-        """`special` tokens are escaped in every text; `marks`, which a template writes around
-        calls and thoughts, are allowed in texts of the system and the assistant."""
+        """`special` tokens get escaped in every text. `marks`, which a template writes around calls
+        and thoughts, may occur in texts of the system and the assistant."""
         self._encode = encode
         self._tokens = frozenset(special.values()) | frozenset(marks.values())
         self.special = _any_of(special)
         self.all = _any_of([*special, *marks])
         self._newline = encode("\n")
-        # SentencePiece puts a space before every text; none belongs in the middle of one.
+        # SentencePiece puts a space before every text; in the middle of a text it does not belong.
         self._adds_space = encode("a") != self._encode_after_newline("a")
 
     def encode(self, text: str, escaper: Escaper) -> list[int]:
-        """The tokens of a rendered chat whose texts were escaped by `escaper`."""
+        """Return the tokens of a rendered chat whose texts `escaper` escaped."""
         pieces = escaper.placeholder.split(text)
         tokens = self._encode(pieces[0])
         for at, piece in enumerate(pieces[1:], start=1):
@@ -189,14 +191,14 @@ class SpecialTokens:
         return tokens
 
     def _encode_as_text(self, text: str) -> list[int]:
-        """The tokens of `text` without special ones: its parts are not special."""
+        """Return the tokens of `text` without special ones: its parts are not special."""
         tokens = self.encode_following(text)
         if len(text) == 1 or not self._tokens.intersection(tokens):
             return tokens
         return self._encode_as_text(text[:1]) + self._encode_as_text(text[1:])
 
     def encode_following(self, text: str) -> list[int]:
-        """The tokens of a text that follows another text."""
+        """Return the tokens of a text that follows another text."""
         return self._encode_after_newline(text) if self._adds_space else self._encode(text)
 
     def _encode_after_newline(self, text: str) -> list[int]:
@@ -216,7 +218,7 @@ class Escaper:
         self.texts: list[str] = []
 
     def __call__(self, text: str, *, marks: bool = False) -> str:
-        """`text` with placeholders for special tokens, and for `marks` if requested."""
+        """Return `text` with placeholders for special tokens, and for `marks` on request."""
         pattern = self._special_tokens.all if marks else self._special_tokens.special
         return pattern.sub(self._replace, text)
 
@@ -233,7 +235,7 @@ def _word_not_in(texts: Iterable[str]) -> str:
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of `tokens`, the longest first."""
+    """Return a pattern for any of `tokens`, the longest first."""
     longest_first = sorted((token for token in tokens if token), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or _NEVER)
 
@@ -244,14 +246,14 @@ NO_USERS = (
 )
 
 _NO_TOOLS = (
-    "cannot use tool_call_parser {}: the model's chat template renders no tools; leave it out, and "
-    "tools are offered as text"
+    "cannot use tool_call_parser {}: the model's chat template renders no tools; leave it out to "
+    "offer tools as text"
 )
 _CALLS: Mapping[ToolSupport, str] = {
-    "native": "calls are read as {}",
-    "text": "the chat template has no tools: they are offered as text, and calls read as {}",
-    "unknown": "the chat template shows tools in a form that no parser knows: they are offered as "
-    "text, and calls read as {}; --tool-call-parser names another form",
+    "native": "the engine parses calls as {}",
+    "text": "the chat template has no tools: the engine offers them as text and parses calls as {}",
+    "unknown": "the chat template shows tools in a form that no parser knows: the engine offers "
+               "them as text and parses calls as {}; --tool-call-parser names another form",
 }
 
 # Arguments of `apply_chat_template` itself; a request cannot set them.
@@ -267,7 +269,7 @@ _THINKING_OPTIONS = ("enable_thinking", "thinking")
 
 
 class MLXChatFormat:
-    """Implements `ChatFormat` for one tokenizer. Any thread may call it."""
+    """A `ChatFormat` for one tokenizer. Any thread may call it."""
 
     def __init__(
         self,
@@ -275,9 +277,9 @@ class MLXChatFormat:
         grammars: GrammarCompiler | None = None,
         parsers: Parsers | None = None,
     ) -> None:
-        """`grammars` compiles the grammars of answers; it may demand that schemas are checked.
-        `parsers` go before what the tokenizer's files say. Raises InvalidRequestError for a parser
-        of calls that the template has no tools for."""
+        """`grammars` compiles answers' grammars; it may demand checked schemas.
+        `parsers` override the tokenizer's files. Raise InvalidRequestError for a parser of calls if
+        the template has no tools."""
         inner = tokenizer.inner
         self._grammars = grammars or GrammarCompiler(None, (), 0)
         self._tokenizer = tokenizer
@@ -339,10 +341,10 @@ class MLXChatFormat:
         return tuple(self._special_tokens.encode_following(end))
 
     def render(self, chat: Chat) -> RenderedChat:
-        """See `ChatFormat.render`.
+        """See `ChatFormat.render`. Special tokens spelled in a text stay text.
 
-        A system message that the template does not allow at its position becomes a user message
-        there, between <system> marks. Special tokens spelled in a text stay text.
+        A system message in a position that the template refuses becomes a user message there,
+        between <system> marks.
         """
         if not self._inner.has_chat_template:
             raise InvalidRequestError(NO_TEMPLATE)
@@ -369,14 +371,14 @@ class MLXChatFormat:
 
     @property
     def tools(self) -> ToolSupport:
-        """How the model is offered tools."""
+        """How the engine offers tools to the model."""
         if self._features.tools:
             return "native"
         return "unknown" if self._features.unread_calls else "text"
 
     @property
     def calls(self) -> str:
-        """How calls and reasoning are read, as a line for the log."""
+        """A line for the log: how the engine parses calls and reasoning."""
         marks = self.thought_marks
         thought = (
             "no reasoning" if marks is None else f"reasoning between {marks.start} and {marks.end}"
@@ -384,25 +386,22 @@ class MLXChatFormat:
         return f"{_CALLS[self.tools].format(self.call_parser)}; {thought}"
 
     def tell(self, logger: logging.Logger) -> None:
-        """Log how the model is spoken with."""
+        """Log how the engine talks to the model."""
         logger.info(self.history)
         logger.log(logging.WARNING if self.tools == "unknown" else logging.INFO, self.calls)
 
     @property
     def history(self) -> str:
-        """How this template renders history, as a line for the log."""
+        """A line for the log: how this template renders history."""
         if not self._incremental.is_supported:
-            return "the chat template cannot go on from an answer: history is rendered every time"
+            return "the chat template cannot continue an answer: the engine renders all history again"
         if not self._incremental.preserves_history:
-            return "the chat template changes history: known history is replayed as it was written"
-        return "the chat template keeps history as it was written"
+            return "the chat template changes history: the engine replays it as it was written"
+        return "the chat template keeps history unchanged"
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """See `ChatFormat.call_grammar`.
-
-        A thought that the prompt opens precedes the grammar. Where the model may open one itself,
-        the grammar begins with an optional thought.
-        """
+        """See `ChatFormat.call_grammar`. A thought that the prompt opens precedes the grammar.
+        Where the model may open one itself, the grammar begins with an optional thought."""
         _check_choice(chat)
         schemas = [json.dumps(schema) for schema in enforced_schemas(chat)]
         self._grammars.require_checked(schemas, tenant)
@@ -416,10 +415,9 @@ class MLXChatFormat:
         return call_grammar(chat, self._language(chat), arguments, after=after)
 
     def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
-        """The schema to enforce for the arguments of `tool`: its own, if that can be enforced.
-
-        Without one, a strict tool raises InvalidRequestError; for others any object is accepted.
-        """
+        """Return the schema to enforce for the arguments of `tool`: its own, if the engine can.
+        Without one, raise InvalidRequestError for a strict tool and accept any object for
+        others."""
         schema = arguments_schema(tool)
         if tool.strict:
             self._check_schema(schema, f"the parameters of {tool.name}", tenant)
@@ -429,7 +427,7 @@ class MLXChatFormat:
     def _check_schema(self, schema: JsonSchema, what: str, tenant: str) -> None:
         problem = self._grammars.schema_error(json.dumps(schema), tenant)
         if problem:
-            raise InvalidRequestError(f"{what} cannot be enforced: {problem}")
+            raise InvalidRequestError(f"cannot enforce {what}: {problem}")
 
     def _language(self, chat: Chat) -> CallLanguage:
         silent = any(chat.template_options.get(name) is False for name in _THINKING_OPTIONS)
@@ -442,7 +440,7 @@ class MLXChatFormat:
         )
 
     def _spelled(self, mark: str) -> SpelledMark:
-        """`mark` as text and added tokens, which a grammar refers to by id."""
+        """Return `mark` as text and added tokens, which a grammar refers to by id."""
         pieces: list[int | str] = []
         at = 0
         while at < len(mark):
@@ -487,10 +485,8 @@ class MLXChatFormat:
         return self._tokenizer.apply_template(messages, given)
 
     def _find_special_tokens(self, source: str) -> SpecialTokens:
-        """The tokenizer's special tokens, and its added tokens that `source` or the marks use.
-
-        An added token that stands around messages counts as special: it says who speaks.
-        """
+        """Return the tokenizer's special tokens, and added tokens that `source` or the marks use.
+        An added token around messages counts as special: it marks the speaker."""
         pairs = [pair for pair in (self.thought_marks, self.call_marks) if pair]
         ours = "".join(mark for pair in pairs for mark in (pair.start, pair.end))
         around = self._around_messages()
@@ -504,7 +500,7 @@ class MLXChatFormat:
         return SpecialTokens(self._tokenizer.encode_rendered, special=special, marks=marks)
 
     def _around_messages(self) -> str:
-        """What the template writes around messages without tools, calls and reasoning."""
+        """Return the template's text around messages without tools, calls and reasoning."""
         if not self._inner.has_chat_template:
             return ""
         roles: list[TemplateMessage] = [
@@ -519,14 +515,14 @@ class MLXChatFormat:
 
 
 def _template_source(chat_template: object) -> str:
-    """The text of a template, or of several named ones."""
+    """Return the text of a template, or of several named ones."""
     if isinstance(chat_template, dict):
         return "\n".join(map(str, chat_template.values()))
     return chat_template if isinstance(chat_template, str) else ""
 
 
 def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, object]:
-    """Template options of a request. Raises InvalidRequestError for a reserved name."""
+    """Return a request's template options. Raise InvalidRequestError for a reserved name."""
     for name in options:
         if name in _RESERVED_OPTIONS or name.endswith("_token"):
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name!r}")
@@ -534,7 +530,7 @@ def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, objec
 
 
 def _texts(chat: Chat) -> Iterator[str]:
-    """All texts of a chat, in any form: a placeholder must not occur in them."""
+    """Yield all texts of a chat, in any form: a placeholder must not occur in them."""
     for message in chat.messages:
         yield from (message.content, message.reasoning, message.name or "")
         yield message.tool_call_id or ""
@@ -545,7 +541,7 @@ def _texts(chat: Chat) -> Iterator[str]:
 
 
 def _check_choice(chat: Chat) -> None:
-    """Raise InvalidRequestError if the tool choice requires a tool that is not there."""
+    """Raise InvalidRequestError if the tool choice requires a missing tool."""
     names = [tool.name for tool in chat.tools]
     name = chat.tool_choice.name
     if chat.tool_choice.mode == "required" and not names:

@@ -1,7 +1,7 @@
-"""Features of a model's chat template, detected by trial when the model is loaded.
+"""Features of a model's chat template, detected by trial at loading.
 
-The trials do not depend on any chat, so a message is always rendered in the same way and a growing
-chat keeps its prefix. Knows messages, not tokens.
+The trials do not depend on any chat, so a message always renders in the same way and a growing chat
+keeps its prefix. Knows messages, not tokens.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from semantic.adapters.mlx.text.bounded_template import TemplateLimitError
 
 TemplateMessage = dict[str, object]
 Apply = Callable[[list[TemplateMessage], "list[TemplateMessage] | None", Mapping[str, object]], str]
-"""Messages, tools and options to text that ends with the generation prompt."""
+"""A function from messages, tools and options to text that ends with the generation prompt."""
 
-# What a template raises for messages that it does not support: its own error or, where it is
-# Python code or reads a missing value, Python's.
+# Errors of a template for messages that it does not support: its own or, where it is Python code or
+# reads a missing value, Python's.
 TEMPLATE_ERRORS = (
     TemplateError,
     ValueError,
@@ -43,30 +43,30 @@ _IDS: Final[Mapping[Ids, str]] = {
     "numbered": "functions.probetool:{}",
 }
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
-"""Field names of templates for the thought of an assistant message."""
+"""Templates' field names for the thought of an assistant message."""
 _OBJECT = {"probekey": "probevalue"}
 _TEXT = '{"probekey": "probevalue"}'
 _NO_OBJECT = '{"probekey": "probevalue'
-"""Arguments that were cut."""
+"""Arguments that end too early."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFeatures:
-    """What a template supports.
+    """The features that a template supports.
 
     `tools`: it renders tools, their calls and results; with `writes_calls` it renders no calls, and
     they stand in the text of an answer. `text_arguments`: it expects a call's arguments as JSON
-    text. `any_arguments`: it renders arguments that are no object, as text. `ids`: which ids of
+    text. `any_arguments`: it renders arguments that are not objects, as text. `ids`: the ids of
     calls it takes: any, those of nine letters and digits, or those with the tool's name.
     `single_calls`: an answer may have one call only. `splits_text`: the text of an answer with a
-    call must stand in one of its own. `thought_or_text`: an answer with a call may
-    have reasoning or a text. `developer`: it has a developer role.
-    `first_system`, `later_system`: a system message may come first, or anywhere. `repeats`:
-    consecutive messages may have the same role. `assistant_first`: the assistant may begin.
-    `user_after_result`: a user's text may follow the result of a call. `orphan_results`: a result
-    may follow no call. `empty_answers`: an answer may be empty. `parts`: it takes contents as lists
-    of parts alone. `loses_users`: it leaves out what a user says. `lists_tools`: it demands a list
-    of tools, which may be empty. `unread_calls`: it renders tools, and no parser reads their calls.
+    call must stand in an answer of its own. `thought_or_text`: an answer with a call may have
+    reasoning or a text. `developer`: it has a developer role. `first_system`, `later_system`: a
+    system message may come first, or anywhere. `repeats`: consecutive messages may have the same
+    role. `assistant_first`: the assistant may begin. `user_after_result`: a user's text may follow
+    the result of a call. `orphan_results`: a result may follow no call. `empty_answers`: an answer
+    may be empty. `parts`: it takes contents as lists of parts alone. `loses_users`: it leaves out
+    users' texts. `lists_tools`: it demands a list of tools, which may be empty. `unread_calls`: it
+    renders tools, but no parser knows their calls.
     """
 
     tools: bool = False
@@ -92,7 +92,7 @@ class TemplateFeatures:
 
 
 def in_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """`messages` with each content as a list with one part."""
+    """Return `messages` with each content as a list with one part."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         for message in messages
@@ -192,7 +192,7 @@ def _contents(messages: Sequence[TemplateMessage]) -> list[str]:
 
 
 class _Probe:
-    """Renders small chats and checks whether everything in them appears."""
+    """Renders small chats and checks that everything in them appears."""
 
     def __init__(
         self,
@@ -206,15 +206,16 @@ class _Probe:
         self._no_tools = no_tools
 
     def renders_users(self) -> bool:
-        """What a user says appears, behind a system message at least."""
+        """Return whether a user's text appears, behind a system message at least."""
         return self.renders("user") or self.renders("system", "user")
 
     def accepts_users(self) -> bool:
-        """A user's message raises no error."""
+        """Return whether a user's message raises no error."""
         return self._text([_message("user", 1)], None) is not None
 
     def renders(self, *roles: str) -> bool:
-        """The contents of messages with these roles appear, in order; "" is an empty answer."""
+        """Return whether the contents of messages with these roles appear, in order.
+        "" is an empty answer."""
         messages = _messages(roles)
         text = self._text(messages, None)
         return text is not None and _in_order(text, _contents(messages))
@@ -232,7 +233,7 @@ class _Probe:
         return text is not None and text != self._text(question, None) and "probetool" in text
 
     def renders_results(self) -> bool:
-        """The result of a call that stands in an answer's text appears."""
+        """Return whether the result of a call in an answer's text appears."""
         messages = [_message("user", 1), _message("assistant", 2), _message("tool", 3)]
         text = self._text(messages, [_TOOL])
         return text is not None and _in_order(text, _contents(messages))
@@ -249,10 +250,9 @@ class _Probe:
         before: Roles = ("user",),
         after: Roles = (),
     ) -> bool:
-        """Calls and their results appear, with messages of these roles `before` and `after` them.
-
-        `arguments` are other ones. With `thought` the answer has reasoning and a text, too.
-        """
+        """Return whether calls and their results appear, `before` and `after` messages of these
+        roles. `arguments` replaces the usual ones. With `thought` the answer has reasoning and a
+        text, too."""
         given = arguments or (_TEXT if text_arguments else _OBJECT)
         calls = [_call(given, ids, number) for number in range(n_calls)]
         answer: TemplateMessage = {"role": "assistant", "content": text, "tool_calls": calls}

@@ -1,7 +1,7 @@
-"""A chat as messages that one model's template supports; unsupported parts become text.
+"""Chats as messages that one model's template supports; unsupported parts become text.
 
-A template without tools, calls or system messages gets them as text in the form that most open
-models have been trained on: JSON between marks. Knows no template's source, no tokens.
+A template without tools, calls or system messages gets them as text in the form that trained most
+open models: JSON between marks. Knows neither templates' sources nor tokens.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ To call a function, write a JSON object with its name and its arguments between 
 
 _SYSTEM = ("system", "developer")
 _NO_RESULT = "There is no result."
-"""Of a call that a user interrupted, where a template demands one."""
+"""Result of a call that a user interrupted, where a template demands one."""
 _NOTHING_SAID = "."
-"""Said by a user before an assistant that begins, where a template demands one."""
+"""A user's text before an assistant that begins, where a template demands one."""
 _SHORT_ID_LENGTH = 9
 _NUMBERED = re.compile(r"functions\..+:[0-9]+")
 
 
 WriteCalls = Callable[[Sequence[tuple[str, object]]], str]
-"""Names and arguments of calls to the text with which a model makes them."""
+"""A function from the calls' names and arguments to the text with which a model makes them."""
 
 
 class Escape(Protocol):
@@ -55,15 +55,15 @@ class Escape(Protocol):
 
 
 def template_tools(tools: Sequence[Tool], escape: Escape) -> list[TemplateMessage]:
-    """Tools in the form that templates expect."""
+    """Return tools in the form that templates expect."""
     return [{"type": "function", "function": _signature(tool, escape)} for tool in tools]
 
 
 def template_messages(
     chat: Chat, features: TemplateFeatures, escape: Escape, write: WriteCalls
 ) -> list[TemplateMessage]:
-    """The messages of `chat` for a template with these features, in order; `write` writes calls
-    that it does not render."""
+    """Return the messages of `chat` for a template with these features, in order.
+    `write` writes calls that the template does not render."""
     writer = _Writer(features, escape, write)
     messages = list(chat.messages)
     if chat.tools and not features.tools:
@@ -75,7 +75,7 @@ def template_messages(
 
 
 def escape_all(value: object, escape: Escape) -> object:
-    """`value` with special tokens escaped in every text, keys included."""
+    """Return `value` with special tokens escaped in every text, keys included."""
     if isinstance(value, str):
         return escape(value)
     if isinstance(value, dict):
@@ -95,7 +95,7 @@ def _signature(tool: Tool, escape: Escape) -> dict[str, object]:
 
 
 def _call_as_text(name: str, arguments: str) -> str:
-    """A call as the assistant writes it; `arguments` is JSON text and used unchanged."""
+    """Return a call as the assistant writes it; `arguments` is JSON text and stays unchanged."""
     name = json.dumps(name, ensure_ascii=False)
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
@@ -112,7 +112,7 @@ class _Writer:
         self._escape = escape
         self._write = write
         self._n_calls = 0
-        self._ids: dict[str, str] = {}  # as a template takes them, by the clients' own
+        self._ids: dict[str, str] = {}  # by the clients' own, as a template takes them
         self._later: list[ToolCall] = []  # calls of the last answer that it may not have
         self._tools_text = ""
         self._open: list[ToolCall] = []  # of the last answer, without results so far
@@ -127,7 +127,7 @@ class _Writer:
             self._add_system("system", "")
 
     def end_calls(self) -> None:
-        """Add the calls that the last answer may not have, where no result is there for them."""
+        """Add the calls that the last answer may not have, where they have no result."""
         while self._later:
             self._add_later()
 
@@ -173,7 +173,7 @@ class _Writer:
         self._append({"role": "user", "content": content} | self._name_field(name))
 
     def _end_open_calls(self) -> None:
-        """Add results to calls that have none: a user spoke before they came."""
+        """Add results to calls without one: a user wrote before they came."""
         for call in list(self._open):
             self._add_result(Message("tool", _NO_RESULT, tool_call_id=call.id))
 
@@ -225,7 +225,7 @@ class _Writer:
             self._add_later()
 
     def _written(self, calls: Sequence[ToolCall]) -> str:
-        """Calls as the model itself writes them."""
+        """Return calls as the model itself writes them."""
         written = []
         for call in calls:
             found = parse_arguments(call.arguments)
@@ -253,7 +253,7 @@ class _Writer:
         }
 
     def _called_name(self, call_id: object) -> str | None:
-        """The tool's name in the latest call with this id."""
+        """Return the tool's name in the latest call with this id."""
         for message in reversed(self.messages):
             calls = message.get("tool_calls")
             for call in calls if isinstance(calls, list) else []:
@@ -268,7 +268,7 @@ class _Writer:
         return self._escape(call.id if is_own else f"functions.{call.name}:{self._n_calls}")
 
     def _id(self, call_id: str) -> str:
-        """The id of a call, for its result, too."""
+        """Return the id of a call, also for its result."""
         if call_id in self._ids:
             return self._ids[call_id]
         if self._features.ids != "short":
@@ -286,11 +286,10 @@ class _Writer:
         return self.messages[-1]["role"] if self.messages else None
 
     def _extend(self, content: str) -> None:
-        """Add to the content of the last message."""
         self.messages[-1]["content"] = f"{self.messages[-1]['content']}\n\n{content}"
 
     def _append(self, message: TemplateMessage) -> None:
-        """Append a message; merged into the last one where the template requires alternating
+        """Append a message; merge it into the last one where the template wants alternating
         roles."""
         last = self.messages[-1] if self.messages else None
         merges = (
