@@ -190,7 +190,7 @@ def test_a_sequence_that_is_being_loaded_stays_where_it_is() -> None:
         model.reserve(sequence, 1024)
     with pytest.raises(BackendError, match="loaded"):
         model.prefill(sequence, [1])
-    with pytest.raises(BackendError, match="still being loaded"):
+    with pytest.raises(BackendError, match="still loading"):
         model.loading(sequence, Part.FULL, 0, 300)
     del views
     model.loaded(sequence, 0)

@@ -23,7 +23,7 @@ LATER = {
 CHANGED = "the chat template changes history: the engine replays it as it was written"
 SAY = {  # these models think, and their templates drop what they thought
     **dict.fromkeys(("drops_thoughts", "gemma4", "longcat", "kimi_k3", "minimax_m2"), CHANGED),
-    "no_template": "the chat template cannot continue an answer: the engine renders all history again",
+    "no_template": "the chat template cannot continue an answer: every prompt renders all history",
 }
 
 

@@ -183,7 +183,7 @@ def test_weights_exchanged_while_they_are_loaded_are_refused(
         return loaded
 
     monkeypatch.setattr(provider, "load_weights", exchange)
-    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors changed while it was loading"):
+    with pytest.raises(ModelNotFoundError, match=r"safetensors changed while it was loading"):
         load(str(folder))
     assert moments
     monkeypatch.undo()

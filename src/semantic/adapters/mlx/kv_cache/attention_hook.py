@@ -1,12 +1,12 @@
 """Hook into mlx-lm's attention, and attention over a ragged batch.
 
-Its models import the function `scaled_dot_product_attention` from `mlx_lm.models.base` by name, and
-`install` replaces that name in their modules. Some call functions of `mx` with keys, values or
-scores instead; they get an `mx` whose functions take those of a batch too. Calls whose keys are not
-our handle go to mlx-lm's own function, or to MLX's. Parts of models that depend on one sequence's
-length or tokens, such as sparse attention, which chooses among a sequence's own tokens, are
-computed row by row by mlx-lm's own functions; everything else of a step stays one computation.
-`tests/integration/test_mlx_lm_contract.py` fails when mlx-lm changes what this relies on.
+mlx-lm's models import `scaled_dot_product_attention` from `mlx_lm.models.base` by name, and
+`install` replaces that name in their modules. Models that call functions of `mx` with keys, values
+or scores get an `mx` whose functions also take a batch's. Calls without our handle as keys go to
+mlx-lm's own function, or to MLX's. mlx-lm's own functions compute row by row the parts that depend
+on one sequence's length or tokens, such as sparse attention, which chooses among a sequence's own
+tokens. The rest of a step stays one computation. `tests/integration/test_mlx_lm_contract.py` fails
+when mlx-lm changes what this relies on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def choose_row_by_row(model: Module) -> None:
 
 
 def is_row_by_row(model: Module) -> bool:
-    """Whether a model has any of `PARTS`."""
+    """Return whether a model has any of `PARTS`."""
     return bool(_parts(model))
 
 
@@ -66,7 +66,7 @@ _Ragged = RaggedBatch[FullCache]
 
 
 def _latent_attention(call: _Call) -> _Call:
-    """DSA's attention, whose indexer chooses from the latents that were fetched before."""
+    """DSA's attention, whose indexer chooses from the latents fetched before."""
 
     def attend(
         self: Module,
@@ -84,7 +84,7 @@ def _latent_attention(call: _Call) -> _Call:
 
 
 def _indexer(call: _Call) -> _Call:
-    """DSA's indexer: leaves of each row's latents those that it chooses; no choice is left."""
+    """DSA's indexer: reduces each row's latents to its choice, so nothing is left to choose."""
 
     def choose(
         self: Module, x: mx.array, qr: mx.array, mask: mx.array | None, cache: object = None
@@ -98,7 +98,7 @@ def _indexer(call: _Call) -> _Call:
             row.reserve(row.offset + 1)
             values = row.values
             chosen.append(cast("mx.array | None", call(self, its_x, its_qr, None, cache=row)))
-            row.values = values  # none are needed: mlx-lm writes zeros of the whole capacity
+            row.values = values  # needs none: mlx-lm writes zeros of the whole capacity
         for part in latents:
             part.rows = tuple(map(_taken, part.rows, chosen))
         return None
@@ -107,7 +107,7 @@ def _indexer(call: _Call) -> _Call:
 
 
 def _taken(tokens: mx.array, chosen: mx.array | None) -> mx.array:
-    """The tokens, (1, 1, n, dim), with the indices `chosen`, (1, 1, 1, k); None for all."""
+    """Return the tokens, (1, 1, n, dim), at the indices `chosen`, (1, 1, 1, k); None for all."""
     if chosen is None:
         return tokens
     return mx.take_along_axis(tokens, chosen.swapaxes(-1, -2), axis=2)
@@ -149,7 +149,7 @@ PARTS: Final[Mapping[tuple[str, str, str], Callable[[_Call], _Call]]] = {
     ("mlx_lm.models.minimax_m3_vl", "Attention", "_block_mask"): _block_mask,
     ("mlx_lm.models.rope_utils", "DynamicNTKScalingRoPE", "__call__"): _position,
 }
-"""Module, class and function of each part, and what takes its place."""
+"""Module, class and function of each part, and its replacement."""
 
 
 HOOKED_NAME = "scaled_dot_product_attention"
@@ -181,8 +181,8 @@ def scaled_dot_product_attention(
         k, v, own = keys.parts, values.parts, mask.parts if isinstance(mask, SlottedArray) else None
         if k is not None and v is not None and (own is not None) == (mask is not None):
             return _decode_in_slots(queries, k, v, scale, sinks, own)
-    # A model's own mask is what it computed with keys, or none: a batch asks for no other.
-    # Of a row without one it is None.
+    # A model computes its own mask with keys, or passes none: a batch asks for no other. A row
+    # without one has None.
     added = cast("Sequence[mx.array | None]", mask.rows) if isinstance(mask, RaggedArray) else None
     if queries.shape[2] == 1 and sinks is None and on_cpu():
         return _decode_on_cpu(queries, keys, values, scale, added)
@@ -225,7 +225,7 @@ _mlx_attention = cast(Callable[..., mx.array], mx.fast.scaled_dot_product_attent
 
 
 def _with(module: types.ModuleType, names: Mapping[str, object]) -> types.ModuleType:
-    """A module like `module`, but for these names."""
+    """Return a module like `module`, except for these names."""
     other = types.ModuleType(module.__name__, module.__doc__)
     vars(other).update({**vars(module), **names})
     return other
@@ -242,7 +242,7 @@ def _row_by_row(
     sinks: mx.array | None,
     added: Sequence[mx.array | None] | None,
 ) -> mx.array:
-    """One fused attention per sequence; `added` to its scores."""
+    """Run one fused attention per sequence; `added` to its scores."""
     masks = keys.masks if added is None else added
     parts = zip(rows_of(queries), keys.rows, values.rows, masks, strict=True)
     rows = [
@@ -259,12 +259,12 @@ def _decode_on_cpu(
     scale: float,
     added: Sequence[mx.array | None] | None,
 ) -> mx.array:
-    """One query per sequence, with all query heads of a KV head in one matrix product.
+    """Attend one query per sequence, with all query heads of a KV head in one matrix product.
 
-    MLX's CPU attention computes each query head separately and reads the keys once per head;
-    grouped, they are read once. Keys are the left operand: a product with few columns reads its
-    left side in order, while a transposed right side would be packed first. `added`, of each row
-    (1, heads, 1, tokens) or None, is added to its scores, or says which count.
+    MLX's CPU attention reads the keys once per query head; grouped heads read them once. Keys are
+    the left operand: a product with few columns reads its left side in order, but would first pack
+    a transposed right side. `added`, of each row (1, heads, 1, tokens) or None, adds to its scores,
+    or masks them.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = list(zip(keys.rows, values.rows, strict=True))
@@ -300,7 +300,7 @@ def _decode_in_slots(
     sinks: mx.array | None,
     added: Parts | None,
 ) -> mx.array:
-    """One query per sequence, and one operation for the rows of a part; see `_decode_on_cpu`."""
+    """Attend one query per sequence, in one operation for a part's rows; see `_decode_on_cpu`."""
     n_rows, n_heads, _, head_dim = queries.shape
     kv_heads = keys.arrays[0].shape[1]
     if sinks is None:
@@ -332,10 +332,11 @@ def _decode_in_slots(
 
 
 def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -> mx.array:
-    """Of all tokens, (rows, kv_heads, group, tokens), for `query`, (rows, kv_heads, group, dim).
+    """Return the scores of all tokens for `query`, (rows, kv_heads, group, dim).
 
-    Keys of many tokens are the left operand, as in `_decode_on_cpu`; with few, packing is cheaper
-    than another operation. `more`, (rows, 1 or heads, 1, tokens), is added.
+    They are (rows, kv_heads, group, tokens), plus `more`, (rows, 1 or heads, 1, tokens). Keys of
+    many tokens are the left operand, as in `_decode_on_cpu`; for few, packing costs less than an
+    operation.
     """
     rows, kv_heads, group, _ = query.shape
     n_tokens = k.shape[2]
@@ -351,10 +352,8 @@ def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -
 
 
 def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
-    """A stream per row or part, so that two threads get about the same number of tokens.
-
-    MLX runs a CPU stream on one thread; one row's attention is too little work to divide.
-    """
+    """Return a stream per row or part, so that two threads get about the same number of tokens.
+    MLX runs a CPU stream on one thread; one row's attention is too little work to divide."""
     here = mx.default_stream(mx.Device(mx.cpu))
     if len(lengths) == 1:
         return [here]
@@ -369,7 +368,7 @@ def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
 
 
 class _Streams(threading.local):
-    """Per thread: MLX lets no other thread use a stream."""
+    """Streams per thread: MLX lets no other thread use them."""
 
     @functools.cached_property
     def second(self) -> mx.Stream:
@@ -380,7 +379,7 @@ _streams = _Streams()
 
 
 class _Watchers(threading.local):
-    """Per thread: what is called with the cache and the mask of every call of attention."""
+    """Observers per thread, called with the cache and the mask of every call of attention."""
 
     note: Callable[[object, object], None] | None = None
 

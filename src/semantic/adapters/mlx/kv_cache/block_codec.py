@@ -1,9 +1,9 @@
 """Codec between KV caches and stored blocks: one byte layout for both forms of caches.
 
-A block body holds, layer by layer, 256 tokens of keys head by head, then of values. A checkpoint
-holds what blocks cannot: the part of a window before its first whole block, and the state of
-mlx-lm's own caches. Where the bytes come from and go to is a `BlockMemory`. Knows layers and their
-shapes; neither stores nor decoding.
+A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds the
+rest: the part of a window before its first whole block, and the state of mlx-lm's own caches. A
+`BlockMemory` reads and takes the bytes. Knows layers and their shapes, but neither stores nor
+decoding.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ CacheT = TypeVar("CacheT")
 
 ReadTokens = Callable[[int, range], tuple[list[memoryview], list[memoryview]]]
 """Bytes of the keys and of the values of a layer's tokens, each (kv_heads, n, head_dim) in order.
-
-Raises BackendError if the layer does not hold those tokens.
-"""
+Raises BackendError if the layer does not hold those tokens."""
 
 
 class BlockMemory(Protocol[CacheT, MemoryT]):
@@ -57,12 +55,12 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     def deferred(
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """The body of `tokens` of `layers`, copied to `room` beside all computation; None if it
-        cannot be."""
+        """Copy the body of `tokens` of `layers` to `room`, outside MLX's computation; None if
+        impossible."""
         ...
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
-        """Read tokens of `caches`; what is read for one layer may serve the next."""
+        """Return a reader of the tokens of `caches`; data read for one layer may serve the next."""
         ...
 
     def stage(
@@ -73,7 +71,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         part: Part,
         tokens: range,
     ) -> list[BodyTarget]:
-        """Where the bodies of `tokens` of `layers` go, one target per block."""
+        """Return targets for the bodies of `tokens` of `layers`, one per block."""
         ...
 
     def restore(
@@ -83,10 +81,8 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         length: int,
         pieces: Sequence[Piece],
     ) -> list[CacheT]:
-        """The caches after `length` tokens, made of what was staged and of a checkpoint's pieces.
-
-        Layers without a piece are those of FULL bodies, or have a state.
-        """
+        """Return the caches after `length` tokens, from the staged data and a checkpoint's pieces.
+        Layers without a piece have FULL bodies or a state."""
         ...
 
 
@@ -102,8 +98,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         empty: Mapping[int, MlxLmCache],
         memory: BlockMemory[CacheT, MemoryT],
     ) -> None:
-        """`ragged[i]` is true if layer i uses our cache. `states` has, for each layer stored as a
-        whole state of an mlx-lm cache, what that state looks like, and `empty` a new cache."""
+        """`ragged[i]` is true if layer i uses our cache. For each layer stored as a whole mlx-lm
+        state, `states` has the form of that state and `empty` a new cache."""
         self._spec = spec
         self._shapes = shapes
         self._ragged = ragged
@@ -162,7 +158,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
     def loading(
         self, caches: Sequence[CacheT], staging: Staging[MemoryT], part: Part, start: int, stop: int
     ) -> list[BodyTarget]:
-        """See `BatchBackend.loading`; the memory belongs to `staging` until `loaded`."""
+        """See `BatchBackend.loading`; `staging` owns the memory until `loaded`."""
         require_bodies(part, start, stop)
         if part is Part.FULL:
             staging.require_next(start, self.layout)
@@ -183,7 +179,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         length: int,
         checkpoint: bytes | None,
     ) -> list[CacheT]:
-        """The caches after `length` tokens; see `BatchBackend.loaded`."""
+        """Return the caches after `length` tokens; see `BatchBackend.loaded`."""
         staging.require_loaded(length, checkpoint, self.layout)
         pieces: list[Piece] = []
         states: dict[int, MlxLmCache] = {}
@@ -204,14 +200,15 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return [cast(CacheT, states.get(i, cache)) for i, cache in enumerate(made)]
 
     def _kind_of(self, layer: int) -> str:
-        """What the layout's name calls a layer of the checkpoint."""
+        """Return the name of a checkpoint's layer in the layout's name."""
         state = self._states.get(layer)
         if state is None:
             return f"window {self._spec.layers[layer].window}"
         return cast(tuple[str, Tree], state)[0]
 
     def _contents(self, length: int) -> list[tuple[int, range | None]]:
-        """What a checkpoint after `length` tokens holds of which layer; None is a whole state."""
+        """Return a checkpoint's layers after `length` tokens, and their tokens; None is a whole
+        state."""
         contents: list[tuple[int, range | None]] = [
             (layer, window_edge(length, self._parts.window_tokens or 1))
             for layer in self._parts.window
@@ -225,7 +222,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return contents
 
     def _forms(self, layer: int, n_tokens: int) -> tuple[ArrayForm, ArrayForm]:
-        """Keys and values of a layer as a checkpoint's arrays."""
+        """Return a layer's keys and values as a checkpoint's arrays."""
         shape = require_shape(self._shapes, layer)
         return (
             ArrayForm(shape.dtype, (1, shape.kv_heads, n_tokens, shape.k_head_dim)),
@@ -235,22 +232,22 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
 @dataclass(frozen=True, slots=True)
 class PartLayers:
-    """The layers stored token by token, by part. All others are stored whole, in a checkpoint."""
+    """The layers stored token by token, by part. A checkpoint stores all others whole."""
 
     full: tuple[int, ...]
     window: tuple[int, ...]
     window_tokens: int | None
 
     def of(self, part: Part) -> tuple[int, ...]:
-        """Layers of one part, in the order of their bytes in a block body."""
+        """Return the layers of one part, in the order of their bytes in a block body."""
         return {Part.FULL: self.full, Part.WINDOW: self.window, Part.CHECKPOINT: ()}[part]
 
 
 def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
     """Assign each layer to a part; `ragged[i]` is true if layer i uses our cache.
 
-    One WINDOW body holds windows of one size only: the most common one. mlx-lm's own window caches
-    are ring buffers and cannot be cut into blocks.
+    A WINDOW body holds windows of one size, the most common one. mlx-lm's own window caches are
+    ring buffers, which cannot be cut into blocks.
     """
     windows = Counter(layer.window for layer, ours in zip(spec.layers, ragged, strict=True) if ours)
     del windows[None]
@@ -267,7 +264,8 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """The layout of a model's blocks; `others` are the checkpoint's layers and their kinds."""
+    """Return the layout of a model's blocks; `others` are the checkpoint's layers and their
+    kinds."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),
@@ -284,12 +282,13 @@ def describe(
 
 
 def window_start(length: int, window: int) -> int:
-    """First position that a layer with this window attends to from position `length`."""
+    """Return the first position that a layer with this window attends to from position `length`."""
     return max(0, length - window + 1)
 
 
 def window_edge(length: int, window: int) -> range:
-    """Positions from the window's start to the next block edge: they go into the checkpoint."""
+    """Return the positions from the window's start to the next block edge, which the checkpoint
+    has."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
 
@@ -299,7 +298,7 @@ def _all_finite(arrays: Sequence[mx.array]) -> bool:
 
 
 def _token_bytes(layers: Sequence[int], shapes: Sequence[LayerShape | None]) -> tuple[int, ...]:
-    """Bytes of one token in each segment (one head of keys or of values)."""
+    """Return the bytes of one token in each segment (one head of keys or of values)."""
     segments: list[int] = []
     for shape in (require_shape(shapes, layer) for layer in layers):
         for dim in (shape.k_head_dim, shape.v_head_dim):

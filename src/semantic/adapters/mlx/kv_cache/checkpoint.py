@@ -1,10 +1,10 @@
 """Byte format of a checkpoint: a table of contents, then trees of arrays and numbers.
 
-    8 bytes   length of the table, little-endian
-    table     JSON: layout, length, and one tree per layer; an array is {dtype: shape}
-    arrays    in the order of the trees, each at a multiple of 64 bytes
+8 bytes   length of the table, little-endian
+table     JSON: layout, length, and one tree per layer; an array is {dtype: shape}
+arrays    in the order of the trees, each at a multiple of 64 bytes
 
-A reader states what it expects; everything is checked before memory is allocated. Knows neither
+A reader states its expectation and checks everything before it allocates memory. Knows neither
 caches nor models.
 """
 
@@ -49,7 +49,7 @@ class ArrayForm:
         return math.prod(self.shape) * self.dtype.size
 
     def fits(self, other: ArrayForm) -> bool:
-        """Whether `other` has this form."""
+        """Return whether `other` has this form."""
         if self.dtype != other.dtype or len(self.shape) != len(other.shape):
             return False
         return all(
@@ -66,13 +66,13 @@ class StoredArray:
     data: Sequence[Bytes]
 
     def load(self) -> mx.array:
-        """A copy as an MLX array."""
+        """Return a copy as an MLX array."""
         return array_from(b"".join(self.data), self.form.dtype, self.form.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """In an expectation: any tree of arrays and numbers."""
+    """An expectation of any tree of arrays and numbers."""
 
 
 Leaf = None | int | float | str | ArrayForm | StoredArray | Anything
@@ -94,10 +94,8 @@ def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
 
 
 def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tree]) -> list[Tree]:
-    """Decode the trees of a checkpoint, which must match `expected`; arrays are not loaded yet.
-
-    Raises CacheReconstructionError for anything that `write_checkpoint` would not write.
-    """
+    """Decode a checkpoint's trees, which must match `expected`, without loading arrays.
+    Raise CacheReconstructionError for anything that `write_checkpoint` would not write."""
     table, end = _table_of(body)
     for name, value in (("layout", layout), ("length", length)):
         if type(table.get(name)) is not type(value) or table[name] != value:
@@ -112,7 +110,7 @@ def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tr
 
 
 def arrays_in(body: bytes) -> list[mx.array]:
-    """Copies of all arrays of a checkpoint. Raises CacheReconstructionError if it is none."""
+    """Copy all arrays of a checkpoint. Raise CacheReconstructionError for other bytes."""
     table, end = _table_of(body)
     found: list[mx.array] = []
     waiting = [_Reader(memoryview(body), end).match(table.get("layers"), Anything())]
@@ -126,7 +124,7 @@ def arrays_in(body: bytes) -> list[mx.array]:
 
 
 def _table_of(body: bytes) -> tuple[dict[str, object], int]:
-    """The table of contents, and where it ends."""
+    """Return the table of contents and its end."""
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     if not _LENGTH_BYTES < end <= min(len(body), _MOST_TABLE_BYTES):
         raise CacheReconstructionError("a checkpoint without a table")
@@ -139,12 +137,12 @@ def _parse(head: bytes) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise CacheReconstructionError(f"a checkpoint with a broken table: {error}") from error
     if not isinstance(table, dict):
-        raise CacheReconstructionError("a checkpoint with a table that is no object")
+        raise CacheReconstructionError("a checkpoint whose table is not an object")
     return table
 
 
 def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
-    """`tree` as JSON; appends its arrays to `arrays`."""
+    """Return `tree` as JSON and append its arrays to `arrays`."""
     if isinstance(tree, StoredArray):
         arrays.append(tree)
         return {_NAMES[tree.form.dtype]: list(tree.form.shape)}
@@ -156,14 +154,14 @@ def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
 
 
 class _Reader:
-    """Reads the arrays of a checkpoint in order."""
+    """A reader of a checkpoint's arrays, in order."""
 
     def __init__(self, body: memoryview, at: int) -> None:
         self._body = body
         self._at = at
 
     def match(self, found: object, expected: Tree) -> Tree:
-        """`found` as a tree that matches `expected`."""
+        """Return `found` as a tree that matches `expected`."""
         if isinstance(expected, Anything):
             return self._any(found)
         if isinstance(expected, ArrayForm):
@@ -212,7 +210,7 @@ class _Reader:
 
 
 def _read_form(found: object) -> ArrayForm | None:
-    """The form of a {dtype: shape}; None if it is not one."""
+    """Return the form of a {dtype: shape}; None for anything else."""
     if not isinstance(found, dict) or len(found) != 1:
         return None
     ((name, shape),) = found.items()

@@ -1,9 +1,9 @@
-"""The two forms of KV caches behind one interface, and which of them a model gets.
+"""The two forms of KV caches behind one interface, and the choice of a model's form.
 
-A form makes the caches of sequences, turns them into blocks, and both into bytes. Each gets only
-what it made itself, so one form's caches are opaque to the other. Pages are used where kernels
-exist for all layers, the kernels pass their self-test, and the model's logits are right with them.
-Knows devices and kernels; not what a cache is used for.
+A form makes the caches of sequences, turns them into blocks, and both into bytes. It sees only its
+own, so one form's caches are opaque to the other. A model gets pages if all layers have kernels,
+these pass their self-test, and the model's logits are right with them. Knows devices and kernels,
+but not the use of a cache.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ OFF_VARIABLE = "SEMANTIC_PAGES"
 """Environment variable that disables pages when it is "off"."""
 
 _PREPARED_PAGES = 8
-"""Pages' worth of host memory allocated at the start: what one load reads at a time."""
+"""Pages' worth of host memory to allocate at the start, as much as one load reads at a time."""
 
 LayerCache = ContiguousCache | PagedCache
 """One layer's cache of one sequence."""
 
 Memory = KVBuffer | HostPages
-"""What block bodies are written to while a sequence is loaded."""
+"""Memory for block bodies while a sequence loads."""
 
 AttentionFor = Callable[[PageKind], PagedAttention | None]
-"""Returns what computes over pages of a kind; None if nothing does."""
+"""Finds the computation over pages of a kind; None if there is none."""
 
 
 class CacheLayers(Protocol):
@@ -93,7 +93,7 @@ class CacheLayers(Protocol):
 
 
 _TRACED = 16
-"""Tokens after which states have the shapes that they keep; that of n-grams holds the last few."""
+"""Tokens after which states have their final shapes; the n-grams' state holds the last few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def contiguous_form(
     *,
     together: bool = True,
 ) -> CacheForm:
-    """Every cache in arrays of its own; see `ContiguousLayers`."""
+    """Return the form with every cache in arrays of its own; see `ContiguousLayers`."""
     layers = ContiguousLayers(model, spec, shapes, ragged, together=together)
     theirs = [
         i
@@ -134,12 +134,12 @@ def paged_form(
     costs: RowCosts,
     beside: Beside,
 ) -> CacheForm:
-    """All caches of tokens in pages of `kinds`, over which `attention` computes, and the states of
-    other layers; see `PagedLayers`."""
+    """Return the form with tokens in pages of `kinds`, over which `attention` computes, and the
+    states of other layers; see `PagedLayers`."""
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer.get(number) for number in range(spec.n_layers)]
     make = states_of(probe.model, spec)
-    # A Mac's memory is shared with every other program: none is taken before it is needed.
+    # A Mac shares its memory with every other program: take none before it is needed.
     at_once = dialect_here() is not METAL
     layers = PagedLayers(
         spec, kinds, attention, at_once=at_once, costs=costs, states=make, beside=beside
@@ -164,8 +164,8 @@ def _form(
     empty: Mapping[int, MlxLmCache],
     memory: BlockMemory[CacheT, MemoryT],
 ) -> CacheForm:
-    """The form of caches in `memory`; of layers that are stored as states `empty` has new ones."""
-    # Only shapes are read; the arrays are dropped without being computed.
+    """Return the form of caches in `memory`; `empty` has new ones of layers stored as states."""
+    # This reads only shapes and drops the arrays without computing them.
     traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
     states = {i: expected_state(traced[i]) for i in empty}
     codec: object = BlockCodec(spec, shapes, layers.ours, states, empty, memory)
@@ -176,7 +176,7 @@ def _form(
 
 
 def find_kernels(kind: PageKind) -> PagedAttention | None:
-    """This device's kernels for layers of this kind, or None if it has none."""
+    """Return this device's kernels for layers of this kind; None if it has none."""
     dialect = dialect_here()
     if os.environ.get(OFF_VARIABLE) == "off" or dialect is None or not computable(kind, dialect):
         return None
@@ -184,8 +184,8 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
 
 
 CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
-"""Layers that can use our caches, by fingerprint: the same test gives the same answer, and takes
-most of the time in which a model is loaded again."""
+"""Layers that can use our caches, by fingerprint:
+the same test gives the same answer, and takes most of the time of loading a model again."""
 
 
 def choosing_contiguous(
@@ -194,8 +194,8 @@ def choosing_contiguous(
     shapes: Sequence[LayerShape | None],
     name: str | None,
 ) -> Slices[CacheForm]:
-    """The contiguous form, a forward pass at a time. `name` is the model's fingerprint, by which
-    the choice of layers is remembered; None for none."""
+    """Choose the contiguous form, a forward pass at a time. `name`, the model's fingerprint or
+    None, is the key under which to remember the choice of layers."""
     if name is not None and name in CHOSEN_LAYERS:
         ragged = CHOSEN_LAYERS[name]
     else:
@@ -214,10 +214,10 @@ def choosing_pages(
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
 ) -> Slices[CacheForm | None]:
-    """The paged form, or None if a layer cannot use pages or a test gives wrong results.
+    """Choose the paged form; None if a layer cannot use pages or a test gives wrong results.
 
-    With the model that `probe` decodes with, else with the model as mlx-lm wrote it. A forward pass
-    or the tests of kernels at a time.
+    Tries the model that `probe` decodes with, then the model as mlx-lm wrote it. Takes a forward
+    pass or the tests of kernels at a time.
     """
     form = yield from _testing_pages(probe, spec, shapes, attention)
     if form is None and probe.decoding is not probe.model:
@@ -271,7 +271,7 @@ def _comparing_pages(
     found: Sequence[PagedAttention],
     beside: Beside,
 ) -> Slices[bool]:
-    """Whether the model's logits are right with pages, also beyond its windows."""
+    """Return whether the model's logits are right with pages, also beyond its windows."""
 
     def layers_of(
         spec: ModelCacheSpec, kinds: Sequence[PageKind], attention: Sequence[PagedAttention]
@@ -283,7 +283,8 @@ def _comparing_pages(
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
         if narrow is not None and small is not None and (yield from narrow.computing()):
-            # Kernels are made for a window and were tested: others would only cost time to make.
+            # Kernels belong to a window and have passed their tests: others would only cost time to
+            # make.
             theirs = page_kinds(small, read_shapes(probe.model)) or ()
             tested = tuple(theirs) == tuple(kinds)
             attention = found if tested else [PortableAttention() for _ in theirs]
@@ -295,13 +296,13 @@ def _comparing_pages(
 
 
 def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
-    """How prompts may share a pass, best first: states of them are rows of arrays, or they are
-    computed alone."""
+    """Return the ways for prompts to share a pass, best first:
+    with states in rows of arrays, or alone."""
     make = states_of(model, spec)
     slots = make is not None and all(isinstance(one, ArraysCache) for one in make().values())
     return ("padded", "even", "alone") if slots else ("alone",)
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:
-    """The device's copies beside MLX, if `attention` leaves pages where they are: kernels do."""
+    """Return the device's copies outside MLX, if `attention` leaves pages in place: kernels do."""
     return transfers_here() if all(isinstance(one, PagedKernels) for one in attention) else None

@@ -1,9 +1,9 @@
 """A layer's caches of several sequences as one layer of a batch, by the kind of cache.
 
-The states of a recurrent layer are one array per part, row i of which is sequence i's: a state has
-no length, so nothing is aligned. A step replaces the arrays as a whole. Membership is an index:
-rows that stay, rows that join and padding are gathered once, in the step that follows. Knows the
-kinds, ours and mlx-lm's; neither models nor requests.
+The states of a recurrent layer are one array per part, with row i for sequence i: a state has no
+length, so nothing needs alignment. A step replaces the arrays as a whole. Membership is an index:
+the next step gathers staying rows, joining rows and padding at once. Knows our and mlx-lm's kinds,
+but neither models nor requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.slots import SlottedBatch
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """Stands in a sequence's cache for an array whose row a batch holds."""
+    """A placeholder in a sequence's cache for an array whose row a batch holds."""
 
     nbytes: int
 
@@ -36,8 +36,8 @@ class _Row(Protocol):
 class StateBatch(ArraysCache):
     """The states of the sequences in a batch; models use it as mlx-lm's ArraysCache.
 
-    The caches of the sequences are empty meanwhile, but for the number of their bytes. Either all
-    of them have a state or none: to some models no state is another than zeros.
+    The sequences' caches are empty meanwhile, except for their byte counts. Either all of them have
+    a state or none: to some models no state differs from zeros.
     """
 
     cache: list[mx.array | None]  # type: ignore[assignment]  # mlx-lm's are None at first
@@ -54,7 +54,7 @@ class StateBatch(ArraysCache):
 
     @property
     def n_rows(self) -> int:
-        """Rows that a step has at least: the sequences."""
+        """Least rows of a step: the sequences."""
         return len(self._rows)
 
     def pad_to(self, n_rows: int) -> None:
@@ -64,23 +64,22 @@ class StateBatch(ArraysCache):
         self._padding = padding
 
     def take(self, counts: Sequence[int]) -> None:
-        """Let the only pass compute so many tokens of each row; what follows them is padding."""
+        """Compute this many tokens of each row in the only pass; the rest is padding."""
         self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
 
     def filter(self, batch_indices: Sequence[int]) -> None:
-        """Keep only these rows."""
         self._settle(padding=0)
         self._kept = list(batch_indices)
         self._rows = [self._rows[i] for i in batch_indices]
         self._settled = False
 
     def extend(self, other: StateBatch) -> None:
-        """Add the rows of `other`, which must not be used any more."""
+        """Add the rows of `other`, which the caller must not use any more."""
         other._settle(padding=0)
         self._join(other._rows, [other.cache])
 
     def extract(self, idx: int) -> ArraysCache:
-        """Row `idx` in the cache that it came from, in memory of its own."""
+        """Return row `idx` in the cache that it came from, in memory of its own."""
         self._settle(padding=self._padding)
         row = self._rows[idx]
         at = mx.array([idx])
@@ -94,7 +93,7 @@ class StateBatch(ArraysCache):
 
     @property
     def example(self) -> list[mx.array | None]:
-        """Arrays of some of the rows: the shapes and types of all, but for the number of rows."""
+        """Arrays of some rows, with the shapes and types of all, except the number of rows."""
         return self._joining[-1] if self._joining else self.cache
 
     # What a model calls
@@ -110,7 +109,7 @@ class StateBatch(ArraysCache):
                 row.cache[idx] = _Lent(value.nbytes // value.shape[0])
 
     def make_mask(self, N: int, *_: object, **__: object) -> mx.array | None:
-        """Which of N tokens of each row are real, (rows, N); None: all of them."""
+        """Return the real ones of N tokens of each row, (rows, N); None for all."""
         return cast("mx.array | None", super().make_mask(N))
 
     # Inside
@@ -124,7 +123,7 @@ class StateBatch(ArraysCache):
         self._settled = False
 
     def _settle(self, padding: int) -> None:
-        """Gather the rows of the next step, with so much padding."""
+        """Gather the rows of the next step, with `padding` rows behind them."""
         if self._settled and padding == self._padding:
             return
         self.cache = [
@@ -139,7 +138,7 @@ class StateBatch(ArraysCache):
 def _gathered(
     part: mx.array | None, kept: Sequence[int], joining: Sequence[mx.array | None], padding: int
 ) -> mx.array | None:
-    """Rows `kept` of `part`, then `joining`, then zeros; None if nothing has a state."""
+    """Return rows `kept` of `part`, then `joining`, then zeros; None if nothing has a state."""
     pieces: list[mx.array | None] = []
     if kept:
         pieces += [part] if part is None else [part[i:j] for i, j in _ranges(kept)]
@@ -155,7 +154,7 @@ def _gathered(
 
 
 def _ranges(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Consecutive indices as ranges, in order."""
+    """Return consecutive indices as ranges, in order."""
     ranges: list[tuple[int, int]] = []
     for i in indices:
         if ranges and ranges[-1][1] == i:
@@ -186,7 +185,7 @@ class _Merges(Protocol):
 
 
 def merge(caches: Sequence[object]) -> BatchLayer:
-    """One layer's caches, one per sequence, as a layer of a batch."""
+    """Merge one layer's caches, one per sequence, into a layer of a batch."""
     first = caches[0]
     if isinstance(first, ArraysCache):
         return cast(BatchLayer, StateBatch(cast("Sequence[ArraysCache]", caches)))
@@ -198,7 +197,7 @@ def merge(caches: Sequence[object]) -> BatchLayer:
 
 
 def merge_theirs(caches: Sequence[object]) -> BatchLayer:
-    """The same by the caches' own `merge`."""
+    """Merge by the caches' own `merge`."""
     return cast(_Merges, caches[0]).merge(caches)
 
 
@@ -209,7 +208,7 @@ def pad(layer: BatchLayer, n_rows: int) -> None:
 
 
 def states(layers: Sequence[BatchLayer]) -> list[mx.array]:
-    """The arrays of all states, which no logits of their own step depend on."""
+    """Return the arrays of all states, on which no logits of their own step depend."""
     found: list[mx.array] = []
     for layer in layers:
         if isinstance(layer, StateBatch):
@@ -221,10 +220,10 @@ StateShapes = tuple[tuple[int, ...] | None, ...]
 
 
 def state_shapes(caches: Sequence[object]) -> StateShapes:
-    """Shapes of a sequence's states, or of all sequences' of a batch, without the rows.
+    """Return the shapes of a sequence's states, or of a batch's, without the rows.
 
-    None where nothing was computed yet: to some models no state is not zeros. Sequences whose
-    shapes differ cannot share a step.
+    None for states not yet computed: to some models no state is not the same as zeros. Sequences
+    whose shapes differ cannot share a step.
     """
     found: list[tuple[int, ...] | None] = []
     for cache in caches:

@@ -1,11 +1,11 @@
-"""A model's cache spec: what `spec_reader` reads, and what only its masks and positions show.
+"""A model's cache spec: the findings of `spec_reader`, and those of its masks and positions.
 
-Some models keep every token of a layer and hide the old ones with a mask: such a layer is a sliding
-window like any other. Some compute other keys for a token if the prompt is divided elsewhere: of
-those only the first tokens can be reused. Masks are seen in a forward pass that is built but never
-evaluated, of a model whose windows are narrowed meanwhile: beyond a window of 8 a few tokens show
-what 4,096 would. A layer that keeps several caches, a `CacheList` of mlx-lm, counts as several
-layers, each stored, batched and cut back by what it is. Knows the names in mlx-lm's models.
+A layer that keeps every token and masks the old ones is a sliding window like any other. Some
+models compute other keys for a token if the prompt is divided elsewhere: only their first tokens
+can be reused. A forward pass that is built but never evaluated shows the masks, with the model's
+windows narrowed meanwhile: beyond a window of 8 a few tokens show what 4,096 would. A layer with
+several caches, mlx-lm's `CacheList`, counts as several layers, which are stored, batched and cut
+each by its kind. Knows the names in mlx-lm's models.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _NUMBERS = (
     (re.compile(r"(window|window_size|attention_chunk_size|index_topk|floor_scale)$"), NARROW),
     (re.compile(r"max_position_embeddings$"), NARROW),
 )
-"""Names of numbers, and what they are at most while narrowed."""
+"""Names of numbers, and their maximum while narrowed."""
 
 _Values = MutableMapping[str, object]
 
 
 @contextmanager
 def narrowed(*models: Module) -> Iterator[bool]:
-    """Narrow these models; yields whether any number changed. Nothing else may use them."""
+    """Narrow these models; yield whether any number changed. Nothing else may use them."""
     changed: list[tuple[_Values, str, object]] = []
     try:
         for values in _configurations(models):
@@ -57,7 +57,7 @@ def narrowed(*models: Module) -> Iterator[bool]:
 
 
 def _smaller(name: str, value: object) -> object:
-    """The narrowed form of a value with this name; the value itself if there is none."""
+    """Return the narrowed form of a value with this name; the value itself if it has none."""
     most = next((most for pattern, most in _NUMBERS if pattern.search(name)), None)
     numbers = list(value) if isinstance(value, list | tuple) else [value]
     if most is None or not any(type(one) is int and one > most for one in numbers):
@@ -67,7 +67,7 @@ def _smaller(name: str, value: object) -> object:
 
 
 def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
-    """The attributes of all modules and of the arguments that they were made with, each once."""
+    """Yield the attributes of all modules and of the arguments that made them, each once."""
     seen: set[int] = set()
     for model in models:
         for module in cast(Callable[[], list[Module]], model.modules)():
@@ -76,7 +76,7 @@ def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
 
 
 def _with_inner(values: _Values, seen: set[int]) -> Iterator[_Values]:
-    """`values`, and those of the configurations in them."""
+    """Yield `values`, and the values of the configurations in them."""
     if id(values) in seen:
         return
     seen.add(id(values))
@@ -91,11 +91,11 @@ def _with_inner(values: _Values, seen: set[int]) -> Iterator[_Values]:
 
 
 _Nesting = tuple["_Nesting", ...] | None
-"""The parts of a layer's cache; None for a cache that is no list."""
+"""The parts of a layer's cache; None for a cache that is not a list."""
 
 
 def flat(caches: Sequence[object]) -> list[object]:
-    """`caches` with the parts of lists in place of the lists."""
+    """Return `caches` with lists replaced by their parts."""
     return [
         leaf
         for cache in caches
@@ -107,7 +107,7 @@ def flatten(model: Module) -> None:
     """Make `model` take and make flat caches, if its layers keep lists. Idempotent."""
     nesting = tuple(map(_nesting, cast(list[object], make_prompt_cache(model))))
     if any(one is not None for one in nesting):
-        # Only calls with caches change: weights, modules and names stay those of the model.
+        # Only calls with caches change: weights, modules and names stay the model's.
         object.__setattr__(model, "__class__", _flat_class(type(model), nesting))
 
 
@@ -142,17 +142,15 @@ def _nested(nesting: _Nesting, leaves: Iterator[object]) -> object:
 
 
 PROMPT_CHUNK = 2048
-"""Tokens of a prompt that mlx-lm computes at once: multiples of it divide every prompt."""
+"""Tokens of a prompt that mlx-lm computes at once: its multiples divide every prompt."""
 
-# What a model raises that needs more of its caches than one traced token gives.
+# Errors of a model that needs more of its caches than one traced token gives.
 _UNTRACEABLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 def read_spec(model: object) -> ModelCacheSpec | None:
-    """The spec of an mlx-lm model; None if `model` is not one. See `spec_reader.read_spec`.
-
-    The model takes and makes flat caches from then on: see `flatten`.
-    """
+    """Return the spec of an mlx-lm model, else None. See `spec_reader.read_spec`.
+    The model takes and makes flat caches from then on: see `flatten`."""
     if not isinstance(model, Module):
         return None
     flatten(model)
@@ -168,8 +166,8 @@ def read_spec(model: object) -> ModelCacheSpec | None:
 
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
-    """See `spec_reader.read_shapes`. None also for layers that only mlx-lm's own caches compute:
-    those whose masks are wider than their caches."""
+    """See `spec_reader.read_shapes`. Also None for layers that only mlx-lm's own caches can
+    compute, because their masks are wider than their caches."""
     shapes = spec_reader.read_shapes(model)
     masks = _read_masks(model)
     return [None if mask.overhangs else shape for shape, mask in zip(shapes, masks, strict=True)]
@@ -179,8 +177,8 @@ def read_shapes(model: Module) -> list[LayerShape | None]:
 class _Mask:
     """The mask of a layer's attention: its window, if the cache has none of its own.
 
-    A mask `overhangs` if its window is wider than that of the cache, `size`: a prompt's tokens then
-    see one more than a token that is decoded.
+    A mask `overhangs` if its window is wider than the cache's, `size`: a prompt's tokens then see
+    one more than a decoded token.
     """
 
     window: int | None = None
@@ -189,7 +187,7 @@ class _Mask:
 
 
 def _read_masks(model: Module) -> list[_Mask]:
-    """The masks of all layers; nothing is computed."""
+    """Return the masks of all layers; compute nothing."""
     caches = cast(list[object], make_prompt_cache(model))
     asked: dict[int, tuple[mx.array, int]] = {}
     traced = [_traced(cache, asked) for cache in caches]
@@ -197,7 +195,7 @@ def _read_masks(model: Module) -> list[_Mask]:
         attention_hook.install(model)
         with contextlib.suppress(*_UNTRACEABLE), attention_hook.watching(_note):
             model(mx.zeros((1, 1), dtype=mx.int32), cache=traced)
-    # One of the layers with the same window is asked for the mask of all.
+    # One of the layers with the same window provides the mask of all.
     overhanging = {
         cache.mask.size
         for cache in traced
@@ -220,7 +218,7 @@ def _traced(cache: object, asked: dict[int, tuple[mx.array, int]]) -> object:
 
 
 class _FullCache(KVCache):
-    """A cache that notes the window of the mask its layer's attention gets."""
+    """A cache that notes the window of its layer's attention mask."""
 
     def __init__(self, asked: dict[int, tuple[mx.array, int]]) -> None:
         """`asked` has the masks of all layers with their windows, by their ids."""
@@ -265,10 +263,8 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
 
 
 def _limits_of_positions(model: Module) -> Iterator[int]:
-    """Tokens up to which positions do not depend on the length of a chunk.
-
-    Some rotary embeddings do beyond the context that the model was made for.
-    """
+    """Yield the tokens up to which positions do not depend on the length of a chunk.
+    Some rotary embeddings depend on it beyond the model's original context."""
     known: dict[tuple[object, ...], bool] = {}
     for rope in cast(Callable[[], list[Module]], model.modules)():
         limit = getattr(rope, "max_position_embeddings", None)
@@ -283,7 +279,7 @@ def _limits_of_positions(model: Module) -> Iterator[int]:
 
 
 def _depends_on_length(rope: Module, dims: int) -> bool:
-    """Whether the embedding of the first tokens changes with the number of tokens."""
+    """Return whether the embedding of the first tokens changes with the number of tokens."""
     turn = cast(Callable[[mx.array], mx.array], rope)
     x = mx.ones((1, 1, 2 * NARROW, dims))
     with narrowed(rope), contextlib.suppress(*_UNTRACEABLE):

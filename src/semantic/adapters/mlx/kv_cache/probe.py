@@ -1,7 +1,7 @@
-"""Probe at load: which of a model's layers can use our caches, by running a few tokens both ways.
+"""Probe at load: finds the layers that can use our caches by running a few tokens both ways.
 
-Most of mlx-lm's models can. Some compute with what the cache returns or call another attention;
-their layers keep mlx-lm's own caches. Knows no list of models.
+Most of mlx-lm's models can. Some compute with the cache's results or call another attention; their
+layers keep mlx-lm's own caches. Knows no list of models.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _PROMPTS: _Prompts = (
 _STEPS = ((2, 7, 1), (1, 8, 2), (2, 8, 1))
 """Sequences of different lengths and the tokens that follow, valid in any vocabulary.
 
-Nothing makes up for padding in the first. The others are longer than whatever `narrowed` leaves, by
-no multiple of a block."""
+Nothing makes up for padding in the first. The others are longer than anything `narrowed` leaves,
+and not by a multiple of a block.
+"""
 
 _EXACT = 1e-3
 """Maximum difference of logits on a CPU in fp32, relative to their norm."""
@@ -55,19 +56,18 @@ TF32, have three more bits than bf16."""
 
 _TIMES_MLX_LM = 2.0
 _MOST_ROUNDED = 0.4
-"""Rounding is up to so many times what mlx-lm's own batch differs by, and at most this: in a deep
-mixture of experts it routes tokens to other experts. Wrong attention in one kind of layers differs
-by 0.8 and more."""
+"""Maximum of the rounding bound, which is a multiple of mlx-lm's own batch's difference.
+In a deep mixture of experts rounding routes tokens to other experts. Wrong attention in one kind of
+layers differs by 0.8 and more."""
 
 _COPIES = 4
-"""Of a sequence in a batch that shows what rounding prefill in a batch is."""
+"""Copies of a sequence in a batch that shows the rounding of prefill in a batch."""
 
 _STRAYS = 3
-"""Of so many logit vectors one does not count under rounding: that which differs most. Rounding
-can route a token of a mixture of experts to another expert; a layer that is wrong is wrong in
-all."""
+"""Logit vectors for one that rounding ignores, the most different one. Rounding can route a token
+of a mixture of experts to another expert; a wrong layer is wrong in all."""
 
-# What a model raises that uses a handle as an array.
+# Errors of a model that uses a handle as an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
@@ -84,20 +84,19 @@ class _Layers(Protocol):
 
 
 Agree = Callable[[bool], bool]
-"""Whether all ranks of a model found what this one did; on one device it is what was found."""
+"""Returns whether all ranks of a model agree with this one; on one device its own finding."""
 
 
 class LogitsProbe:
     """A model's logits of sequences that decode alone; compares batches with other caches to them.
 
-    Batches add in another order than single sequences, so on a GPU their logits differ. How much is
-    rounding is measured: mlx-lm's own batch of the same sequences is the yardstick.
+    Batches add in another order than single sequences, so on a GPU their logits differ. mlx-lm's
+    own batch of the same sequences measures how much of that is rounding.
     """
 
     def __init__(self, model: Module, decoding: Module | None = None, agree: Agree = bool) -> None:
-        """Single sequences are computed by `model`, batches by `decoding` if it is another.
-
-        Of a shard of a model all ranks `agree` after each comparison: they go on alike."""
+        """`model` computes single sequences, and `decoding`, if given, the batches.
+        The ranks of a sharded model `agree` after each comparison, so that they go on alike."""
         attention_hook.install(model)
         self.model = model
         self.agree = agree
@@ -106,7 +105,7 @@ class LogitsProbe:
         self._yardsticks: dict[_Batch, float] = {}
 
     def accepts(self, layers: _Layers) -> bool:
-        """Whether a batch with these caches computes the right logits."""
+        """Return whether a batch with these caches computes the right logits."""
         return at_once(self.comparing(layers))
 
     def comparing(self, layers: _Layers) -> Slices[bool]:
@@ -127,18 +126,18 @@ class LogitsProbe:
         return self.agree(counted <= self._yardstick_for(layers))
 
     def accepts_padding(self) -> bool:
-        """Whether a batch with mlx-lm's own padded caches computes the right logits."""
+        """Return whether a batch with mlx-lm's own padded caches computes the right logits."""
         return self.accepts(_Padded(self.model))
 
     @contextlib.contextmanager
     def narrowed(self) -> Iterator[LogitsProbe | None]:
-        """A probe of the model with small windows, chunks and budgets meanwhile; None if it has
-        none. It may not be computable with them."""
+        """Yield a probe of the model with small windows, chunks and budgets meanwhile; None if it
+        has none. The model may not work with them."""
         with narrowed(self.model, self.decoding) as changed:
             yield LogitsProbe(self.model, self.decoding, self.agree) if changed else None
 
     def computing(self) -> Slices[bool]:
-        """Whether the model can be computed at all, alone; a forward pass at a time."""
+        """Return whether the model computes at all, alone; a forward pass at a time."""
         try:
             self._alone = yield from _solo(self.model)
         except _NOT_AN_ARRAY:
@@ -146,16 +145,17 @@ class LogitsProbe:
         return True
 
     def _yardstick_for(self, layers: _Layers) -> float:
-        """The largest difference that is rounding in this model; 0 if mlx-lm's batch is wrong."""
+        """Return the largest difference that is rounding in this model; 0 if mlx-lm's batch is
+        wrong."""
         if isinstance(layers, PagedLayers) and layers.beside != "alone":
             return self._yardstick_of("copies")
-        # mlx-lm's batch is no yardstick for itself: padding may be what is wrong.
+        # mlx-lm's batch cannot measure itself: padding may be the error.
         padded = isinstance(layers, ContiguousLayers) and not any(layers.ragged)
         return self._yardstick_of("unpadded" if padded else "padded")
 
     def _yardstick_of(self, batch: _Batch) -> float:
-        """That which mlx-lm's own batch shows, measured once: one that pads, one of sequences of
-        equal lengths, which is `unpadded`, or `copies` of one sequence, prefilled together."""
+        """Return the yardstick of mlx-lm's own batch, measured once: a batch that pads, one of
+        sequences of equal lengths (`unpadded`), or `copies` of one sequence, prefilled together."""
         if batch not in self._yardsticks:
             try:
                 self._yardsticks[batch] = _most_rounded(self._differences_of(batch))
@@ -195,10 +195,10 @@ class LogitsProbe:
 def choosing_layers(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> Slices[tuple[bool, ...] | None]:
-    """For each layer whether it can use our cache, a forward pass at a time.
+    """For each layer choose whether it can use our cache, a forward pass at a time.
 
     All layers together if that works, else each layer that works alone. None if a batch is wrong
-    even with mlx-lm's own caches: sequences must be computed one after the other.
+    even with mlx-lm's own caches: sequences must then run one after the other.
     """
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
@@ -241,10 +241,8 @@ class _Padded:
 
 
 class AttentionUse(NamedTuple):
-    """How a kind's layers call attention: number of query heads, and with sinks, without or both.
-
-    No query heads if attention was never called. `latent`: keys are latents; see `DecodeStep.rope`.
-    """
+    """A kind's calls of attention: number of query heads, and with sinks, without or both.
+    No query heads if the kind never calls it. `latent`: keys are latents; see `DecodeStep.rope`."""
 
     n_heads: int
     sinks: frozenset[bool]
@@ -254,7 +252,7 @@ class AttentionUse(NamedTuple):
 def attention_use(
     model: Module, spec: ModelCacheSpec, kinds: Sequence[PageKind]
 ) -> list[AttentionUse]:
-    """How each kind's layers call attention in a batch; nothing is computed."""
+    """Return how each kind's layers call attention in a batch; compute nothing."""
     attention_hook.install(model)
     recorders = [_Recorder() for _ in kinds]
     layers = PagedLayers(spec, kinds, recorders, states=states_of(model, spec))
@@ -265,7 +263,7 @@ def attention_use(
 
 
 class _Recorder(PortableAttention):
-    """Records how attention is called."""
+    """Records calls of attention."""
 
     def __init__(self) -> None:
         self.n_heads = 0
@@ -283,7 +281,7 @@ class _Recorder(PortableAttention):
 def _solo(
     model: Module, prompts: _Prompts = _PROMPTS, *, copies: int = 1
 ) -> Slices[list[mx.array]]:
-    """Logits (2, vocab) of each step, each sequence alone, with mlx-lm's own caches."""
+    """Return the logits (2, vocab) of each step, each sequence alone, with mlx-lm's own caches."""
     by_sequence: list[list[mx.array]] = []
     for row, prompt in enumerate(prompts):
         caches = make_prompt_cache(model)
@@ -334,7 +332,7 @@ def _prefilled_side_by_side(
     sequences: Sequence[Sequence[PagedCache]],
     prompts: _Prompts,
 ) -> Slices[None]:
-    """Prefill the prompts together: equally many tokens of each, then what is left of each."""
+    """Prefill the prompts together: equally many tokens of each, then the rest of each."""
     lengths = sorted({len(prompt) for prompt in prompts})
     stops = lengths if layers.beside == "even" else [lengths[0] // 2, lengths[-1]]
     for at, stop in itertools.pairwise([0, *stops]):
@@ -346,7 +344,7 @@ def _prefilled_side_by_side(
 
 
 def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[float]:
-    """Of each logit vector, relative to its norm."""
+    """Return each logit vector's difference relative to its norm."""
     differences: list[float] = []
     for ours, theirs in zip(found, alone, strict=True):
         right = theirs.astype(mx.float32)
@@ -356,13 +354,13 @@ def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[f
 
 
 def _most_rounded(differences: Sequence[float]) -> float:
-    """What is rounding where mlx-lm's batch has these differences; 0 if it is wrong."""
+    """Return the rounding bound where mlx-lm's batch has these differences; 0 if it is wrong."""
     theirs = _without_strays(differences)
     return min(_TIMES_MLX_LM * theirs, _MOST_ROUNDED) if theirs <= _MOST_ROUNDED else 0.0
 
 
 def _without_strays(differences: Sequence[float]) -> float:
-    """The mean of all but the largest third; NaN if one is NaN."""
+    """Return the mean without the largest third; NaN if one is NaN."""
     if any(math.isnan(one) for one in differences):
         return math.nan
     return statistics.mean(sorted(differences)[: -(len(differences) // _STRAYS)])

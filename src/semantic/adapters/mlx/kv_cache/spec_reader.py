@@ -1,8 +1,8 @@
-"""Reads from a model what its layers cache: kinds, windows and shapes.
+"""Reader of a model's cached layers: kinds, windows and shapes.
 
 Kinds come from `make_cache()`, shapes from a forward pass that is built but never evaluated. MLX is
 lazy, so this costs nothing even without weights, and it is right where configuration files mislead.
-Knows no weights and no files.
+Knows neither weights nor files.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ class LayerShape:
 
 
 class KeyValueCache(Protocol):
-    """The attributes of mlx-lm's attention caches that are read here."""
+    """The attributes of mlx-lm's attention caches that this module reads."""
 
     keys: mx.array
     values: mx.array
 
 
 def read_spec(model: Module) -> ModelCacheSpec:
-    """The spec of an mlx-lm model.
-
-    Raises UnsupportedModelError, naming the first layer whose cache cannot be kept.
-    """
+    """Return the spec of an mlx-lm model.
+    Raise UnsupportedModelError, naming the first layer whose cache cannot be kept."""
     short, long = trace(model, 1), trace(model, BLOCK_TOKENS + 1)
     return ModelCacheSpec(
         tuple(_read_layer(i, *pair) for i, pair in enumerate(zip(short, long, strict=True)))
@@ -48,7 +46,7 @@ def read_spec(model: Module) -> ModelCacheSpec:
 
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
-    """Shape of each layer's keys and values; None for layers with another state."""
+    """Return the shape of each layer's keys and values; None for layers with another state."""
     return [
         _shape(cache) if _kind(i, cache) is not LayerKind.STATE else None
         for i, cache in enumerate(trace(model, 1))
@@ -56,7 +54,7 @@ def read_shapes(model: Module) -> list[LayerShape | None]:
 
 
 def trace(model: Module, n_tokens: int) -> list[object]:
-    """mlx-lm's caches of a model after `n_tokens` tokens; nothing is computed."""
+    """Return mlx-lm's caches of a model after `n_tokens` tokens; compute nothing."""
     caches: list[object] = mlx_caches.make_prompt_cache(model)
     model(mx.zeros((1, n_tokens), dtype=mx.int32), cache=caches)
     return caches
@@ -70,9 +68,9 @@ def _kind(layer: int, cache: object) -> LayerKind:
     if isinstance(cache, mlx_caches.ArraysCache | mlx_caches.RotatingKVCache):
         return LayerKind.STATE
     if hasattr(cache, "state"):
-        return LayerKind.STATE  # of a class that is not known here: kept as a whole
+        return LayerKind.STATE  # of an unknown class: kept as a whole
     raise UnsupportedModelError(
-        f"layer {layer} keeps a {type(cache).__name__}, which has no state that could be kept"
+        f"layer {layer} keeps a {type(cache).__name__}, which has no state to keep"
     )
 
 
@@ -87,8 +85,8 @@ def _read_layer(layer: int, short: object, long: object) -> LayerSpec:
     if kind is LayerKind.STATE:
         one, more = _state_bytes(short), _state_bytes(long)
         grows = more > one
-        # A growing state is counted per block: by what a second block adds, or by the first block
-        # if that is more.
+        # A growing state counts per block: by a second block's addition, or by the first block's
+        # bytes if those are more.
         return LayerSpec(kind, state_bytes=max(one, more - one), state_grows=grows)
     shape = _shape(short)
     window = short.max_size if isinstance(short, mlx_caches.RotatingKVCache) else None

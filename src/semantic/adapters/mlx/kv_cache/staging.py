@@ -1,7 +1,7 @@
-"""Staging memory of a sequence that is being loaded, and the order in which loads are valid.
+"""Staging memory of a loading sequence, and the order in which loads are valid.
 
-The rules are those of `BatchBackend` and the same for every form of caches. Knows positions; not
-what a form's memory is.
+The rules are those of `BatchBackend` and the same for every form of caches. Knows positions, but
+not a form's memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MemoryT = TypeVar("MemoryT")
 
 @dataclass(slots=True)
 class Staging(Generic[MemoryT]):
-    """Memory that block bodies are written to, by layer or by kind of layers.
+    """Memory that receives block bodies, by layer or by kind of layers.
 
-    `length` is how many tokens the sequence holds. `window_tokens` are the positions of the WINDOW
-    bodies; the tokens of the window before them are in the checkpoint.
+    `length` counts the sequence's tokens. `window_tokens` are the positions of the WINDOW bodies;
+    the checkpoint has the window's tokens before them.
     """
 
     length: int
@@ -35,43 +35,44 @@ class Staging(Generic[MemoryT]):
     window_tokens: range = range(0)
 
     def require_next(self, start: int, layout: BlockLayout) -> None:
-        """Raise BackendError unless FULL bodies may be loaded from `start` on."""
+        """Raise BackendError unless FULL bodies may load from `start` on."""
         if self.full_stop:
-            raise BackendError("earlier tokens are still being loaded")
+            raise BackendError("earlier tokens are still loading")
         if start != self.length:
             raise BackendError(f"loading from token {start} into a sequence of {self.length}")
         if start and layout.needs_checkpoint:
-            raise BackendError("this model's caches can be loaded into an empty sequence only")
+            raise BackendError("this model's caches load only into an empty sequence")
 
     def require_no_window(self) -> None:
-        """Raise BackendError unless WINDOW bodies may be loaded."""
+        """Raise BackendError unless WINDOW bodies may load."""
         if self.length or self.window_tokens:
-            raise BackendError("WINDOW bodies are loaded once, into an empty sequence")
+            raise BackendError("WINDOW bodies load once, into an empty sequence")
 
     def require_loaded(self, length: int, checkpoint: bytes | None, layout: BlockLayout) -> None:
         """Raise CacheReconstructionError unless the sequence can hold `length` tokens now."""
         if not self.length <= length <= self.full_stop:
             raise CacheReconstructionError(
-                f"tokens {self.length} to {self.full_stop} were loaded, not {length}"
+                f"got tokens {self.length} to {self.full_stop}, expected them to {length}"
             )
         if layout.needs_checkpoint and checkpoint is None:
-            raise CacheReconstructionError(f"{length} tokens were loaded without a checkpoint")
+            raise CacheReconstructionError(f"{length} tokens came without a checkpoint")
 
     def require_window(self, tokens: range) -> None:
-        """Raise CacheReconstructionError unless these tokens of a window were loaded."""
+        """Raise CacheReconstructionError unless the sequence has loaded these tokens of a
+        window."""
         found = self.window_tokens
         if not found.start <= tokens.start < tokens.stop <= found.stop:
             raise CacheReconstructionError(
                 f"the window needs tokens {tokens.start} to {tokens.stop}, but "
-                f"{found.start} to {found.stop} were loaded"
+                f"got {found.start} to {found.stop}"
             )
 
 
 class InPlace:
-    """A `BodyTarget` in host memory that is read when the sequence has been loaded."""
+    """A `BodyTarget` in host memory, read when the sequence has loaded."""
 
     def __init__(self, segments: Sequence[memoryview]) -> None:
-        """`segments` hold 256 tokens each; they are released by `close`."""
+        """`segments` hold 256 tokens each; `close` releases them."""
         self._segments = list(segments)
 
     def put(self, body: bytes | memoryview) -> None:
@@ -92,7 +93,7 @@ class InPlace:
 
 
 class Piece(NamedTuple):
-    """What a checkpoint holds of one layer with a window: keys and values of `tokens`."""
+    """A checkpoint's content of one layer with a window: keys and values of `tokens`."""
 
     layer: int
     tokens: range
@@ -100,14 +101,14 @@ class Piece(NamedTuple):
 
 
 def blocks_in(tokens: range) -> int:
-    """Number of blocks that `tokens` span; they begin at a block's edge."""
+    """Return the number of blocks that `tokens` span; they begin at a block's edge."""
     return -(-len(tokens) // BLOCK_TOKENS)
 
 
 def require_block(length: int, part: Part, start: int, stop: int) -> None:
     """Raise BackendError unless `start` to `stop` lie in one block of a sequence of `length`."""
     if part is Part.CHECKPOINT:
-        raise BackendError("a checkpoint is no block; expected part FULL or WINDOW")
+        raise BackendError("a checkpoint is not a block; expected part FULL or WINDOW")
     if not 0 <= start < stop <= whole_blocks(start + 1):
         raise BackendError(f"tokens {start} to {stop} are not all of one block")
     if stop > length:
@@ -124,7 +125,7 @@ def require_held(layer: int, held: range, tokens: range) -> None:
 
 
 def require_shape(shapes: Sequence[LayerShape | None], layer: int) -> LayerShape:
-    """The shape of a layer that keeps keys and values."""
+    """Return the shape of a layer that keeps keys and values."""
     shape = shapes[layer]
     if shape is None:
         raise AssertionError(f"layer {layer} has no keys and values")
@@ -136,4 +137,4 @@ def require_bodies(part: Part, start: int, stop: int) -> None:
     if start % BLOCK_TOKENS or not 0 <= start < stop:
         raise BackendError(f"tokens {start} to {stop} do not begin with a block")
     if part is Part.CHECKPOINT:
-        raise BackendError("a checkpoint is given to `loaded` as it is")
+        raise BackendError("pass a checkpoint to `loaded` as it is")

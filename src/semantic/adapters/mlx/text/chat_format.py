@@ -394,7 +394,7 @@ class MLXChatFormat:
     def history(self) -> str:
         """A line for the log: how this template renders history."""
         if not self._incremental.is_supported:
-            return "the chat template cannot continue an answer: the engine renders all history again"
+            return "the chat template cannot continue an answer: every prompt renders all history"
         if not self._incremental.preserves_history:
             return "the chat template changes history: the engine replays it as it was written"
         return "the chat template keeps history unchanged"

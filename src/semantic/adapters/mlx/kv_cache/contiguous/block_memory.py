@@ -1,10 +1,9 @@
-"""Contiguous caches as the bytes of stored blocks, read and written in place.
+"""A `BlockMemory` over contiguous caches: the bytes of stored blocks, in place.
 
-FULL bodies are written where the tokens stay; WINDOW bodies into separate buffers, since the
-window's first tokens are in the checkpoint. Where the device has memory of its own its arrays are
-not looked at: tokens are copied on the device, in one piece, and that beside all computation.
-Implements `block_codec.BlockMemory`. Knows layers
-and their arrays; not the byte layout of a block.
+FULL bodies go where the tokens stay. WINDOW bodies go into separate buffers, since the checkpoint
+has the window's first tokens. Where the device has its own memory, this module does not touch the
+arrays but copies tokens on the device, in one piece, outside MLX's computation. Knows layers and
+their arrays, but not the byte layout of a block.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from semantic.ports.generation import BodyTarget
 
 
 class MlxLmKVCache(Protocol):
-    """mlx-lm's KVCache."""
+    """The part of mlx-lm's KVCache that this module uses."""
 
     keys: mx.array | None
     values: mx.array | None
@@ -49,7 +48,7 @@ class MlxLmKVCache(Protocol):
 
 
 class ContiguousMemory:
-    """Implements `BlockMemory` for caches in arrays of their theirs."""
+    """A `BlockMemory` for caches in arrays of their own."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class ContiguousMemory:
         shapes: Sequence[LayerShape | None],
         transfers: Transfers | None,
     ) -> None:
-        """`transfers` are the device's copies beside MLX, None if it has none."""
+        """`transfers` are the device's copies outside MLX, None if it has none."""
         self._spec = spec
         self._shapes = shapes
         self._transfers = transfers
@@ -71,7 +70,7 @@ class ContiguousMemory:
         tokens: range,
         room: Room | None,
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. Of a copy: the next token is written to the same arrays."""
+        """See `BlockMemory.deferred`. Exports a copy: the next token overwrites the same arrays."""
         if self._transfers is None or not layers:
             return None
         pieces: list[mx.array] = []
@@ -134,7 +133,7 @@ class ContiguousMemory:
         return [made.get(i, cache) for i, cache in enumerate(caches)]
 
     def _in_place(self, cache: ContiguousCache, layer: int, stop: int) -> KVBuffer:
-        """The arrays in which the FULL tokens up to `stop` will stay."""
+        """Return the arrays in which the FULL tokens up to `stop` stay."""
         if isinstance(cache, SequenceCache):
             if cache.buffer.capacity < whole_blocks(stop):
                 capacity = cache.buffer.capacity
@@ -153,7 +152,7 @@ class ContiguousMemory:
         staging: Staging[KVBuffer],
         length: int,
     ) -> SequenceCache:
-        """A window's cache: the checkpoint's `tokens`, then those of the WINDOW bodies."""
+        """Return a window's cache: the checkpoint's `tokens`, then those of the WINDOW bodies."""
         layer, tokens = piece.layer, piece.tokens
         keys, values = cast(tuple[StoredArray, StoredArray], piece.tree)
         ranges = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]
@@ -192,8 +191,8 @@ class _Reader:
         return _segments(buffer.k, start, stop), _segments(buffer.v, start, stop)
 
     def held(self, layer: int, tokens: range) -> tuple[KVBuffer, int]:
-        """A layer's keys and values, and where `tokens` begin in them. Raises BackendError if it
-        does not hold those, or not in the layer's form."""
+        """Return a layer's keys and values, and where `tokens` begin in them.
+        Raise BackendError if it lacks them, or has another form."""
         buffer, held = _tokens_of(self._caches[layer])
         require_held(layer, held, tokens)
         shape = require_shape(self._shapes, layer)
@@ -205,10 +204,10 @@ class _Reader:
 
 
 class _Copied:
-    """An array that nothing else refers to; implements `Place`."""
+    """A `Place` in an array that nothing else refers to."""
 
     def __init__(self, array: mx.array, address: int) -> None:
-        """`address` is where it begins on the device."""
+        """`address` is the array's on the device."""
         self._array: mx.array | None = array
         self._address = address
 
@@ -221,13 +220,12 @@ class _Copied:
 
 
 def _segments(array: mx.array, start: int, stop: int) -> list[memoryview]:
-    """Tokens `start` to `stop` of each head of an array."""
     raw = ordered_bytes_of(array)
     return list(_head_views(raw, array.shape[1], array.shape[2], start, stop))
 
 
 def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
-    """The arrays of a cache and the positions of the tokens at their front."""
+    """Return the arrays of a cache and the positions of the tokens at their front."""
     if isinstance(cache, SequenceCache):
         return cache.buffer, cache.held
     theirs = cast(MlxLmKVCache, cache)
@@ -239,7 +237,8 @@ def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
 def _head_views(
     raw: memoryview, heads: int, capacity: int, start: int, stop: int
 ) -> Iterator[memoryview]:
-    """Of each head of an array (1, heads, capacity, dim) the bytes of tokens `start` to `stop`."""
+    """Yield the bytes of tokens `start` to `stop` of each head of an array (1, heads, capacity,
+    dim)."""
     per_head = len(raw) // heads
     per_token = per_head // capacity
     for head in range(heads):

@@ -1,7 +1,7 @@
 """The arrays of one layer's cache of one sequence, and ranges of their tokens.
 
-Consecutive tokens are adjacent; appending writes in place. Knows nothing of positions in a prompt,
-windows or batches.
+Consecutive tokens are adjacent; appending writes in place. Knows neither positions in a prompt,
+windows nor batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KVBuffer:
 
     @classmethod
     def empty(cls, shape: LayerShape, capacity: int) -> KVBuffer:
-        """Zeros for `capacity` tokens."""
+        """Return zeros for `capacity` tokens."""
         return cls(
             mx.zeros((1, shape.kv_heads, capacity, shape.k_head_dim), shape.dtype),
             mx.zeros((1, shape.kv_heads, capacity, shape.v_head_dim), shape.dtype),
@@ -38,10 +38,8 @@ class KVBuffer:
 
     @classmethod
     def gather(cls, ranges: Sequence[BufferRange], capacity: int) -> KVBuffer:
-        """A copy of `ranges`, concatenated, with `capacity` tokens.
-
-        One pass over the bytes: adjacent ranges of one buffer are copied as one piece.
-        """
+        """Copy `ranges` into one buffer for `capacity` tokens. One pass over the bytes:
+        adjacent ranges of one buffer move as one piece."""
         pieces = join_neighbours(ranges)
         return cls(
             _concatenate([p.buffer.k[..., p.start : p.stop, :] for p in pieces], capacity),
@@ -58,19 +56,19 @@ class KVBuffer:
         self.k, self.v, self.capacity = moved.k, moved.v, capacity
 
     def write(self, at: int, stop: int, k: mx.array, v: mx.array) -> None:
-        """Write `k` and `v` to tokens `at` to `stop`, which must be within the capacity."""
+        """Write `k` and `v` to tokens `at` to `stop`, which must lie within the capacity."""
         self.k[..., at:stop, :] = k
         self.v[..., at:stop, :] = v
 
     def read(self, start: int, stop: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of tokens `start` to `stop`: views, for immediate use."""
+        """Return views of the keys and values of tokens `start` to `stop`, for immediate use."""
         if start == 0 and stop == self.capacity:
             return self.k, self.v
         return self.k[..., start:stop, :], self.v[..., start:stop, :]
 
 
 class LentBuffer(KVBuffer):
-    """Placeholder for a buffer whose tokens are in an array of several sequences."""
+    """A placeholder for a buffer whose tokens are in an array of several sequences."""
 
     __slots__ = ("_token_bytes",)
 
@@ -95,7 +93,7 @@ class LentBuffer(KVBuffer):
 
 @dataclass(frozen=True, slots=True)
 class BufferRange:
-    """Tokens `start` to `stop` of a buffer, not copied: what a block holds."""
+    """Tokens `start` to `stop` of a buffer, not copied, as a block holds them."""
 
     buffer: KVBuffer
     start: int
@@ -108,7 +106,7 @@ class BufferRange:
 
 
 def join_neighbours(ranges: Sequence[BufferRange]) -> list[BufferRange]:
-    """The same tokens in as few ranges as possible."""
+    """Return the same tokens in as few ranges as possible."""
     joined: list[BufferRange] = []
     for piece in ranges:
         if joined and joined[-1].buffer is piece.buffer and joined[-1].stop == piece.start:

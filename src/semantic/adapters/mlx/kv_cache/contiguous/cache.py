@@ -1,9 +1,9 @@
 """One layer's cache in arrays of its own, of one sequence and of a ragged batch (no padding).
 
-A sequence is prefilled alone, with the interface of mlx-lm's caches; `merge` puts several into one
-batch. A `RaggedBatch` takes the place of mlx-lm's padded batch caches, also in an unmodified
+A sequence prefills alone, with the interface of mlx-lm's caches; `merge` puts several into one
+batch. A `RaggedBatch` replaces mlx-lm's padded batch caches, also in an unmodified
 `BatchGenerator`; joining, leaving and extracting are list operations that copy nothing. Knows the
-arrays and the layer's window; not blocks, pools or requests.
+arrays and the layer's window, but neither blocks, pools nor requests.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, 
 from semantic.domain.value_objects import whole_blocks
 
 Mask = mx.array | str | None
-"""What mlx-lm's attention takes as a mask: booleans, "causal", or None for no mask."""
+"""A mask for mlx-lm's attention: booleans, "causal", or None for no mask."""
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
-    """(n, before + n) booleans: query i sees key j if j is not later and not before its window."""
+    """Return (n, before + n) booleans:
+    query i sees key j unless j is later or before its window."""
     queries = mx.arange(before, before + n)[:, None]
     keys = mx.arange(before + n)[None]
     mask = queries >= keys
@@ -32,7 +33,8 @@ def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
 
 
 def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False) -> Mask:
-    """The mask of `n` tokens that attend to `before` tokens before them and to themselves."""
+    """Return the mask of `n` tokens that attend to `before` tokens before them and to
+    themselves."""
     if n == 1:
         return None
     if window is not None and before + n > window:
@@ -41,10 +43,10 @@ def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False
 
 
 class SequenceCache(ABC):
-    """Keys and values of the tokens of one sequence in one layer.
+    """Keys and values of one sequence's tokens in one layer.
 
-    The buffer grows when it is full; callers that count blocks `reserve` capacity before. `offset`
-    is the number of tokens of the sequence: the position of the next one.
+    A full buffer grows; callers that count blocks `reserve` capacity before. `offset` counts the
+    sequence's tokens: the position of the next one.
     """
 
     window: int | None = None
@@ -55,7 +57,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; return all that they may attend to."""
 
     @abstractmethod
     def reserve(self, capacity: int) -> None:
@@ -71,13 +73,14 @@ class SequenceCache(ABC):
         """Positions of the tokens held."""
 
     def ranges(self, size: int) -> list[BufferRange]:
-        """The tokens held, in ranges of at most `size`."""
+        """Return the tokens held, in ranges of at most `size`."""
         n = len(self.held)
         return [BufferRange(self.buffer, i, min(i + size, n)) for i in range(0, n, size)]
 
     @abstractmethod
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What was fetched last, for layers that share a cache; until `state` is read."""
+        """Return the result of the last fetch, until `state` is read, for layers that share a
+        cache."""
 
     def make_mask(
         self,
@@ -85,14 +88,14 @@ class SequenceCache(ABC):
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Mask for the next `N` tokens over what `update_and_fetch` will return for them; a model's
-        `window_size` is the window of this cache."""
+        """Return the mask for the next `N` tokens over the result of `update_and_fetch`.
+        A model's `window_size` is this cache's window."""
         before = len(self.held) if self.window is None else min(len(self.held), self.window - 1)
         return mask_over(N, before, self.window, as_array=return_array)
 
     @classmethod
     def merge(cls, caches: Sequence[SequenceCache]) -> RaggedBatch[SequenceCache]:
-        """The batch of these sequences; copies nothing."""
+        """Return the batch of these sequences; copy nothing."""
         return RaggedBatch(list(caches))
 
     @property
@@ -150,11 +153,11 @@ class FullCache(SequenceCache):
 
 
 class WindowCache(SequenceCache):
-    """Sliding window: the last tokens of the sequence, at least `window` of them if it is longer.
+    """Sliding window: at least the last `window` tokens of the sequence, or all of a shorter one.
 
     They are in order from the front of the buffer. When the buffer is full, the last `window`
-    tokens move to the front; the cost is spread over as many steps as the buffer is larger than
-    the window.
+    tokens move to its front. The larger the buffer is than the window, the more steps share that
+    cost.
     """
 
     window: int
@@ -191,12 +194,12 @@ class WindowCache(SequenceCache):
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         if self._seen is None:
-            raise ValueError("nothing was appended since the cache was evaluated")
+            raise ValueError("no tokens appended since the cache's evaluation")
         return self._seen
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """The arrays to evaluate; what the last tokens saw is not kept any longer."""
+        """The arrays to evaluate; reading it drops the last fetch."""
         self._seen = None
         return super().state
 
@@ -212,7 +215,7 @@ class WindowCache(SequenceCache):
         return seen.k, seen.v
 
     def reserve(self, capacity: int) -> None:
-        """See `SequenceCache.reserve`; never grows beyond what the window needs."""
+        """See `SequenceCache.reserve`; never grows beyond the window's need."""
         target = min(whole_blocks(capacity), self._most)
         if target > self.buffer.capacity:
             self.buffer.resize(range(self._held), target)
@@ -241,7 +244,7 @@ class RaggedKeys(RaggedArray):
 
 @functools.lru_cache(maxsize=1)
 def _positions(offsets: tuple[int, ...]) -> mx.array:
-    """The positions of a batch as an array, made once per step and not once per layer."""
+    """Return a batch's positions as an array, made once per step and not once per layer."""
     return mx.array(offsets, dtype=mx.int32)
 
 
@@ -262,7 +265,7 @@ Row = TypeVar("Row", bound=BatchRow)
 
 
 class RaggedBatch(Generic[Row]):
-    """One layer's caches of the sequences in a batch; mlx-lm's batch cache interface."""
+    """One layer's caches of the sequences in a batch, with mlx-lm's batch cache interface."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
@@ -270,12 +273,12 @@ class RaggedBatch(Generic[Row]):
         self.chosen_from: RaggedBatch[Row] | None = None  # whose tokens these keys choose
 
     def __deepcopy__(self, memo: dict[int, object]) -> RaggedBatch[Row]:
-        """mlx-lm copies a batch to split it; the copies share the rows, each in one of them."""
+        """Copy for mlx-lm, which copies a batch to split it; the copies share the rows."""
         return RaggedBatch(list(self.rows))
 
     @property
     def n_rows(self) -> int:
-        """Rows of a step: none is padding."""
+        """Rows of a step; none pads."""
         return len(self.rows)
 
     @property
@@ -297,7 +300,7 @@ class RaggedBatch(Generic[Row]):
         return self._fetched
 
     def apart(self) -> Self:
-        """This batch, after each row has got its tokens into a buffer of its own."""
+        """Return this batch after each row has got its tokens into a buffer of its own."""
         return self
 
     def as_rows(self) -> Self:
@@ -305,9 +308,9 @@ class RaggedBatch(Generic[Row]):
         return self
 
     def keys_and_values(self) -> tuple[RaggedKeys, RaggedArray]:
-        """What the last `update_and_fetch` returned, for layers that share a cache."""
+        """Return the result of the last `update_and_fetch`, for layers that share a cache."""
         if self._fetched is None:
-            raise ValueError("nothing was appended since rows came or went")
+            raise ValueError("no tokens appended since rows came or went")
         return self._fetched
 
     @property
@@ -328,7 +331,7 @@ class RaggedBatch(Generic[Row]):
         return RaggedArray(rows, rows[0].dtype)
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """No mask: nothing is padded, and the handle carries each row's own mask."""
+        """Return no mask: rows have no padding, and the handle carries each row's own mask."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
@@ -339,7 +342,7 @@ class RaggedBatch(Generic[Row]):
         self.rows, self._fetched = [*self.rows, *other.apart().rows], None
 
     def extract(self, idx: int) -> Row:
-        """Row `idx`, as it is."""
+        """Return row `idx`, as it is."""
         return self.rows[idx]
 
     @property

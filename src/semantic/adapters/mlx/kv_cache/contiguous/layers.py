@@ -1,7 +1,7 @@
 """A sequence's caches of all layers: made empty, made from blocks, turned into blocks.
 
-Each layer uses either our cache (`SequenceCache`, batched without padding) or mlx-lm's own, where a
-model needs that. Knows shapes and block sizes; not requests, pools or batches.
+Each layer uses either our cache (`SequenceCache`, batched without padding) or, where a model needs
+it, mlx-lm's own. Knows shapes and block sizes, but neither requests, pools nor batches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MlxLmCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MlxLmState:
-    """What a block of an mlx-lm cache holds: the whole cache after `length` tokens."""
+    """A block's content of an mlx-lm cache: the whole cache after `length` tokens."""
 
     cache: MlxLmCache
     length: int
@@ -62,7 +62,7 @@ MakeStates = Callable[[], Mapping[int, MlxLmCache]]
 
 
 def states_of(model: Module, spec: ModelCacheSpec) -> MakeStates | None:
-    """What makes the states of a model's sequences; None if it has no layer with a state."""
+    """Return the maker of a model's states; None if it has no layer with a state."""
     numbers = [i for i, layer in enumerate(spec.layers) if layer.kind is LayerKind.STATE]
 
     def make() -> dict[int, MlxLmCache]:
@@ -97,20 +97,20 @@ class ContiguousLayers:
         self.ours = tuple(
             usable and shape is not None for usable, shape in zip(ragged, shapes, strict=True)
         )
-        """Which layers use our caches."""
+        """The layers that use our caches."""
 
     def set_aside(self, n_bytes: int) -> None:
         """Do nothing: each cache has memory of its own."""
 
     def shrink(self, _room: int) -> bool:
-        """Return no memory: what is freed is returned at once."""
+        """Return no memory: freed memory returns at once."""
         return False
 
     def abandon(self) -> None:
-        """Do nothing: memory is freed with the caches."""
+        """Do nothing: caches free their memory."""
 
     def empty(self, capacity: int) -> list[ContiguousCache]:
-        """Caches of a new sequence, with buffers for `capacity` tokens."""
+        """Return a new sequence's caches, with buffers for `capacity` tokens."""
         theirs = cast(list[MlxLmCache], make_prompt_cache(self._model))
         caches: list[ContiguousCache] = []
         for i, layer in enumerate(self._spec.layers):
@@ -130,10 +130,10 @@ class ContiguousLayers:
         *,
         exclusive: bool,
     ) -> list[ContiguousCache]:
-        """Caches that begin with the first `length` tokens of `blocks`.
+        """Return caches that begin with the first `length` tokens of `blocks`.
 
-        Takes over the buffer of exclusive adjacent blocks; anything else is copied in one pass.
-        Raises CacheReconstructionError if a layer lacks those tokens.
+        Takes over the buffer of exclusive adjacent blocks and copies the rest in one pass. Raises
+        CacheReconstructionError if a layer lacks those tokens.
         """
         for i in range(self._spec.n_layers):
             self._check(i, blocks, length)
@@ -157,10 +157,8 @@ class ContiguousLayers:
         blocks: Sequence[Sequence[KVBlock]],
         length: int,
     ) -> list[KVBlock]:
-        """Fill `blocks` with `caches`, which hold `length` tokens; returns unused blocks.
-
-        Buffers shrink to the blocks in use, so that the engine's count of blocks covers all memory.
-        """
+        """Fill `blocks` with `caches`, which hold `length` tokens; return unused blocks. Shrinks
+        buffers to the blocks in use, so that the engine's count of blocks covers all memory."""
         unused: list[KVBlock] = []
         shrunk: list[mx.array] = []
         for layer, cache, mine in zip(self._spec.layers, caches, blocks, strict=True):
@@ -233,7 +231,7 @@ class ContiguousLayers:
 
 
 def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
-    """Raise CacheReconstructionError unless a layer that holds the tokens `held` can be cut to
+    """Raise CacheReconstructionError unless a layer with the tokens `held` can be cut to
     `length`."""
     if not earliest_cut(layer, held, held.stop) <= length <= held.stop:
         raise CacheReconstructionError(
@@ -242,7 +240,8 @@ def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
 
 
 def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
-    """Our cache of a layer after `offset` tokens; the last `held` are at the front of `buffer`."""
+    """Return our cache of a layer after `offset` tokens; the last `held` are at `buffer`'s
+    front."""
     if layer.kind is LayerKind.SLIDING_WINDOW and layer.window is not None:
         most = (layer.max_blocks or 0) * BLOCK_TOKENS
         return WindowCache(buffer, offset, layer.window, most, held)
@@ -254,7 +253,7 @@ def _ranges_of(data: Sequence[BlockData]) -> list[BufferRange]:
 
 
 def _first_tokens(ranges: Sequence[BufferRange], n_tokens: int) -> list[BufferRange]:
-    """The ranges of the first `n_tokens` tokens."""
+    """Return the ranges of the first `n_tokens` tokens."""
     first: list[BufferRange] = []
     for piece in ranges:
         if n_tokens <= 0:
@@ -274,8 +273,8 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Divide the token range among the blocks that are needed, and return how many these are; each
-    refers to the whole cache."""
+    """Divide the token range among the blocks it needs, and return their number.
+    Each block refers to the whole cache."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:
@@ -288,20 +287,20 @@ def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -
 
 
 def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
-    """The cache of a state after `length` tokens. Raises CacheReconstructionError."""
+    """Return the cache of a state after `length` tokens. Raise CacheReconstructionError."""
     cache = state.cache if exclusive else _copied(state.cache)
     surplus = state.length - length
     if surplus == 0:
         return cache
     if not cache.is_trimmable() or cache.trim(surplus) != surplus:
         raise CacheReconstructionError(
-            f"a {type(cache).__name__} of {state.length} tokens cannot be cut to {length}"
+            f"cannot cut a {type(cache).__name__} of {state.length} tokens to {length}"
         )
     return cache
 
 
 def _copied(cache: MlxLmCache) -> MlxLmCache:
-    """Another cache of the same tokens; states, which are never written to, are in both."""
+    """Return another cache of the same tokens; both share states, which nothing writes to."""
     if isinstance(cache, ArraysCache):
         other = ArraysCache(len(cache.cache))
         other.cache = list(cache.cache)

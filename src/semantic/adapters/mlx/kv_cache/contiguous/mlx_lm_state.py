@@ -1,8 +1,8 @@
 """The state of mlx-lm's own caches as trees of a checkpoint.
 
-What a valid state looks like is taken from the model: the caches after one token, built lazily and
-never computed. A cache of a class that is not known here is stored attribute by attribute. Knows
-mlx-lm's cache classes; not where a checkpoint is stored.
+The model shows the form of a valid state: its caches after one token, built lazily and never
+computed. A cache of an unknown class is stored attribute by attribute. Knows mlx-lm's cache
+classes, but not where a checkpoint is stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from semantic.domain.errors import (
 )
 
 _TOKEN_AXIS = 2
-"""Of keys and values (1, kv_heads, tokens, head_dim)."""
+"""The axis of tokens in keys and values (1, kv_heads, tokens, head_dim)."""
 
 _KNOWN: dict[str, type[object]] = {
     kind.__name__: kind
@@ -42,7 +42,7 @@ _KNOWN: dict[str, type[object]] = {
 
 
 _ATTENDS = ("KVCache", "RotatingKVCache")
-"""Of these the state begins with keys, values and an offset."""
+"""Classes whose state begins with keys, values and an offset."""
 
 
 class _FromState(Protocol):
@@ -50,7 +50,7 @@ class _FromState(Protocol):
 
 
 def expected_state(cache: MlxLmCache) -> Tree:
-    """The form of the state of a cache like `cache`, for any number of tokens."""
+    """Return the form of the state of a cache like `cache`, for any number of tokens."""
     name = class_name(cache)
     if name not in _KNOWN:
         return name, [(attribute, Anything()) for attribute in sorted(vars(cache))]
@@ -58,7 +58,7 @@ def expected_state(cache: MlxLmCache) -> Tree:
 
 
 def write_state(cache: MlxLmCache) -> Tree:
-    """The state of `cache`, with contiguous arrays."""
+    """Return the state of `cache`, with contiguous arrays."""
     name = class_name(cache)
     if name not in _KNOWN:
         return name, [
@@ -69,9 +69,7 @@ def write_state(cache: MlxLmCache) -> Tree:
 
 def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> MlxLmCache:
     """Rebuild the cache that `write_state` wrote, after `length` tokens; `empty` is a new one.
-
-    `tree` has the form `expected`. Raises CacheReconstructionError if its numbers contradict it.
-    """
+    `tree` has the form `expected`. Raise CacheReconstructionError if its numbers contradict it."""
     name, state = cast(tuple[str, Tree], tree)
     if name not in _KNOWN:
         return _with_attributes(empty, cast(list[tuple[str, Tree]], state), length)
@@ -81,17 +79,16 @@ def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> Ml
 
 
 def class_name(cache: object) -> str:
-    """Name of the cache's class. Raises UnsupportedModelError if it cannot be stored."""
+    """Return the name of the cache's class. Raise UnsupportedModelError if it cannot be stored."""
     name = type(cache).__name__
     if _KNOWN.get(name, type(cache)) is not type(cache) or not hasattr(cache, "__dict__"):
-        raise UnsupportedModelError(f"a {name} cannot be stored in a checkpoint")
+        raise UnsupportedModelError(f"cannot store a {name} in a checkpoint")
     return name
 
 
 def _with_attributes(
     empty: MlxLmCache, attributes: Sequence[tuple[str, Tree]], length: int
 ) -> MlxLmCache:
-    """A copy of `empty` with these attributes."""
     found = copy.copy(empty)
     for name, tree in attributes:
         value = _loaded(tree)
@@ -103,7 +100,7 @@ def _with_attributes(
 
 
 def _each(tree: object, change: Callable[[object], object]) -> object:
-    """`tree` with each leaf changed."""
+    """Return `tree` with each leaf changed."""
     if isinstance(tree, list | tuple):
         items = [_each(item, change) for item in tree]
         return items if isinstance(tree, list) else tuple(items)
@@ -111,7 +108,7 @@ def _each(tree: object, change: Callable[[object], object]) -> object:
 
 
 def _form(state: object, *, attends: bool) -> Tree:
-    """The form of `state`; keys and values may have any number of tokens."""
+    """Return the form of `state`; keys and values may have any number of tokens."""
     axis = _TOKEN_AXIS if attends else None
 
     def form_of(leaf: object) -> object:
@@ -160,7 +157,7 @@ def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
 
 
 def _is_write_position(index: int, held: int, length: int, size: int) -> bool:
-    """Whether a RotatingKVCache of `held` tokens' arrays may write next at `index`."""
+    """Return whether a RotatingKVCache of `held` tokens' arrays may write next at `index`."""
     if held == size and length >= size:
         return 0 <= index <= size  # any index of the ring
     return index == min(held, length)  # after the last token

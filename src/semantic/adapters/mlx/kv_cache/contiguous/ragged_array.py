@@ -1,10 +1,9 @@
-"""An array whose rows have different lengths, which models compute with as with any other.
+"""An array with rows of different lengths, which models use like any other.
 
-A model gets it as keys or values of a batch. What it does with them before its attention, such as
-the scores of MLA's rope keys, or instead of it, such as soft-capped scores, is done row by row.
-Functions of `mx` see an array without elements and fail, but for those of `ROW_BY_ROW`, which
-`attention_hook` puts in their place. Knows the operations that mlx-lm's models apply to keys,
-values and scores.
+A model gets it as keys or values of a batch. Its operations before attention, such as the scores of
+MLA's rope keys, or instead of it, such as soft-capped scores, run row by row. Functions of `mx` see
+an array without elements and fail, except those of `ROW_BY_ROW`, which `attention_hook` puts in
+their place. Knows the operations that mlx-lm's models apply to keys, values and scores.
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ import mlx.core as mx
 
 
 class RaggedArray(mx.array):
-    """Row i is `rows[i]`, (1, heads, tokens, dim).
-
-    A subclass of MLX's array, since its operators accept nothing else. Python asks the reflected
-    operator of a subclass first.
-    """
+    """An array whose row i is `rows[i]`, (1, heads, tokens, dim). A subclass of MLX's array, since
+    its operators accept nothing else. Python asks the reflected operator of a subclass first."""
 
     rows: tuple[mx.array, ...]
 
     def __new__(cls, rows: Sequence[mx.array], dtype: mx.Dtype) -> Self:  # noqa: ARG004
-        """`dtype` is that of the rows."""
+        """`dtype` is the rows'."""
         return cast(Callable[[type], Self], mx.array.__new__)(cls)
 
     def __init__(self, rows: Sequence[mx.array], dtype: mx.Dtype) -> None:
@@ -36,9 +32,7 @@ class RaggedArray(mx.array):
     @property
     def shape(self) -> tuple[int, ...]:
         """As any array's; where rows differ, all their lengths, (batch,) int32.
-
-        Models compute positions from it. As a condition, several lengths are an error.
-        """
+        Models compute positions from it. As a condition, several lengths are an error."""
         sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
         return cast(tuple[int, ...], (len(self.rows), *merged))
@@ -47,11 +41,11 @@ class RaggedArray(mx.array):
         return RaggedArray(list(map(change, self.rows)), dtype)
 
     def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:  # noqa: ARG002
-        """Row by row; axis 0 is the rows."""
+        """Swap row by row; axis 0 is the rows."""
         return self.each(lambda row: row.swapaxes(axis1, axis2), self.dtype)
 
     def astype(self, dtype: mx.Dtype, stream: object = None) -> RaggedArray:  # noqa: ARG002
-        """Row by row."""
+        """Convert row by row."""
         return self.each(lambda row: row.astype(dtype), dtype)
 
     def __mul__(self, factor: object) -> RaggedArray:
@@ -63,40 +57,38 @@ class RaggedArray(mx.array):
         return self.each(lambda row: row / cast(float, divisor), self.dtype)
 
     def __matmul__(self, right: mx.array) -> mx.array:
-        """Row by row; dense, since what differs between rows is summed over."""
+        """Multiply row by row; dense, since the sum runs over the axis in which rows differ."""
         if not isinstance(right, RaggedArray):
             return NotImplemented
         return mx.concatenate([product(*pair) for pair in zip(self.rows, right.rows, strict=True)])
 
     def __rmatmul__(self, left: mx.array) -> RaggedArray:
-        """Row i of `left`, (batch, ...), times row i."""
+        """Multiply row i of `left`, (batch, ...), by row i."""
         pairs = zip(rows_of(left), self.rows, strict=True)
         return RaggedArray([product(*pair) for pair in pairs], self.dtype)
 
 
 def product(left: mx.array, right: mx.array) -> mx.array:
-    """`left @ right`; heads of one token each are one product if they share the right side.
-
-    `left` is (..., heads, n, width), `right` (..., heads or 1, width, columns).
-    """
+    """Return `left @ right`; heads of one token each are one product if they share the right side.
+    `left` is (..., heads, n, width), `right` (..., heads or 1, width, columns)."""
     if left.shape[-2] > 1 or right.shape[-3] > 1:
         return left @ right
     return mx.expand_dims(left.squeeze(-2) @ right.squeeze(-3), -2)
 
 
 def rows_of(x: mx.array) -> list[mx.array]:
-    """The rows of a batch, each (1, ...)."""
+    """Return the rows of a batch, each (1, ...)."""
     return list(mx.split(x, x.shape[0])) if x.shape[0] > 1 else [x]
 
 
 @functools.cache
 def nothing_of(dtype: mx.Dtype) -> mx.array:
-    """An array of no elements, in a shape that no model's array broadcasts with."""
+    """Return an array of no elements, in a shape that no model's array broadcasts with."""
     return mx.zeros((0, 7, 0, 11, 0, 13), dtype)
 
 
 def _row_by_row(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """`function`, also of a `RaggedArray` as its first argument."""
+    """Return `function`, extended to a `RaggedArray` as its first argument."""
 
     @functools.wraps(function)
     def of_rows(x: mx.array, *others: object, **named: object) -> mx.array:

@@ -1,9 +1,9 @@
 """Rows of a ragged batch in slots of shared arrays, for decoding on a CPU.
 
-There a step over short contexts is bound by the number of operations. Rows of similar capacity
-share an array, token i at index i of a slot, and their attention is one operation with a mask. A
-row that leaves takes its tokens along and frees its slot. Rows with so many bytes that the
-operations do not count stay apart. Knows full attention only; neither devices nor requests.
+There the number of operations bounds a step over short contexts. Rows of similar capacity share an
+array, token i at index i of a slot, and their attention is one operation with a mask. A leaving row
+takes its tokens along and frees its slot. Rows too large for operations to count stay apart. Knows
+full attention only, but neither devices nor requests.
 """
 
 from __future__ import annotations
@@ -23,29 +23,27 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, 
 from semantic.domain.value_objects import whole_blocks
 
 LARGEST_ROW = 1 << 20
-"""Bytes of a row in one layer beyond which it stays apart: copies and padding cost more than
-operations."""
+"""Bytes of a row in one layer beyond which it stays apart:
+copies and padding then cost more than operations."""
 
 MOST_PADDING = 1.5
-"""Maximum capacity of an array, relative to that of its rows: a pool's budget counts capacity
-without padding."""
+"""Maximum capacity of an array, relative to its rows'.
+A pool's budget counts capacity without padding."""
 
 MOST_UNSEEN = 512 << 10
-"""Bytes of a layer that a row may be shorter than the longest with which it shares an array: about
-as many are read in the time that operations of another part take."""
+"""Bytes of a layer by which a row may be shorter than the longest in its array:
+about as many as MLX reads in the time of another part's operations."""
 
 _ROOM = 64
-"""Tokens for which a row should find room, unless it has reserved less: a full array is copied."""
+"""Tokens of room for a row, unless it has reserved less: a full array needs a copy."""
 
 _WAITING = 8
-"""One row in so many waits for a slot before all are moved to new arrays."""
+"""Rows for each waiting one before all move to new arrays."""
 
 
 class Division:
-    """Which rows of a batch are computed together: `parts`, lists of row numbers.
-
-    Every row is in one part. A part may have further entries, None, whose results are dropped.
-    """
+    """The rows of a batch that compute together: `parts`, lists of row numbers.
+    Every row is in one part. A part may have further entries, None, whose results are dropped."""
 
     def __init__(self, parts: Sequence[Sequence[int | None]]) -> None:
         self._ends = list(itertools.accumulate(map(len, parts)))[:-1]
@@ -57,22 +55,20 @@ class Division:
         self._back = None if in_order else mx.array([self.places[i] for i in range(n_rows)])
 
     def split(self, x: mx.array) -> list[mx.array]:
-        """The parts of an array of the batch, (rows, ...)."""
+        """Return the parts of an array of the batch, (rows, ...)."""
         if self._taken is not None:
             x = x[self._taken]
         return list(mx.split(x, self._ends)) if self._ends else [x]
 
     def join(self, parts: Sequence[mx.array]) -> mx.array:
-        """What `split` divided, in the order of the batch."""
+        """Join the results of `split` in the order of the batch."""
         x = parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
         return x if self._back is None else x[self._back]
 
 
 class Parts(NamedTuple):
     """Arrays of a step's parts, (slots, heads, ...), whose tokens are on `axis`.
-
-    `masks`, of each part or None, is added to its scores; `lengths` are the tokens of each row.
-    """
+    `masks`, of each part or None, add to its scores; `lengths` counts the tokens of each row."""
 
     arrays: Sequence[mx.array]
     axis: int
@@ -81,11 +77,11 @@ class Parts(NamedTuple):
     lengths: Sequence[int]
 
     def changed(self, change: Callable[[mx.array], mx.array], axis: int) -> Parts:
-        """The same of other arrays."""
+        """Return the same of other arrays."""
         return self._replace(arrays=list(map(change, self.arrays)), axis=axis)
 
     def rows(self) -> tuple[mx.array, ...]:
-        """Views of the rows' own tokens, without padding."""
+        """Return views of the rows' own tokens, without padding."""
         slots = [part[i : i + 1] for part in self.arrays for i in range(part.shape[0])]
         found = (slots[self.division.places[i]] for i in range(len(self.lengths)))
         return tuple(
@@ -99,14 +95,11 @@ _TOKENS = 2
 
 
 class SlottedArray(RaggedKeys):
-    """Keys, values or scores of rows in slots: `parts`, until something asks for the rows.
-
-    That is a model that does more with them than attention, and is better off with rows apart:
-    `on_rows` is called.
-    """
+    """Keys, values or scores of rows in slots: `parts`, until something asks for the rows. A model
+    that does more with them than attention is better off with rows apart: this calls `on_rows`."""
 
     def __new__(cls, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> Self:  # noqa: ARG004
-        """`dtype` is that of the parts."""
+        """`dtype` is the parts'."""
         return super().__new__(cls, (), dtype)
 
     def __init__(self, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> None:
@@ -147,9 +140,7 @@ class SlottedArray(RaggedKeys):
 
 class Slots:
     """Keys and values of several sequences, (slots, kv_heads, capacity, head_dim).
-
-    `rows[i]` is in slot i; None is a free slot, which is computed with and holds nothing.
-    """
+    `rows[i]` is in slot i; None is a free slot, which computes but holds nothing."""
 
     def __init__(self, rows: Sequence[FullCache], buffers: Sequence[KVBuffer]) -> None:
         """Copy the tokens of `rows`, which are in `buffers`."""
@@ -167,17 +158,17 @@ class Slots:
 
     @property
     def padded(self) -> bool:
-        """Whether the array is larger than `MOST_PADDING` allows."""
+        """True if the array is larger than `MOST_PADDING` allows."""
         reserved = sum(_reserved(row) for row in self.rows if row is not None)
         return len(self.rows) * self.capacity > MOST_PADDING * reserved
 
     @property
     def full(self) -> bool:
-        """Whether a row may have no room for its next token."""
+        """True if a row may have no room for its next token."""
         return self._room <= 0
 
     def accepts(self, row: FullCache) -> bool:
-        """Whether `row` should move to a free slot."""
+        """Return whether `row` should move to a free slot."""
         if None not in self.rows:
             return False
         longest = self.capacity - self._room
@@ -185,7 +176,6 @@ class Slots:
         return _needed(row) <= self.capacity and apart <= MOST_UNSEEN
 
     def put(self, row: FullCache) -> None:
-        """Move the tokens of `row` to a free slot."""
         slot = self.rows.index(None)
         self._write(slot, row.buffer)
         self.rows[slot] = row
@@ -203,12 +193,12 @@ class Slots:
         self.rows[slot] = None
 
     def view(self, slot: int) -> KVBuffer:
-        """The tokens of a slot, not copied."""
+        """Return the tokens of a slot, not copied."""
         one = slice(slot, slot + 1)
         return KVBuffer(self.k[one], self.v[one])
 
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Append a token to each slot; what they may attend to, and its mask."""
+        """Append a token to each slot; return what they may attend to, and its mask."""
         step = _steps(tuple(0 if row is None else row.offset for row in self.rows), k.dtype)
         self._step = step
         self.k = mx.put_along_axis(self.k, step.at, k, axis=2)
@@ -228,7 +218,7 @@ class Slots:
 class SlottedBatch(RaggedBatch[FullCache]):
     """A ragged batch whose rows share arrays while each step has one token of every row.
 
-    The tokens of a row are in an array of `shared`, else in its own buffer. `by_row` is true if its
+    A row's tokens are in an array of `shared`, else in its own buffer. `by_row` is true if the
     model asked for rows: then they stay apart.
     """
 
@@ -238,7 +228,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
         self._alone: list[FullCache] = []
         self._division: Division | None = None  # None: rows have come or gone
         self.by_row = False
-        self._offset: mx.array | None = None  # None: a step has been taken
+        self._offset: mx.array | None = None  # None: a step has passed
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
         self._fetched = self._offset = None  # before the write, which copies what is in use
@@ -299,7 +289,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
         self._division = self._offset = None
 
     def extract(self, idx: int) -> FullCache:
-        """Row `idx`, with its tokens."""
+        """Return row `idx`, with its tokens."""
         self._release(self.rows[idx])
         return self.rows[idx]
 
@@ -315,7 +305,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
                 self._division = self._offset = None
 
     def _arranged(self) -> Division:
-        """Which rows are computed together in the next step, each with room for its token."""
+        """Return the division of the next step, each row with room for its token."""
         if self._division is None or any(slots.full for slots in self.shared):
             self._arrange()
             numbers = {id(row): i for i, row in enumerate(self.rows)}
@@ -326,7 +316,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
         return self._division
 
     def _arrange(self) -> None:
-        """Give rows their slots: those that are free, or new ones to all rows if too many wait."""
+        """Give rows free slots, or new ones to all rows if too many wait."""
         for row in _without_slot(self.rows):
             free = next((slots for slots in self.shared if slots.accepts(row)), None)
             if free is not None:
@@ -371,10 +361,8 @@ class _Step:
 
 
 class _Steps(threading.local):
-    """The steps of a thread, made once and not once per layer: MLX lets no other thread use them.
-
-    A step is kept while an array's last step is the same.
-    """
+    """The steps of a thread, made once per step and not per layer:
+    MLX lets no other thread use them. A step lives as long as it is an array's last one."""
 
     def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (
@@ -401,7 +389,7 @@ def _step(offsets: tuple[int, ...], dtype: mx.Dtype) -> _Step:
 
 
 def _groups(rows: Sequence[FullCache]) -> list[list[FullCache]]:
-    """Rows that should share an array: those whose lengths and capacities differ little."""
+    """Group rows that should share an array: their lengths and capacities differ little."""
     groups: list[list[FullCache]] = []
     for row in sorted(filter(_small, rows), key=lambda row: row.offset, reverse=True):
         if groups and _fits(row, groups[-1]):
@@ -412,7 +400,7 @@ def _groups(rows: Sequence[FullCache]) -> list[list[FullCache]]:
 
 
 def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
-    """Whether `row` may follow the rows of `group`, longest first."""
+    """Return whether `row` may follow the rows of `group`, longest first."""
     longest = group[0].offset
     if (longest - row.offset) * _token_bytes(row) > MOST_UNSEEN:
         return False
@@ -420,18 +408,17 @@ def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
 
 
 def _capacity(rows: Sequence[FullCache]) -> int:
-    """Tokens of each slot of an array for `rows`: what they reserved, without much padding."""
+    """Return the tokens of each slot for `rows`: their reservation, without much padding."""
     reserved = [_reserved(row) for row in rows]
     return min(max(reserved), int(MOST_PADDING * sum(reserved) / len(reserved)))
 
 
 def _needed(row: FullCache) -> int:
-    """Tokens of a slot that is worth a copy of `row`."""
+    """Return the tokens of a slot that is worth a copy of `row`."""
     return min(row.offset + _ROOM, _reserved(row))
 
 
 def _reserved(row: FullCache) -> int:
-    """Capacity of a row with its next token."""
     return max(row.buffer.capacity, whole_blocks(row.offset + 1))
 
 
