@@ -1,5 +1,5 @@
-"""What only CUDA needs: kernels that `nvrtc` compiles, and copies by the device's copy engine.
+"""CUDA only: kernels that `nvrtc` compiles, and copies by the device's copy engine.
 
-A Mac and a CPU use nothing of it. `mlx_lm`'s recurrences and convolutions, rows of a batch that
-read keys together, and kernels that MLX compiles at first use have a kernel or a process here.
+mlx_lm's recurrences and convolutions, rows of a batch that read keys together, and kernels that MLX
+compiles at first use have a kernel or a process here.
 """

@@ -1,8 +1,8 @@
 """The copy engine of a CUDA device, through the driver's C interface.
 
-MLX has no call that copies to given host memory: looking at an array moves it into managed memory
-for good. The driver copies pinned memory at the bus's speed, beside kernels. Knows no arrays but
-where they begin.
+MLX has no call that copies to given host memory: reading an array moves it into managed memory for
+good. The driver copies pinned memory at the bus's speed, alongside kernels. Knows only where arrays
+begin.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _ROWS = Rows(_TESTED // _WHOLE, 4 * _HALF, 4 * _WHOLE)
 
 
 class _Copy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D."""
-
     _fields_ = (
         ("srcXInBytes", ctypes.c_size_t),
         ("srcY", ctypes.c_size_t),
@@ -58,10 +56,10 @@ class _Copy2D(ctypes.Structure):
 
 
 class CudaDriver:
-    """Implements `CopyDriver` for the device that MLX computes on. One stream per thread."""
+    """A `CopyDriver` for the device that MLX computes on. One stream per thread."""
 
     def __init__(self) -> None:
-        """Raises OSError without the driver's library, RuntimeError when it refuses."""
+        """Raise OSError without the driver's library, and RuntimeError when it refuses."""
         self._cuda = ctypes.CDLL(_LIBRARY)
         self._call("cuInit", ctypes.c_uint(0))
         device = ctypes.c_int()
@@ -102,8 +100,8 @@ class CudaDriver:
         if huge:
             memory.madvise(mmap.MADV_HUGEPAGE)
             address += -address % _HUGE_PAGE
-        # Touched here, outside of CUDA: while CUDA pins pages that do not exist yet, it lets no
-        # other thread launch anything.
+        # Touch the pages here, outside of CUDA: while CUDA pins pages that do not exist yet, it
+        # lets no other thread launch anything.
         ctypes.memset(address, 0, n_bytes)
         try:
             self.pin(address, n_bytes)
@@ -180,7 +178,7 @@ class CudaDriver:
 
 
 def copies_rightly(driver: CopyDriver) -> bool:
-    """Whether bytes arrive, both ways and as rows, on this device."""
+    """Return whether bytes arrive on this device, both ways and as rows."""
     array = mx.arange(_TESTED, dtype=mx.int32) + 1
     try:
         device = driver.address(array)
@@ -191,7 +189,7 @@ def copies_rightly(driver: CopyDriver) -> bool:
 
 
 def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
-    """Whether all numbers, then every second half of a row, are read."""
+    """Return whether a copy reads all numbers, then every second half of a row."""
     expected = numbers("i", range(1, _TESTED + 1))
     driver.to_host(address_of(host), device, Rows(1, len(host), len(host)))
     if bytes(host) != expected.tobytes():
@@ -205,7 +203,7 @@ def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
 
 
 def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) -> bool:
-    """Whether MLX sees what is written over the first half of every row."""
+    """Return whether MLX sees a copy over the first half of every row."""
     driver.to_device(device, address_of(host[: len(host) // 2]), _ROWS)
     at = mx.arange(_TESTED, dtype=mx.int32)
     expected = mx.where(at % _WHOLE < _HALF, at // _WHOLE * _HALF + at % _WHOLE + 1, at + 1)
@@ -214,7 +212,8 @@ def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) 
 
 @functools.cache
 def transfers_here() -> Transfers | None:
-    """The copies of MLX's default device; None where it has no copy engine that passes its test."""
+    """Return the copies of MLX's default device; None without a copy engine that passes its
+    test."""
     if not on_cuda():
         return None
     try:

@@ -1,8 +1,8 @@
 """Depthwise convolutions over a few tokens as one CUDA kernel.
 
 Recurrent layers convolve each channel over its last tokens. cuDNN plans a convolution anew for each
-number of sequences and of tokens, in 0.2 to 0.7 s on an H200, which is ten times as long as a
-forward pass; this has no plan. Knows MLX's convolution; no model.
+number of sequences and of tokens, in 0.2 to 0.7 s on an H200, ten times as long as a forward pass.
+This kernel needs no plan. Knows MLX's convolution, but no model.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ShortConv1d(Conv1d):
 
 
 def convolved(x: mx.array, weight: mx.array) -> mx.array:
-    """The sums of `x`, (rows, tokens, channels), over as many tokens as `weight`, (channels, taps,
-    1), has taps: (rows, tokens - taps + 1, channels)."""
+    """Return the sums of `x`, (rows, tokens, channels), over the taps of `weight`.
+    `weight` is (channels, taps, 1), the result (rows, tokens - taps + 1, channels)."""
     rows, n_tokens, channels = x.shape
     taps = weight.shape[1]
     shape = rows, n_tokens - taps + 1, channels

@@ -1,8 +1,8 @@
-"""MLX's kernels that most models of 16 bits use, compiled by processes while a program starts.
+"""Kernels of MLX that most 16-bit models use, compiled by processes while a program starts.
 
-MLX compiles a kernel when it is first used, for 3 to 5 s, one after the other, and keeps it in the
-folder of `MLX_PTX_CACHE_DIR`. Each process runs this file alone and compiles one; any other kernel
-is compiled where it is needed. Knows no model.
+MLX compiles a kernel at its first use, for 3 to 5 s, one after the other, and keeps it in the
+folder of `MLX_PTX_CACHE_DIR`. Each process runs this file alone and compiles one kernel; MLX
+compiles the others on demand. Knows no model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _running: list[Popen[bytes]] = []
 
 def begin() -> None:
     """Start the processes whose kernels the folder lacks, if there is one and a CUDA device."""
-    from semantic.adapters.mlx.device import on_cuda  # not for what the processes run
+    from semantic.adapters.mlx.device import on_cuda  # the processes do without
 
     folder = os.environ.get(_FOLDER)
     if folder is None or not on_cuda():
@@ -38,7 +38,7 @@ def begin() -> None:
 
 
 def wait() -> None:
-    """Return when no process takes memory of the device because of `begin`."""
+    """Return when no process of `begin` takes memory of the device."""
     while _running:
         _running.pop().wait()
 
@@ -60,7 +60,7 @@ def _taken(index: mx.Dtype) -> mx.array:
 
 
 def _fused(function: Callable[..., mx.array], *inputs: mx.array) -> mx.array:
-    """As mlx-lm's layers compile it."""
+    """Compile `function` as mlx-lm's layers do."""
     return cast(Callable[..., mx.array], mx.compile(function, shapeless=True))(*inputs)
 
 

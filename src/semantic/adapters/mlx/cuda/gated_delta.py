@@ -1,10 +1,10 @@
 """The gated delta rule as one CUDA kernel: the recurrence of Qwen3-Next, Kimi Linear and others.
 
-mlx-lm has a kernel for Metal alone; elsewhere it computes a dozen operations for each token, one
-token after the other. Here a thread group keeps its part of a state in registers over all tokens. A
-token's sums have one order, whatever is computed beside or before it: tokens computed at once or
-one by one, alone or in a batch, give the same bits. The only module that knows mlx-lm's function;
-`tests/integration/test_mlx_lm_contract.py` fails when mlx-lm changes it.
+mlx-lm has a kernel for Metal alone; elsewhere it computes a dozen operations for each token in
+turn. Here a thread group keeps its part of a state in registers over all tokens. A token's sums
+have a fixed order: tokens at once or one by one, alone or in a batch, give the same bits. The only
+module that knows mlx-lm's function; `tests/integration/test_mlx_lm_contract.py` fails when mlx-lm
+changes it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _STAGED = 8192
 _TOLERANCE = 1e-2
 """Relative to the result's norm: half precision is right to 4e-3."""
 _SELF_TEST = 2, 70
-"""Rows and tokens: more than are staged at a time."""
+"""Rows and tokens: more than fit shared memory at a time."""
 
 _operations = cast(Recurrence, gated_delta.gated_delta_ops)
 
 
 def install() -> None:
-    """Let mlx-lm's models compute the rule with the kernel, on CUDA. Idempotent."""
+    """Make mlx-lm's models compute the rule with the kernel, on CUDA. Idempotent."""
     setattr(gated_delta, HOOKED_NAME, compute)
 
 
 class Rule(NamedTuple):
-    """What a kernel is compiled for. `vector` decays are of each number of a key."""
+    """The parameters of a compiled kernel. `vector`: each number of a key has its own decay."""
 
     k_heads: int
     v_heads: int
@@ -54,13 +54,13 @@ class Rule(NamedTuple):
 
     @classmethod
     def of(cls, q: mx.array, v: mx.array, g: mx.array, beta: mx.array) -> Rule:
-        """That of a call of `compute`."""
+        """Return the rule of a call of `compute`."""
         heads, widths = (q.shape[2], v.shape[2]), (q.shape[3], v.shape[3])
         return cls(*heads, *widths, q.dtype, beta.dtype, g.ndim == q.ndim)
 
     @property
     def computable(self) -> bool:
-        """Whether there is a kernel: widths are divided evenly among threads."""
+        """True if there is a kernel: threads divide the widths evenly."""
         known = self.dtype in C_TYPES and self.rate_dtype in C_TYPES
         even = self.k_dim % (_LANES * _VECTOR) == 0 and self.v_dim % _ROWS == 0
         return known and even and self.k_dim <= _WIDEST and self.v_heads % self.k_heads == 0
@@ -83,7 +83,7 @@ def compute(
     if state is None or (kernel := _kernel_of(q, k, v, g, beta, state)) is None:
         return _operations(q, k, v, g, beta, state, mask)
     if mask is not None:
-        # Padding leaves a state as it was: it decays by nothing, and nothing is written to it.
+        # Padding leaves a state as it was: no decay and no write.
         real = mask[..., None]
         g = mx.where(real[..., None] if g.ndim == q.ndim else real, g, 1)
         beta = mx.where(real, beta, 0)
@@ -93,7 +93,7 @@ def compute(
 def _kernel_of(
     q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
 ) -> CudaKernel | None:
-    """The kernel for a call of `compute`; None if there is none for its types and widths."""
+    """Return the kernel for a call of `compute`; None without one for its types and widths."""
     if not (q.dtype == k.dtype == v.dtype and g.dtype == state.dtype == mx.float32):
         return None
     return right_kernel(Rule.of(q, v, g, beta))
@@ -101,7 +101,7 @@ def _kernel_of(
 
 @functools.cache
 def right_kernel(rule: Rule) -> CudaKernel | None:
-    """The kernel of a rule if it computes on this device what MLX's operations do."""
+    """Return a rule's kernel if it computes the same as MLX's operations on this device."""
     if not rule.computable:
         return None
     kernel = build(rule)
@@ -152,7 +152,7 @@ def _launch(kernel: CudaKernel, given: tuple[mx.array, ...]) -> tuple[mx.array, 
 
 
 def random_inputs(rule: Rule, rows: int, tokens: int) -> tuple[mx.array, ...]:
-    """What `compute` takes: keys of length one, decays and rates between 0 and 1."""
+    """Return inputs of `compute`: keys of length one, decays and rates between 0 and 1."""
     keys = iter(mx.random.split(mx.random.key(0), 6))
     per_head = (rows, tokens, rule.v_heads)
     of_key = (rows, tokens, rule.k_heads, rule.k_dim)
@@ -192,8 +192,8 @@ def _close(found: mx.array, expected: mx.array) -> bool:
     return bool((gap <= _TOLERANCE * mx.linalg.norm(expected)).item())
 
 
-# A row of a state, DK numbers for one number of a value, is held by LANES threads, four numbers at
-# a time each, so that they read shared memory side by side.
+# LANES threads hold a row of a state, DK numbers for one number of a value, four numbers at a time
+# each, so that they read shared memory side by side.
 BODY = """
   constexpr int N = DK / LANES;
   __shared__ __align__(16) float keys[TILE * DK], queries[TILE * DK];

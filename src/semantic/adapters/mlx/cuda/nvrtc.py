@@ -1,8 +1,8 @@
 """CUDA kernels compiled by NVRTC, the compiler library that MLX loads, and launched through MLX.
 
 `mx.fast.cuda_kernel` includes headers that take a second and a half to compile, for every kernel
-and in every process. Text that includes none takes much less, and several texts are compiled at a
-time, beside whatever MLX does. Knows text, numbers and arrays; not what a kernel computes.
+and in every process. Text without headers takes much less, and several texts compile at a time,
+while MLX does other work. Knows text, numbers and arrays, but not what a kernel computes.
 """
 
 from __future__ import annotations
@@ -49,11 +49,8 @@ C_TYPES = {mx.bfloat16: "bfloat", mx.float16: "half", mx.float32: "float"}
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A pointer that a kernel gets, to numbers of a C type.
-
-    With `n_strides` the text may use `NAME_strides[i]` of so many axes, with `has_size`
-    `NAME_shape[0]`.
-    """
+    """A pointer that a kernel gets, to numbers of a C type. With `n_strides` the text may use
+    `NAME_strides[i]` of that many axes, with `has_size` `NAME_shape[0]`."""
 
     name: str
     c_type: str
@@ -62,7 +59,7 @@ class Parameter:
 
 
 class CudaKernel:
-    """A kernel that is being compiled; the first call waits for it."""
+    """A kernel in compilation; the first call waits for it."""
 
     def __init__(
         self,
@@ -89,10 +86,8 @@ class CudaKernel:
         output_shapes: Sequence[tuple[int, ...]],
         output_dtypes: Sequence[mx.Dtype],
     ) -> list[mx.array]:
-        """The outputs, lazily; inputs that are not contiguous are copied.
-
-        Raises RuntimeError if the text does not compile.
-        """
+        """Return the outputs, lazily, and copy inputs that are not contiguous.
+        Raise RuntimeError if the text does not compile."""
         scalars: list[object] = []
         for parameter, one in zip(self._inputs, inputs, strict=True):
             if parameter.n_strides:
@@ -116,16 +111,14 @@ class CudaKernel:
 
 
 def architecture() -> str:
-    """The real architecture of MLX's GPU, like sm_90."""
+    """Return the real architecture of MLX's GPU, such as sm_90."""
     info = mx.device_info(mx.Device(mx.gpu))
     return f"sm_{info['compute_capability_major']}{info['compute_capability_minor']}"
 
 
 def compile_cuda(source: str, target: str) -> bytes:
-    """Machine code for `target` of a text with one function of C linkage.
-
-    Thread-safe. Raises RuntimeError with the compiler's messages, or if there is no compiler.
-    """
+    """Return machine code for `target` of a text with one function of C linkage. Thread-safe.
+    Raise RuntimeError with the compiler's messages, or without a compiler."""
     nvrtc = _library()
     program = ctypes.c_void_p()
     _call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
@@ -152,7 +145,7 @@ def _signature(name: str, inputs: Sequence[Parameter], outputs: Sequence[Paramet
 
 
 def _start(inputs: Sequence[Parameter]) -> str:
-    """Names that a text may use for strides and sizes."""
+    """Return the names that a text may use for strides and sizes."""
     text = ""
     for one in inputs:
         name = one.name
@@ -166,7 +159,7 @@ def _start(inputs: Sequence[Parameter]) -> str:
 
 
 def _strides(one: mx.array | Heads) -> list[int]:
-    """Of a contiguous array, in numbers."""
+    """Return the strides of a contiguous array, in numbers."""
     shape = one.array.shape if isinstance(one, Heads) else one.shape
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 

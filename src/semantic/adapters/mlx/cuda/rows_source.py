@@ -1,8 +1,8 @@
 """Source text of attention for prompt tokens as rows of a batch, on CUDA's matrix units.
 
 Consecutive tokens of one sequence attend to almost the same keys: a thread group reads them once
-for all queries of a run of rows and one KV head. Its partial results are those of `ATTEND`, which
-`COMBINE` reduces. The rows' own tokens are in their pages already. Knows no MLX.
+for all queries of a run of rows and one KV head. `COMBINE` reduces its partial results, which have
+the form of `ATTEND`'s. The rows' own tokens are in their pages already. Knows no MLX.
 """
 
 from __future__ import annotations

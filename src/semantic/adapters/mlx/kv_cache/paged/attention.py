@@ -1,7 +1,7 @@
 """Attention over pages: the contract, and an implementation in MLX's own operations.
 
-`kernels.py` has the fast implementation. This one works on every device and copies what it reads:
-it is the reference for the kernels, and what tests use on devices without them.
+`kernels.py` has the fast implementation. This one works on every device and copies its input. It is
+the kernels' reference, and the one that tests use on devices without them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class DecodeStep(NamedTuple):
     one. With `rope`, (rows, heads, 1, v_head_dim), keys are latents and values their rope keys: a
     score is that of `q` and a latent, scaled, plus that of `rope` and a rope key, and the result is
     a sum of latents. `number` counts steps since `metadata` was made, `kind` is the number of the
-    layer's kind, `layer` the layer's number in its kind. `after` is the result of the step before,
-    whose tokens must be visible; None if there was none. With `write_first` rows
-    may be of one sequence: every new token is written before any row attends to it. Rows after
-    those of the metadata's sequences are padding, with any result.
+    layer's kind, `layer` the layer's number in its kind. `after` is the result of the previous
+    step, whose tokens must be visible; None without one. With `write_first` rows may belong to one
+    sequence: every new token is written before any row attends to it. Rows after the metadata's
+    sequences are padding, with any result.
     """
 
     q: mx.array | Heads
@@ -56,8 +56,8 @@ class PrefillChunk(NamedTuple):
     """One layer of a prefill chunk: keys and values, (1, kv_heads, n, head_dim), of one sequence.
 
     Its first token is at position `at`; it attends to positions from `gather_from` on. `layer` is
-    the layer's number in its kind, `after` the `done` of the chunk before, or None. The last
-    `padding` tokens are gathered but not written.
+    the layer's number in its kind, `after` the `done` of the previous chunk, or None. The chunk
+    gathers its last `padding` tokens but does not write them.
     """
 
     k: mx.array
@@ -79,13 +79,11 @@ class Appended(NamedTuple):
 
 
 class PagedAttention(Protocol):
-    """Computes over the pages of one kind of layers."""
+    """Computes attention over the pages of one kind of layers."""
 
     def attend(self, step: DecodeStep) -> mx.array:
         """Write each new token to its page and return its attention, (rows, heads, 1, width).
-
-        The width is that of the values, or of the latents.
-        """
+        The width is the values', or the latents'."""
         ...
 
     def append(self, chunk: PrefillChunk) -> Appended:
@@ -93,19 +91,17 @@ class PagedAttention(Protocol):
         ...
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
-        """Write whole pages, (n, *PageKind.page_shape), at these indices.
-
-        Returns the array to evaluate.
-        """
+        """Write whole pages, (n, *PageKind.page_shape), at these indices; return the array to
+        evaluate."""
         ...
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
-        """Copy whole pages to others, by index; returns the array to evaluate."""
+        """Copy whole pages to others, by index; return the array to evaluate."""
         ...
 
 
 class PortableAttention:
-    """Implements `PagedAttention` in MLX's operations."""
+    """A `PagedAttention` in MLX's operations."""
 
     def attend(self, step: DecodeStep) -> mx.array:
         """See `PagedAttention.attend`. Needs no `after`: MLX sees these writes to the pool."""
@@ -174,7 +170,7 @@ def _write(pool: PagePool, row: RowPages, layer: int, at: int, k: mx.array, v: m
 def _read(
     pool: PagePool, row: RowPages, layer: int, first: int, stop: int
 ) -> tuple[mx.array, mx.array]:
-    """Keys and values of positions `first` to `stop`, (1, kv_heads, n, head_dim) each."""
+    """Return keys and values of positions `first` to `stop`, (1, kv_heads, n, head_dim) each."""
     shape = pool.kind.shape
     if first >= stop:
         keys, values = (

@@ -1,8 +1,8 @@
 """Batch metadata for the kernels: a batch's sequences, positions, page tables and split-KV plans.
 
-All layers of a batch share it: positions are made once per step, plans once in many steps. A plan
-divides each sequence's tokens into items of work; a thread group reads one item, and there are
-enough items to keep the device busy and no more. Knows page tables; nothing of attention.
+All layers of a batch share it. A batch makes positions once per step, and plans once in many steps.
+A plan divides each sequence's tokens into items of work, one for each thread group, just enough to
+keep the device busy. Knows page tables, but nothing of attention.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class RowPages:
         return 0 if self.window is None else max(0, self.position - self.window + 1)
 
     def page(self, block: int) -> int:
-        """The page that holds the block with this number."""
+        """Return the page of the block with this number."""
         return self.pages[block if self.ring is None else block % self.ring]
 
     @property
     def capacity(self) -> int | None:
-        """Positions below this have a page; None in a full ring, where all have."""
+        """The position below which all have a page; None in a full ring, where all have."""
         if self.ring is not None and len(self.pages) >= self.ring:
             return None
         return len(self.pages) * BLOCK_TOKENS
@@ -58,7 +58,7 @@ class RowPages:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """`numbers` has the items, ITEM_INTS each, then the page indices that they refer to.
+    """Items of work, ITEM_INTS `numbers` each, then the page indices that they refer to.
 
     An item: first row, first position, position after the last, index in `numbers` of its first
     page, number of the first row's first result, number of each row's items, index among them,
@@ -74,10 +74,8 @@ class SplitPlan:
 
 
 def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
-    """Tokens per item that finish soonest on a device that runs `at_once` items at a time.
-
-    All items run at once or in a few full waves, whichever has the shorter critical path.
-    """
+    """Return the tokens per item that finish soonest on a device that runs `at_once` items.
+    All items run at once or in a few full waves, whichever has the shorter critical path."""
     firsts = [row.first for row in rows]
     lengths = [row.position + 1 - first for row, first in zip(rows, firsts, strict=True)]
     longest, total = max(lengths), sum(lengths)
@@ -100,7 +98,7 @@ def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
 
 
 def cut_at_blocks(first: int, stop: int) -> list[range]:
-    """Positions `first` to `stop`, cut at the edges of blocks."""
+    """Return positions `first` to `stop`, cut at the edges of blocks."""
     edges = [first, *range(first - first % BLOCK_TOKENS + BLOCK_TOKENS, stop, BLOCK_TOKENS), stop]
     return [range(a, b) for a, b in itertools.pairwise(edges) if a < b]
 
@@ -109,9 +107,7 @@ def plan_split(
     rows: Sequence[RowPages], chunk: int, runs: Sequence[int] | None = None
 ) -> SplitPlan:
     """Plan items of `chunk` tokens for the next token of each row; every row has a page for it.
-
-    With `runs`, `rows[i]` stands for a run of so many rows; see `joined_runs`.
-    """
+    With `runs`, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
     runs = [1] * len(rows) if runs is None else runs
     starts = [range(row.first - row.first % chunk, row.position + 1, chunk) for row in rows]
     n_items = sum(map(len, starts))
@@ -138,10 +134,9 @@ def plan_split(
 
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
-    """Consecutive positions of one sequence, up to `most`, as one row; and how many each has.
-
-    A run's row has the position of its last token, and a window that begins with its first one's.
-    """
+    """Join up to `most` consecutive positions of one sequence to one row; return their numbers,
+    too. A run's row has the position of its last token, and a window that begins with its first
+    one's."""
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:
@@ -161,8 +156,8 @@ RowSize = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What each thread group reads, for steps before `until`, unless the pages of its pool have
-    moved more than `moves` times; see `SplitPlan`."""
+    """The reads of each thread group, for steps before `until`; see `SplitPlan`.
+    Invalid once the pages of its pool have moved more than `moves` times."""
 
     n_items: int
     n_results: int
@@ -176,14 +171,14 @@ _NO_SIZES_BETWEEN = 16
 
 
 def exact(n_rows: int) -> int:
-    """Batches without padding rows."""
+    """Pad no batch."""
     return n_rows
 
 
 def row_size(n_rows: int) -> int:
-    """The rows that a batch of `n_rows` is padded to: a power of two, or above 16 also 1.5 of one.
+    """Return the rows of a padded batch of `n_rows`: a power of two, or above 16 also 1.5 of one.
 
-    Few sizes, so that the shapes of a step recur while sequences join and leave: on CUDA a new one
+    With few sizes the shapes of a step recur while sequences join and leave: on CUDA a new one
     costs as much as ten steps.
     """
     size = 1 << max(0, n_rows - 1).bit_length()
@@ -193,10 +188,7 @@ def row_size(n_rows: int) -> int:
 
 class BatchMetadata:
     """Sequences of `lengths` tokens each before step 0.
-
-    A batch has `n_rows` rows; those after the sequences' are padding, which no page is read or
-    written for.
-    """
+    A batch has `n_rows` rows; those behind the sequences' are padding, which touches no page."""
 
     __slots__ = (
         "__weakref__", "_plans", "_positions", "_row_plans", "_targets", "lengths", "n_rows",
@@ -218,7 +210,7 @@ class BatchMetadata:
         self._targets: dict[int, tuple[mx.array, int]] = {}
 
     def positions(self, step: int) -> mx.array:
-        """Position of each sequence's token of `step`, (n_rows,) int32."""
+        """Return the position of each sequence's token of `step`, (n_rows,) int32."""
         known = self._positions
         if known is None or not 0 <= step - known[0] <= 1:
             padding = [0] * (self.n_rows - len(self.lengths))
@@ -230,7 +222,7 @@ class BatchMetadata:
         return known[1]
 
     def plan(self, kind: int, step: int, at_once: int) -> StepPlan:
-        """The plan of a step for the layers of a kind; allocates pages for the step's tokens."""
+        """Return a step's plan for the layers of a kind; allocate pages for the step's tokens."""
         known = self._plans.get(kind)
         if known is None or step >= known.until or known.moves != self._moves(kind):
             rows = self.rows(kind, step)
@@ -239,7 +231,7 @@ class BatchMetadata:
         return known
 
     def row_plan(self, kind: int, most_rows: int, at_once: int) -> StepPlan:
-        """The plan of step 0 in which up to `most_rows` rows of a sequence read together."""
+        """Return a plan of step 0 in which up to `most_rows` rows of a sequence read together."""
         known = self._row_plans.get(kind)
         if known is None or known.moves != self._moves(kind):
             rows, runs = joined_runs(self.rows(kind, 0), most_rows)
@@ -247,7 +239,7 @@ class BatchMetadata:
         return known
 
     def targets(self, kind: int) -> mx.array:
-        """The page to which each row's token of step 0 is written, (rows,) int32."""
+        """Return the page for each row's token of step 0, (rows,) int32."""
         known = self._targets.get(kind)
         if known is None or known[1] != self._moves(kind):
             pages = [row.page(row.position // BLOCK_TOKENS) for row in self.rows(kind, 0)]
@@ -255,11 +247,10 @@ class BatchMetadata:
         return known[0]
 
     def _moves(self, kind: int) -> int:
-        """How often the pages of a kind have moved."""
         return self.sequences[0].tables[kind].pool.moves
 
     def rows(self, kind: int, step: int) -> list[RowPages]:
-        """The page table of each sequence, with a page for the token of `step`."""
+        """Return the page table of each sequence, with a page for the token of `step`."""
         rows: list[RowPages] = []
         known: tuple[PageTable, list[int]] | None = None
         for sequence, length in zip(self.sequences, self.lengths, strict=True):
@@ -294,14 +285,14 @@ class MetadataCache:
     __slots__ = ("_last", "_size", "_subset")
 
     def __init__(self, size: RowSize = exact) -> None:
-        """`size` gives the rows that a batch of so many sequences is padded to."""
+        """`size` returns the padded rows of a batch."""
         self._size = size
-        # Weak references: sequences that left a batch must not be known alive.
+        # Weak references: sequences that left a batch must not stay alive.
         self._last: weakref.ref[BatchMetadata] | None = None
         self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
 
     def get(self, sequences: Sequence[PagedSequence], lengths: Sequence[int]) -> BatchMetadata:
-        """The metadata of these sequences: the last one returned if it is equal."""
+        """Return the metadata of these sequences: the last one returned if it is equal."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
             last = BatchMetadata(tuple(sequences), tuple(lengths), self._size)
@@ -309,7 +300,7 @@ class MetadataCache:
         return last
 
     def select(self, old: BatchMetadata, step: int, rows: Sequence[int]) -> BatchMetadata:
-        """The metadata of some rows of `old`, `step` steps later."""
+        """Return the metadata of some rows of `old`, `step` steps later."""
         rows, known = tuple(rows), self._subset
         if known is not None and known[1] == step and known[2] == rows and known[0]() is old:
             last = None if self._last is None else self._last()

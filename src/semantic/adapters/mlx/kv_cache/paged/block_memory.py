@@ -1,9 +1,9 @@
-"""Paged caches as the bytes of stored blocks: pages are read and written whole, in one copy each.
+"""A `BlockMemory` over paged caches: stored blocks as whole pages, in one copy each.
 
-Where the device has a copy engine and a body is that of one page, the two are copied beside all
-computation: the page is lent until then, which also keeps it from being written to. Elsewhere
-loaded bodies are gathered in host pages first, because a page holds all layers of its kind.
-Implements `block_codec.BlockMemory`. Knows layers and their pages; not the byte layout of a block.
+Where the device has a copy engine and a body is one page's, the two are copied outside MLX's
+computation: a loan of the page until then keeps it from being overwritten. Elsewhere loaded bodies
+gather in host pages first, because a page holds all layers of its kind. Knows layers and their
+pages, but not the byte layout of a block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEYS, VALUES = 0, 1
 
 
 def token_bytes(kind: PageKind) -> tuple[int, int]:
-    """Bytes of one head's key of a token, and of its value."""
+    """Return the bytes of one head's key of a token, and of its value."""
     shape = kind.shape
     return shape.k_head_dim * shape.dtype.size, shape.v_head_dim * shape.dtype.size
 
@@ -52,7 +52,7 @@ class HostPage:
         self.data = memoryview(bytearray(kind.page_bytes))
 
     def head(self, layer: int, which: int, head: int) -> memoryview:
-        """The bytes of 256 tokens of one head; `which` is KEYS or VALUES."""
+        """Return the bytes of 256 tokens of one head; `which` is KEYS or VALUES."""
         size = BLOCK_TOKENS * self._token_bytes[which]
         first = layer * self._layer_bytes
         if which == VALUES:
@@ -61,7 +61,7 @@ class HostPage:
         return self.data[at : at + size]
 
     def heads(self, layer: int) -> Iterator[memoryview]:
-        """`head` of each head of a layer's keys, then of its values."""
+        """Yield `head` of each head of a layer's keys, then of its values."""
         for which in (KEYS, VALUES):
             for head in range(self._heads):
                 yield self.head(layer, which, head)
@@ -103,7 +103,7 @@ class HostRing:
 def upload(
     table: PageTable, attention: PagedAttention, pages: dict[int, HostPage]
 ) -> Iterator[mx.array]:
-    """Copy host pages to the pages of a table, by index; yields the arrays to evaluate."""
+    """Copy host pages to the pages of a table, by index; yield the arrays to evaluate."""
     kind = table.pool.kind
     for at, page in pages.items():
         data = array_from(page.data, kind.shape.dtype, (1, *kind.page_shape))
@@ -111,7 +111,7 @@ def upload(
 
 
 def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
-    """The first tokens of every head of every layer in a page: the rows of a body."""
+    """Return a body's rows: the first tokens of every head of every layer in a page."""
     if n_tokens == BLOCK_TOKENS:
         return [Rows(1, kind.page_bytes, kind.page_bytes)]
     heads, n_layers = kind.shape.kv_heads, len(kind.layers)
@@ -127,7 +127,7 @@ def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
 
 
 class PageTarget:
-    """Implements `BodyTarget` for a page of which a body has all the layers."""
+    """A `BodyTarget` for a page whose layers are all in one body."""
 
     def __init__(self, transfers: Transfers, page: Loan, kind: PageKind) -> None:
         self._transfers = transfers
@@ -169,17 +169,17 @@ HostPages = dict[int, HostPage]
 
 
 class PagedMemory:
-    """Implements `BlockMemory` for caches in pages; `attention[i]` writes pages of kind i."""
+    """A `BlockMemory` for caches in pages; `attention[i]` writes pages of kind i."""
 
     def __init__(self, attention: Sequence[PagedAttention], transfers: Transfers | None) -> None:
-        """`transfers` are the device's copies beside MLX, None if it has none."""
+        """`transfers` are the device's copies outside MLX, None if it has none."""
         self._attention = attention
         self._transfers = transfers
 
     def deferred(
         self, caches: Sequence[PagedCache], layers: Sequence[int], tokens: range, room: Room | None
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. A ring's pages are written to while they are lent: never."""
+        """See `BlockMemory.deferred`. Never for a ring, whose pages change during a loan."""
         if self._transfers is None or not _is_one_page(caches, layers):
             return None
         cache = caches[layers[0]]
@@ -256,7 +256,7 @@ class PagedMemory:
 
 
 def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
-    """Whether a body of these layers has the bytes of one page, in its order."""
+    """Return whether a body of these layers has the bytes of one page, in its order."""
     if not layers:
         return False
     kind = caches[layers[0]].table.pool.kind
@@ -269,10 +269,10 @@ def _rings(
     length: int,
     pieces: Sequence[Piece],
 ) -> dict[int, HostRing]:
-    """The rings of all windows after `length` tokens, by kind.
+    """Return the rings of all windows after `length` tokens, by kind.
 
-    One page of a ring may hold tokens of the first block and of the checkpoint, which come later
-    in the sequence of writes: whole blocks are written first.
+    Writes whole blocks first: a page of a ring may hold tokens of the first block and of the
+    checkpoint, which come later in the sequence.
     """
     rings: dict[int, HostRing] = {}
     for i, tokens, _ in pieces:
@@ -318,7 +318,7 @@ class _Reader:
 
 
 def _tokens_of(cache: PagedCache, tokens: range) -> tuple[memoryview, memoryview]:
-    """Keys and values of all layers of a kind, (layers, kv_heads, n, head_dim) each."""
+    """Return keys and values of all layers of a kind, (layers, kv_heads, n, head_dim) each."""
     table = cache.table
     kind = table.pool.kind
     pieces: tuple[list[mx.array], list[mx.array]] = ([], [])

@@ -1,7 +1,8 @@
 """One layer's paged cache, of one sequence and of a batch, with the interface of mlx-lm's caches.
 
-A single sequence is prefilled: models get plain arrays. A batch decodes: models get a handle that
-only our attention can read. Joins and leaves are list operations. Knows no blocks and no budget.
+A single sequence prefills, and models get plain arrays. A batch decodes, and models get a handle
+that only our attention can read. Joins and leaves are list operations. Knows neither blocks nor
+budgets.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer: its kind's number, its number in that kind, and what computes over its pages."""
+    """A layer: its kind's number, its number in that kind, and the attention over its pages."""
 
     kind: int
     number: int
@@ -51,7 +52,6 @@ class PagedCache:
 
     @property
     def table(self) -> PageTable:
-        """The sequence's page table for this layer's kind."""
         return self.sequence.tables[self.layer.kind]
 
     @property
@@ -62,7 +62,7 @@ class PagedCache:
     # What mlx-lm calls
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; return all that they may attend to."""
         padding = self.sequence.padding
         at, n_tokens = self.offset, keys.shape[2] - padding
         self.table.reserve(at + n_tokens)
@@ -79,7 +79,7 @@ class PagedCache:
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         if self._seen is None:
-            raise ValueError("nothing was appended since the cache was evaluated")
+            raise ValueError("no tokens appended since the cache's evaluation")
         return self._seen
 
     def advance(self, n_tokens: int, pending: mx.array | None = None) -> None:
@@ -94,13 +94,13 @@ class PagedCache:
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Mask for the next `N` tokens; a model's `window_size` is the kind's window."""
+        """Return the mask for the next `N` tokens; a model's `window_size` is the kind's window."""
         window = self.table.pool.kind.window
         return mask_over(N, self.offset - self._seen_from(), window, as_array=return_array)
 
     @classmethod
     def merge(cls, caches: Sequence[PagedCache]) -> PagedBatch:
-        """The batch of these sequences; copies nothing."""
+        """Return the batch of these sequences; copy nothing."""
         layer = caches[0].layer
         sequences = [cache.sequence for cache in caches]
         metadata = layer.shared.get(sequences, [cache.offset for cache in caches])
@@ -108,7 +108,7 @@ class PagedCache:
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays to evaluate; what the last chunk saw is not kept any longer."""
+        """The arrays to evaluate; reading it drops the last chunk's keys and values."""
         self._seen = None
         return [] if self._pending is None else [self._pending]
 
@@ -118,13 +118,12 @@ class PagedCache:
         return len(self.table.refs) * pool.kind.page_bytes // len(pool.kind.layers)
 
     def _seen_from(self) -> int:
-        """The first position that the next token attends to."""
         window = self.table.pool.kind.window
         return 0 if window is None else max(self.first, self.offset - window + 1)
 
 
 class PagedBatch:
-    """One layer's caches of the sequences in a batch; mlx-lm's batch cache interface."""
+    """One layer's caches of the sequences in a batch, with mlx-lm's batch cache interface."""
 
     def __init__(
         self,
@@ -141,12 +140,12 @@ class PagedBatch:
         self._write_first = write_first
         self._step = 0
         self._last: mx.array | None = None  # result of the last step
-        # The last tokens; no handle, which would keep the batch, and its sequences' pages, alive.
+        # The last tokens, not a handle, which would keep the batch and its sequences' pages alive.
         self._tokens: tuple[mx.array | Heads, mx.array | Heads] | None = None
 
     @property
     def n_rows(self) -> int:
-        """Rows of a step: the sequences, and padding after them."""
+        """Rows of a step: the sequences, then padding."""
         return self._metadata.n_rows
 
     @property
@@ -157,7 +156,8 @@ class PagedBatch:
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Take one new token per sequence, (batch, kv_heads, 1, head_dim); as one handle."""
+        """Take one new token per sequence, (batch, kv_heads, 1, head_dim), and return one
+        handle."""
         if keys.shape[2] != 1:
             raise ValueError(f"a batch takes one token per sequence at a time, not {keys.shape[2]}")
         self._tokens = keys, values
@@ -165,7 +165,7 @@ class PagedBatch:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[PagedKeys, PagedKeys]:
-        """A handle of the last tokens, which layers that share a cache write once more."""
+        """Return a handle of the last tokens, which layers that share a cache write once more."""
         if self._tokens is None:
             raise ValueError("a batch has no tokens before its first step")
         handle = PagedKeys(self, *self._tokens, self._step - 1)
@@ -179,10 +179,8 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Attention of a handle's tokens, which are written to their pages.
-
-        With `rope` to latents; see `DecodeStep.rope`.
-        """
+        """Return the attention of a handle's tokens and write them to their pages.
+        With `rope` to latents; see `DecodeStep.rope`."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(
@@ -193,7 +191,7 @@ class PagedBatch:
         return self._last
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """No mask: nothing is padded."""
+        """Return no mask: rows have no padding."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
@@ -211,7 +209,7 @@ class PagedBatch:
         self._step, self._tokens = 0, None
 
     def extract(self, idx: int) -> PagedCache:
-        """Row `idx`, as it is."""
+        """Return row `idx`, as it is."""
         sequence = self._metadata.sequences[idx]
         length = self._metadata.lengths[idx] + self._step
         first = sequence.tables[self._layer.kind].pool.kind.first_kept(self._firsts[idx], length)
@@ -219,7 +217,7 @@ class PagedBatch:
 
     @property
     def state(self) -> list[mx.array]:
-        """The array to evaluate, which writes the tokens; computing the logits does so as well."""
+        """The array to evaluate, which writes the tokens; so does computing the logits."""
         return [] if self._last is None else [self._last]
 
     def _lengths(self) -> list[int]:
@@ -228,7 +226,7 @@ class PagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
-    """What a model gets as keys and values: a handle that only our attention can read."""
+    """A model's keys and values: a handle that only our attention can read."""
 
     batch: PagedBatch
     k: mx.array | Heads
@@ -236,19 +234,17 @@ class PagedKeys:
     step: int
 
     def swapaxes(self, axis1: int, axis2: int) -> RopeKeys:  # noqa: ARG002
-        """What MLA multiplies its rope queries with."""
+        """Return the operand of MLA's product with its rope queries."""
         return RopeKeys(plain(self.v).dtype)
 
 
 class RopeKeys(mx.array):
     """The rope keys of a batch, (rows, 1, head_dim, tokens), without elements.
-
-    A product with them is left to attention. A subclass of MLX's array, since its operators accept
-    nothing else; see `RaggedArray`.
-    """
+    Attention computes products with them. A subclass of MLX's array, since its operators accept
+    nothing else; see `RaggedArray`."""
 
     def __new__(cls, dtype: mx.Dtype) -> Self:  # noqa: ARG004
-        """`dtype` is that of the keys."""
+        """`dtype` is the keys'."""
         return cast(Callable[[type], Self], mx.array.__new__)(cls)
 
     def __init__(self, dtype: mx.Dtype) -> None:
@@ -260,7 +256,7 @@ class RopeKeys(mx.array):
 
 @dataclass(frozen=True, slots=True)
 class RopeScores:
-    """What MLA adds to its scores: the product of `queries`, (rows, heads, 1, dim), scaled, and the
-    rope keys, which attention computes."""
+    """MLA's addition to its scores: the product of `queries`, (rows, heads, 1, dim), scaled, and
+    the rope keys, which attention computes."""
 
     queries: mx.array

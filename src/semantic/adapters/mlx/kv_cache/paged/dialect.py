@@ -1,6 +1,6 @@
-"""CUDA and Metal dialects of the kernels: the macros that they are written in, and compilation.
+"""CUDA and Metal dialects of the kernels: their macros, and compilation.
 
-Knows how each language's text becomes a kernel; nothing of what the kernels compute.
+Knows how each language's text becomes a kernel, but not what kernels compute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from semantic.adapters.mlx.kv_cache.paged import kernel_source
 
 Kernel = Callable[..., list[mx.array]]
 """Takes inputs, grid, threadgroup, output_shapes and output_dtypes; see `mx.fast.metal_kernel`.
-
 An input may be `Heads` of an array."""
 
 
@@ -27,8 +26,8 @@ An input may be `Heads` of an array."""
 class Dialect:
     """One language: `names` precede a kernel, `ids` begin its body, `types` are its type names.
 
-    `stages` is the number of tiles in flight per warp, counting the current one; `space` the bytes
-    of thread-group (shared) memory for them. `fused` is true if thread groups can see one another's
+    `stages` counts the tiles in flight per warp, including the current one; `space` counts their
+    bytes of thread-group (shared) memory. `fused` is true if thread groups can see one another's
     writes within a launch, so that the last one can combine all partial results.
     """
 
@@ -50,9 +49,7 @@ class Dialect:
         space: int = 0,
     ) -> Kernel:
         """Compile a kernel. `constants` are integers and types, `space` bytes of shared memory.
-
-        Constants become text here, once, rather than template arguments of every launch.
-        """
+        Constants become text here, once, rather than template arguments of every launch."""
         text = "".join(
             f"#define {key} {value}\n"
             if isinstance(value, int)
@@ -87,7 +84,7 @@ class Dialect:
     def _metal(
         self, name: str, inputs: Sequence[str], outputs: Sequence[str], source: str
     ) -> Kernel:
-        # MLX passes the text along with every launch, so it is kept short.
+        # Shorten the text, which MLX passes along with every launch.
         source = "\n".join(line.strip() for line in source.splitlines())
         names = _versioned(name, self.names, source), list(inputs), list(outputs)
         made = mx.fast.metal_kernel(
@@ -101,12 +98,12 @@ class Dialect:
 
 
 def _versioned(name: str, head: str, body: str) -> str:
-    """A name of this text alone: MLX caches compiled kernels by name."""
+    """Return a name of this text alone: MLX caches compiled kernels by name."""
     return f"semantic_{name}_{hashlib.sha256((head + body).encode()).hexdigest()[:12]}"
 
 
 def _parameter(name: str, body: str) -> Parameter:
-    """A parameter with the strides and the size that `body` uses."""
+    """Return a parameter with the strides and the size that `body` uses."""
     return Parameter(
         name,
         kernel_source.TYPES[name],
@@ -172,7 +169,7 @@ METAL = Dialect(
 
 
 def dialect_here() -> Dialect | None:
-    """The dialect of MLX's default device; None for a CPU."""
+    """Return the dialect of MLX's default device; None for a CPU."""
     if on_cpu():
         return None
     return METAL if mx.metal.is_available() else CUDA

@@ -2,8 +2,8 @@
 
 `ATTEND` is split-KV decode attention: a thread group reads one item of work, a run of tokens of one
 sequence for query heads of one KV head, straight from the pages, and writes the sequence's new
-token to its page. `COMBINE` reduces the partial results of a sequence's items. `APPEND` writes the
-tokens of a prefill chunk to pages and gathers what they attend to into contiguous arrays.
+token to its page. `COMBINE` reduces the partial results of a sequence's items. `APPEND` writes a
+prefill chunk's tokens to pages and gathers the tokens they attend to into contiguous arrays.
 `WRITE_ROWS` writes one token per row of a batch. `STORE` and `COPY` move whole pages. Knows no MLX:
 `kernels.py` binds the inputs.
 """
@@ -16,7 +16,7 @@ ITEM_INTS = 8
 THREADS = 128
 
 AXES = 3
-"""Axes of whose strides a kernel may know: rows, heads and tokens."""
+"""Axes whose strides a kernel may know: rows, heads and tokens."""
 
 _NUMBERS = "q rope k v pages sinks data out all_k all_v"
 _INTEGERS = "plan positions layer page_table bounds targets indices pairs spans counters done"
@@ -29,7 +29,7 @@ TYPES = {
 """C types of the kernels' inputs and outputs."""
 
 # A page has keys of DK numbers and values of DV. Where keys are LATENT, values are their rope keys:
-# a query is multiplied with both as one, and what is summed are the keys.
+# a query multiplies both as one, and the sum is over the keys.
 _PAGE = """
   constexpr int VEC = 16 / sizeof(T);
   constexpr int KV = DK / VEC, VV = DV / VEC;  // vectors of a key and of a value
@@ -266,7 +266,7 @@ ATTEND = (
 """
 )
 
-# Where items are combined in the same launch, the only item of a sequence writes the result itself.
+# Where one launch also combines items, the only item of a sequence writes the result itself.
 DIRECT = """
     if (n_items == 1) {
 #if SINKS
@@ -289,8 +289,8 @@ ATTEND_END = """
 """
 
 
-# On CUDA the thread group that ends last combines a sequence's items, in the order of the items:
-# the result does not depend on which one was last.
+# On CUDA the thread group that ends last combines a sequence's items, in their order: the result
+# does not depend on which one was last.
 LAST_ONE = """
   if (n_items == 1) return;
   SHM int arrived;

@@ -1,8 +1,8 @@
 """The paged kernels bound to MLX: decode attention over pages, and writes to pages.
 
-The kernels write to the page pool, which MLX takes for a read-only input: the pool is never copied,
-and MLX does not know that it changes. A launch that must see earlier writes therefore takes an
-output of the writer as an input (`after`), which orders the two. Knows one kind of pages; neither
+The kernels write to the page pool, which MLX takes for a read-only input. It never copies the pool
+and does not know that it changes. A launch that must see earlier writes therefore takes an output
+of the writer as an input (`after`), which orders the two. Knows one kind of pages, but neither
 sequences nor requests.
 """
 
@@ -24,10 +24,10 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512)
-"""Widths of keys and of values that there are kernels for."""
+"""Widths of keys and of values that have kernels."""
 
 _MOST_ROWS = 4096
-"""Maximum rows of a batch that there are counters for."""
+"""Maximum rows of a batch with counters."""
 _WIDE, _WIDEST = 128, 256
 _FEW_HEADS, _MANY_HEADS = 2, 4
 """Query heads per thread group for keys above _WIDE, and for others; above _WIDEST, where threads
@@ -53,7 +53,7 @@ class Tiling(NamedTuple):
 
 
 def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
-    """The tiling that fits shared memory; None if not even two warps with four tokens do."""
+    """Return the tiling that fits shared memory; None if not even two warps with four tokens do."""
     shape = kind.shape
     token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
     for warps in (4, 2):
@@ -64,7 +64,7 @@ def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
 
 
 def computable(kind: PageKind, dialect: Dialect) -> bool:
-    """Whether there are kernels for pages of this kind."""
+    """Return whether there are kernels for pages of this kind."""
     shape = kind.shape
     widths = shape.k_head_dim, shape.v_head_dim
     known = shape.dtype in dialect.types and all(width in HEAD_DIMS for width in widths)
@@ -72,10 +72,10 @@ def computable(kind: PageKind, dialect: Dialect) -> bool:
 
 
 class PagedKernels:
-    """Implements `PagedAttention` for one kind of layers."""
+    """A `PagedAttention` for one kind of layers."""
 
     def __init__(self, kind: PageKind, dialect: Dialect) -> None:
-        """Raises ValueError unless `kind` is `computable`."""
+        """Raise ValueError unless `kind` is `computable`."""
         if not computable(kind, dialect):
             raise ValueError(f"there are no kernels for {kind.shape}")
         self._kind = kind
@@ -83,20 +83,20 @@ class PagedKernels:
         self._threads = _tiling(kind, dialect).threads
         self._counters = mx.zeros((_MOST_ROWS * 4 * kind.shape.kv_heads,), mx.int32)
         self._nothing = mx.zeros((1,), mx.int32)
-        # Evaluated now: they are inputs of every step.
+        # Evaluate now: they are inputs of every step.
         mx.eval(self._counters, self._nothing)
         self._layers: dict[tuple[int, float], mx.array] = {}
         self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
     def reads_together(self, n_heads: int, *, latent: bool = False) -> bool:
-        """Whether the rows of a sequence read its keys together, for so many query heads."""
+        """Return whether a sequence's rows read its keys together, for `n_heads` query heads."""
         shape = self._kind.shape
         queries, widest = n_heads // shape.kv_heads, _widest(shape)
         fits = not latent and widest <= _WIDEST and queries <= _group_queries(widest)
         return self._dialect.is_cuda and shape.dtype in _MATRIX_TYPES and fits
 
     def prepare(self, n_heads: int, sinks: Collection[bool], *, latent: bool = False) -> None:
-        """Begin to compile what `attend` and `append` need for so many query heads."""
+        """Begin to compile the kernels of `attend` and `append` for `n_heads` query heads."""
         if not n_heads or n_heads % self._kind.shape.kv_heads:
             return
         n_groups = self._kind.shape.kv_heads * self._parts(n_heads, latent=latent)
@@ -154,7 +154,7 @@ class PagedKernels:
         )[0]  # fmt: skip
 
     def _attend_together(self, step: DecodeStep) -> mx.array:
-        """Attention of rows of which runs are of one sequence, each run reading the keys once."""
+        """Attend rows in runs of one sequence; each run reads the keys once."""
         q, sinks = step.q, step.sinks
         after = self._write_rows(step)
         rows, n_heads, _, _ = q.shape
@@ -196,7 +196,7 @@ class PagedKernels:
             return Appended(chunk.k, chunk.v, self._append(chunk, at, before).done)
         if self._kind.ring is None:
             return self._append(chunk, gather_from, before)
-        # In a ring new tokens overwrite old ones: those are read first.
+        # In a ring new tokens overwrite old ones: read those first.
         read = self._append(chunk, gather_from, before, write=False)
         return read._replace(done=self._append(chunk, at, read.done).done)
 
@@ -213,7 +213,7 @@ class PagedKernels:
     # Inside
 
     def _write_rows(self, step: DecodeStep) -> mx.array:
-        """Write the new token of each row to its page; returns the array to wait for."""
+        """Write the new token of each row to its page; return the array to wait for."""
         k, metadata = step.k, step.metadata
         rows, heads, _, _ = k.shape
         kernel = self._write_rows_kernel()
@@ -253,7 +253,7 @@ class PagedKernels:
     def _whole_pages(
         self, name: str, names: list[str], body: str, inputs: list[mx.array], n_pages: int
     ) -> mx.array:
-        """One launch over `n_pages` whole pages."""
+        """Launch once over `n_pages` whole pages."""
         shape = self._kind.shape
         kernel = _built(
             self._dialect, name, self._constants(shape.dtype), tuple(names), ("done",), body
@@ -271,7 +271,7 @@ class PagedKernels:
     def _append(
         self, chunk: PrefillChunk, first: int, after: mx.array, *, write: bool = True
     ) -> Appended:
-        """One launch of the kernel, after `after`; gathers if `first` is before the chunk."""
+        """Launch the kernel once, after `after`; gather if `first` is before the chunk."""
         k, v, at = chunk.k, chunk.v, chunk.at
         _, heads, n, _ = k.shape
         shape = self._kind.shape
@@ -304,7 +304,7 @@ class PagedKernels:
         return _widest(shape) * shape.dtype.size // 16
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
-        """The kernels for `n_heads` query heads: one, or a second that combines."""
+        """Return the kernels for `n_heads` query heads: one, or a second that combines."""
         together = self._together(n_heads, latent=latent)
         variant = _Variant(n_heads, together, sinks, latent)
         return _built_attention(self._kind, self._dialect, variant)
@@ -321,12 +321,13 @@ class PagedKernels:
         )  # fmt: skip
 
     def _parts(self, n_heads: int, *, latent: bool = False) -> int:
-        """Number of thread groups that share the query heads of a KV head."""
+        """Return the number of thread groups that share the query heads of a KV head."""
         group = n_heads // self._kind.shape.kv_heads
         return -(-group // self._together(n_heads, latent=latent))
 
     def _together(self, n_heads: int, *, latent: bool = False) -> int:
-        """Query heads per thread group: they read the keys once, but each takes registers."""
+        """Return the query heads per thread group: they read the keys once, but each takes
+        registers."""
         shape = self._kind.shape
         group = n_heads // shape.kv_heads
         width = shape.k_head_dim + (shape.v_head_dim if latent else 0)
@@ -336,13 +337,13 @@ class PagedKernels:
         return -(-group // -(-group // most))
 
     def _bounds(self, bounds: tuple[int, int, int, int, int]) -> mx.array:
-        """`bounds` as an array, made once for all layers of a chunk."""
+        """Return `bounds` as an array, made once for all layers of a chunk."""
         if self._last_bounds[0] != bounds:
             self._last_bounds = bounds, on_device(bounds)
         return self._last_bounds[1]
 
     def _layer(self, layer: int, scale: float) -> mx.array:
-        """A layer's number and the bits of its scale, as a kernel's input."""
+        """Return a layer's number and the bits of its scale, as a kernel's input."""
         array = self._layers.get((layer, scale))
         if array is None:
             (bits,) = struct.unpack("<i", struct.pack("<f", scale))
@@ -364,7 +365,7 @@ def _built(
 
 
 class _Variant(NamedTuple):
-    """Of a kind's attention: query heads, those of a thread group, sinks and latent keys."""
+    """A variant of a kind's attention: query heads, those of a thread group, sinks, latent keys."""
 
     n_heads: int
     together: int
@@ -401,7 +402,7 @@ def _built_attention(
 def _built_row_attention(
     kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[Kernel, Kernel]:
-    """The kernels for runs of rows of one sequence, and for their partial results."""
+    """Return the kernels for runs of rows of one sequence, and for their partial results."""
     shape = kind.shape
     widest = _widest(shape)
     constants = _attention_constants(kind, dialect, variant)
@@ -442,25 +443,25 @@ def _attention_constants(
 def _tiling(kind: PageKind, dialect: Dialect) -> Tiling:
     tiling = tiling_of(kind, dialect)
     if tiling is None:
-        raise AssertionError(f"kernels were made for {kind.shape}, which does not fit")
+        raise AssertionError(f"kernels for {kind.shape} do not fit")
     return tiling
 
 
 def _widest(shape: LayerShape) -> int:
-    """Numbers of a head's key or value, whichever is wider."""
+    """Return the numbers of a head's key or value, whichever is wider."""
     return max(shape.k_head_dim, shape.v_head_dim)
 
 
 def _result_width(shape: LayerShape, *, latent: bool = False) -> int:
-    """Numbers of a head's result: a sum of values, or of latents."""
+    """Return the numbers of a head's result: a sum of values, or of latents."""
     return shape.k_head_dim if latent else shape.v_head_dim
 
 
 def _multiple(head_dim: int) -> int:
-    """Matrix instructions side by side per warp: what its registers hold."""
+    """Return the matrix instructions side by side per warp: as many as its registers hold."""
     return 1 if head_dim > _WIDE else 2
 
 
 def _group_queries(head_dim: int) -> int:
-    """Queries of a thread group: rows times query heads per KV head."""
+    """Return the queries of a thread group: rows times query heads per KV head."""
     return _ROWS_WARPS * rows_source.WARP_QUERIES * _multiple(head_dim)

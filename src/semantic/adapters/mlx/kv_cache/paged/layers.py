@@ -1,7 +1,7 @@
 """A sequence's paged caches of all layers: made empty, made from blocks, turned into blocks.
 
-Restoring exclusive blocks moves no bytes; blocks of another agent are shared copy-on-write. Knows
-shapes and block sizes; not requests, budgets or batches.
+Restoring exclusive blocks moves no bytes; it shares blocks of another agent copy-on-write. Knows
+shapes and block sizes, but neither requests, budgets nor batches.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _USUAL_LENGTH = 8192
-"""Tokens of a sequence for which the pools of a model's kinds are full together."""
+"""Tokens of a sequence at which the pools of a model's kinds are full together."""
 
 
 class RowCosts(NamedTuple):
-    """Up to how many bytes of keys and values prefill reads row by row; `pad_to` for the rest.
+    """Bytes of keys and values up to which prefill reads row by row; `pad_to` for the rest.
 
-    Prompt tokens as rows of a batch each read all keys before them, but a pass may have any number
-    of rows of any sequences, and no shape is new to the device. `alone`: bytes up to which that is
-    faster than attention over a chunk; `joined`: up to which it is so cheap that other sequences
-    may share the pass. So that shapes recur, a chunk is padded to a multiple of `pad_to` tokens and
-    a batch to `size` rows.
+    Prompt tokens as rows of a batch each read all keys before them. But a pass may have any number
+    of rows of any sequences, and no shape is new to the device. Up to `alone` bytes that is faster
+    than attention over a chunk; up to `joined` bytes it is so cheap that other sequences may share
+    the pass. A chunk pads to a multiple of `pad_to` tokens and a batch to `size` rows, so that
+    shapes recur.
     """
 
     alone: int
@@ -72,18 +72,18 @@ class RowCosts(NamedTuple):
 CUDA_COSTS = RowCosts(alone=96 << 30, joined=16 << 30, pad_to=128, size=row_size)
 """A new shape of attention costs some 60 ms; the device reads 3 TB/s and more."""
 TOGETHER_COSTS = CUDA_COSTS._replace(alone=4 << 40, joined=256 << 30)
-"""Where runs of rows of a sequence read its keys together."""
+"""For devices where runs of a sequence's rows read its keys together."""
 METAL_COSTS = RowCosts(alone=2 << 30, joined=2 << 30)
 """No cost per shape; the device reads 0.1 to 0.8 TB/s."""
 PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_size)
-"""Of the reference implementation, which is not made for speed: small models use all paths."""
+"""For the reference implementation, which is not fast: small models use all paths."""
 
 
 class PagedLayers:
     """Makes the caches of a model's sequences, in pages of `kinds`."""
 
     together = True
-    """Several sequences can be one batch."""
+    """True: several sequences can be one batch."""
 
     def __init__(
         self,
@@ -96,10 +96,11 @@ class PagedLayers:
         states: MakeStates | None = None,
         beside: Beside = "alone",
     ) -> None:
-        """`attention[i]` computes over pages of `kinds[i]`; `states` makes the caches of others.
+        """`attention[i]` computes over pages of `kinds[i]`; `states` makes the other layers'
+        caches.
 
-        With `at_once`, `set_aside` allocates memory at once; else pools grow when needed.
-        `beside`: how sequences with states may share a pass.
+        With `at_once`, `set_aside` allocates memory at once; else pools grow on demand. `beside`:
+        how sequences with states may share a pass.
         """
         self.beside: Beside = "alone" if states is None else beside
         self._at_once = at_once
@@ -111,18 +112,15 @@ class PagedLayers:
         self.attention = list(attention)
         self._layers = _layers(kinds, attention, MetadataCache(costs.size))
         self.ragged = (True,) * spec.n_layers
-        """Which layers are layers of our batch: all of them."""
+        """The layers of our batch: all of them."""
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
-        """Which layers have pages; the others have a state."""
+        """The layers with pages; the others have a state."""
         self.takes_rows = states is None
-        """Whether tokens of a sequence can be rows of a batch; states need them in turn."""
+        """True if tokens of a sequence can be rows of a batch; states need them in turn."""
 
     def set_aside(self, n_bytes: int) -> None:
         """Size the pools for blocks of `n_bytes` together.
-
-        Several kinds get the shares that a sequence of 8,192 tokens needs; a pool that runs out
-        grows.
-        """
+        Several kinds get the shares of an 8,192-token sequence; a pool that runs out grows."""
         sizes = [
             len(range(0, _USUAL_LENGTH, BLOCK_TOKENS)) if pool.kind.ring is None else pool.kind.ring
             for pool in self.pools
@@ -147,7 +145,7 @@ class PagedLayers:
             pool.abandon()
 
     def empty(self, capacity: int) -> list[PagedCache]:
-        """Caches of a new sequence, with pages for `capacity` tokens."""
+        """Return a new sequence's caches, with pages for `capacity` tokens."""
         sequence = PagedSequence([PageTable(pool) for pool in self.pools])
         sequence.reserve(capacity)
         states = {} if self._states is None else self._states()
@@ -156,10 +154,10 @@ class PagedLayers:
     def restored(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[PagedCache]:
-        """Caches that begin with the first `length` tokens of `blocks`.
+        """Return caches that begin with the first `length` tokens of `blocks`.
 
         Takes over the references of exclusive blocks. Otherwise shares the pages and copies those
-        that will be written to. Raises CacheReconstructionError if a layer lacks those tokens.
+        that later writes change. Raises CacheReconstructionError if a layer lacks those tokens.
         """
         for pool in self.pools:
             self._check(pool, blocks, length)
@@ -177,7 +175,7 @@ class PagedLayers:
             tables.append(table)
         sequence = PagedSequence(tables)
         sequence.reserve(capacity)
-        # Last: a pool that grows afterwards would not have what is written now.
+        # Last: a pool that grows afterwards would lack these writes.
         copied = [
             attention.copy(pool, [old.index for old, _ in pairs], [new.index for _, new in pairs])
             for pool, pairs, attention in zip(self.pools, replaced, self.attention, strict=True)
@@ -193,7 +191,7 @@ class PagedLayers:
     def _with_states(
         self, paged: Callable[[int, PagedLayer], PagedCache], states: Mapping[int, MlxLmCache]
     ) -> list[PagedCache]:
-        """The caches of all layers. Only those of layers with pages are used here as such."""
+        """Return the caches of all layers; callers use only those with pages as such."""
         return [
             cast(PagedCache, states[i]) if i in states else paged(i, self._layers[i])
             for i in range(self._spec.n_layers)
@@ -204,11 +202,8 @@ class PagedLayers:
         first_paged(caches).sequence.reserve(capacity)
 
     def reads_as_rows(self, caches: Sequence[PagedCache], n_tokens: int, n_bytes: int) -> bool:
-        """Whether the next `n_tokens` may be rows of a batch, and read at most `n_bytes` of keys
-        and values as such.
-
-        They may not if they would overwrite tokens of a window that they attend to.
-        """
+        """Return whether the next `n_tokens` may be rows of a batch that read at most `n_bytes`.
+        They may not if they would overwrite tokens of a window that they attend to."""
         paged = first_paged(caches)
         total = 0
         for table in paged.sequence.tables:
@@ -222,16 +217,14 @@ class PagedLayers:
         return total <= n_bytes
 
     def rows(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> list[PagedBatch]:
-        """The next tokens of these sequences, so many of each, as rows of one batch, per layer."""
+        """Return each sequence's next tokens as rows of one batch, per layer."""
         metadata = _rows_of(chunks, self.costs.size)
         layers = self._layers.values()
         return [PagedBatch(layer, metadata, (), write_first=True) for layer in layers]
 
     def chunk_layers(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> ChunkLayers:
-        """The layers of one pass over the next tokens of these sequences, so many of each.
-
-        Raises ValueError if the model computes only equally many of each, and these are not.
-        """
+        """Return the layers of one pass over each sequence's next tokens.
+        Raise ValueError if the model needs equally many of each, and these are not."""
         counts = [n_tokens for _, n_tokens in chunks]
         width = max(counts) if self.beside == "even" else self.costs.size(max(counts))
         shape = n_sequences, _ = self.costs.size(len(chunks)), width
@@ -260,7 +253,7 @@ class PagedLayers:
         blocks: Sequence[Sequence[KVBlock]],
         length: int,
     ) -> list[KVBlock]:
-        """Fill `blocks` with references to pages; returns unused blocks. Copies nothing."""
+        """Fill `blocks` with references to pages and return unused blocks. Copy nothing."""
         unused: list[KVBlock] = []
         for pool in self.pools:
             layers = [blocks[i] for i in pool.kind.layers]
@@ -299,10 +292,10 @@ class PagedLayers:
 
 
 def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
-    """Per page of a cache's kind: first token, number of tokens counted, and the block's data.
+    """Return per page of a cache's kind its first token, its number of tokens, and a block's data.
 
-    One for every page in use, even if a window's tokens would fit fewer: a page that no block
-    refers to would be memory that the engine does not count.
+    One for every page in use, even if a window's tokens would fit fewer: the engine would not count
+    the memory of a page without a block.
     """
     table, held = cache.table, cache.held
     kind = table.pool.kind
@@ -318,7 +311,7 @@ def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
 def _fit(
     found: Sequence[BlockData], blocks: Sequence[KVBlock], held: range, pool: PagePool
 ) -> bool:
-    """Whether these are all the pages of consecutive blocks that hold these positions."""
+    """Return whether these are all pages of consecutive blocks that hold these positions."""
     first = found[0]
     if not isinstance(first, PagedBlock) or (first.first, first.stop) != (held.start, held.stop):
         return False
@@ -331,7 +324,7 @@ def _fit(
 
 
 def _rows_of(chunks: Sequence[tuple[Sequence[PagedCache], int]], size: RowSize) -> BatchMetadata:
-    """The next tokens of these sequences as rows, with pages for them."""
+    """Return the next tokens of these sequences as rows, with pages for them."""
     sequences: list[PagedSequence] = []
     positions: list[int] = []
     for caches, n_tokens in chunks:
@@ -347,7 +340,7 @@ def _layers(
     attention: Sequence[PagedAttention],
     metadata_cache: MetadataCache,
 ) -> dict[int, PagedLayer]:
-    """The layers that have pages, by number, in order."""
+    """Return the layers that have pages, by number, in order."""
     layers = {
         number: PagedLayer(i, kind.layers.index(number), attention[i], metadata_cache)
         for i, kind in enumerate(kinds)
@@ -357,12 +350,11 @@ def _layers(
 
 
 def first_paged(caches: Sequence[object]) -> PagedCache:
-    """The first of a sequence's caches that has pages."""
+    """Return the first of a sequence's caches that has pages."""
     return next(cache for cache in caches if isinstance(cache, PagedCache))
 
 
 def _state_of(blocks: AgentBlocks, layer: int) -> MlxLmState:
-    """The state of which a layer's blocks are parts."""
     found = {block.layer_data for block in blocks.blocks_for_layer(layer)}
     states = [one for one in found if isinstance(one, MlxLmState)]
     if len(states) != 1:
@@ -378,7 +370,7 @@ def _first_block(blocks: AgentBlocks, layer: int) -> PagedBlock:
 
 
 def _divided(held: range, n: int) -> list[range]:
-    """`held` in `n` ranges of at most 256 tokens; only the last may be empty."""
+    """Return `held` in `n` ranges of at most 256 tokens; only the last may be empty."""
     edges = [
         max(held.start, min(held.start + i * BLOCK_TOKENS, held.stop - n + i)) for i in range(n)
     ]
@@ -386,11 +378,11 @@ def _divided(held: range, n: int) -> list[range]:
 
 
 def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
-    """Copy-on-write: replace the shared pages that tokens from `length` on are written to.
+    """Copy-on-write: replace the shared pages that tokens from `length` on will change.
 
-    Returns pairs of old and new references; the caller copies the pages. In a ring any page may be
-    written to; else only the one that contains `length`, unless `length` is at its edge. Pages
-    after it hold no tokens: shared ones are dropped, others stay as capacity.
+    Returns pairs of old and new references; the caller copies the pages. In a ring any page may
+    change; else only the one with `length`, unless `length` is at its edge. Later pages hold no
+    tokens: this drops shared ones and keeps others as capacity.
     """
     pool = table.pool
     needed = table.pages_for(length)

@@ -1,8 +1,8 @@
 """Page pool of one kind of layers: an array of pages, a free list, reference counts; page tables.
 
 Layers that keep tokens of one shape for one window are of one kind and share pages. A page returns
-to the free list when its last `PageRef` is dropped, in whichever thread. A page table knows for how
-many tokens there are pages; not which tokens they hold. Knows no budget.
+to the free list when its last `PageRef` drops, in any thread. A page table knows the number of
+tokens with pages, but not the tokens. Knows no budget.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpe
 @dataclass(frozen=True, slots=True)
 class PageKind:
     """Layers of one shape and one window; a page holds 256 tokens of all of them.
-
-    `ring` is the number of pages of a sequence where there is a window, else None.
-    """
+    `ring` is the number of pages of a sequence with a window, else None."""
 
     layers: tuple[int, ...]
     shape: LayerShape
@@ -54,16 +52,15 @@ class PageKind:
         return keys, values
 
     def first_kept(self, first: int, length: int) -> int:
-        """The first position, not before `first`, still in the pages after `length` tokens."""
+        """Return the first position, from `first` on, still in the pages after `length` tokens."""
         return first if self.ring is None else max(first, length - self.ring * BLOCK_TOKENS)
 
     def turn(self, block: int) -> int:
-        """Index in a page table of the page that holds block number `block`."""
+        """Return the index in a page table of the page with block number `block`."""
         return block if self.ring is None else block % self.ring
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page."""
         layers, numbers = self.page_shape
         return layers * numbers * self.shape.dtype.size
 
@@ -71,10 +68,8 @@ class PageKind:
 def page_kinds(
     spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> tuple[PageKind, ...] | None:
-    """The kinds of a model's layers, or None if a layer cannot use pages.
-
-    A layer with a state, which is not tokens, needs none; there must be others.
-    """
+    """Return the kinds of a model's layers, or None if a layer cannot use pages.
+    A layer with a state, which has no tokens, needs none; there must be others."""
     groups: dict[tuple[LayerShape, int | None, int | None], list[int]] = {}
     for number, (layer, shape) in enumerate(zip(spec.layers, shapes, strict=True)):
         if layer.kind is LayerKind.STATE:
@@ -90,19 +85,19 @@ def page_kinds(
 
 
 _INITIAL_PAGES = 4
-"""Size of a pool for which `grow` was not called."""
+"""Pages of a pool before the first call of `grow`."""
 
 
 @dataclass(slots=True)
 class _Page:
-    """`index` is its place in the array, `users` its reference count."""
+    """A page's place in the array, `index`, and its reference count, `users`."""
 
     index: int
     users: int = 0
 
 
 class PageRef:
-    """A counted reference to a page; dropping it gives the reference up."""
+    """A counted reference to a page, which lasts until this object is gone."""
 
     __slots__ = ("_page", "_pool")
 
@@ -121,7 +116,7 @@ class PageRef:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are other references to the page: then it must not be written to."""
+        """True if there are other references to the page: then nothing may write to it."""
         return self._page.users > 1
 
     @property
@@ -130,15 +125,13 @@ class PageRef:
         return self._page.users
 
     def of(self, pool: PagePool) -> bool:
-        """Whether the page belongs to `pool`."""
+        """Return whether the page belongs to `pool`."""
         return self._pool is pool
 
 
 class Loan:
-    """A page that copies beside MLX read or write; implements `Place`.
-
-    It is not free, and is shared with the sequence that has it, until `end`.
-    """
+    """A `Place`: a page that copies outside MLX read or write.
+    Until `end` it is not free, and is shared with its sequence."""
 
     __slots__ = ("_number", "_page", "_pool")
 
@@ -161,9 +154,7 @@ class Loan:
 
 class PagePool:
     """Pages of one kind, (pages, *PageKind.page_shape).
-
-    Any thread may drop a reference; everything else is for the thread that runs MLX.
-    """
+    Any thread may drop a reference; everything else is for the thread that runs MLX."""
 
     def __init__(self, kind: PageKind) -> None:
         self.kind = kind
@@ -171,15 +162,15 @@ class PagePool:
         self._free: list[int] = []
         self._used: dict[int, _Page] = {}  # by their places
         self.moves = 0
-        """How often pages have moved within the array: places that are known are old ones then."""
+        """Times that pages have moved within the array, which makes known places stale."""
         self._enough: int | None = None
         self._lent: dict[int, PageRef] = {}
         self._loans = 0
-        # Reentrant: a reference may be dropped while one is taken.
+        # Reentrant: garbage collection may drop a reference during `take`.
         self._lock = threading.Condition(threading.RLock())
-        self._moving = threading.Lock()  # held while the array moves, and while a copy knows where
+        self._moving = threading.Lock()  # held while the array moves, and while a copy uses its address
         self.locate: Callable[[mx.array], int] | None = None
-        """Finds the array's place in a device's memory; set where copies are made beside MLX."""
+        """Finds the array's place in a device's memory; set where copies run outside MLX."""
         self._address: int | None = None
 
     @property
@@ -203,7 +194,7 @@ class PagePool:
 
     @property
     def n_used(self) -> int:
-        """Pages that are referenced."""
+        """Pages with a reference."""
         return self.n_pages - len(self._free)
 
     @property
@@ -212,7 +203,7 @@ class PagePool:
         return self.n_pages * self.kind.page_bytes
 
     def take(self) -> PageRef:
-        """Allocate a page; grows the pool if none is free, nor will be when copies have ended."""
+        """Allocate a page; grow the pool if none is free and no ending copy will free one."""
         with self._lock:
             self._lock.wait_for(lambda: self._free or not self._any_returns())
         if not self._free:
@@ -223,12 +214,12 @@ class PagePool:
             return PageRef(self, page)
 
     def share(self, ref: PageRef) -> PageRef:
-        """Another reference to the same page."""
+        """Return another reference to the same page."""
         with self._lock:
             return PageRef(self, ref._page)  # noqa: SLF001  # a friend
 
     def lend(self, ref: PageRef) -> Loan:
-        """A reference for a copy that another thread makes, beside the sequence's own."""
+        """Return a reference for another thread's copy, in addition to the sequence's own."""
         if self._address is None and self.locate is not None:
             self._address = self.locate(self.data)
         with self._lock:
@@ -237,20 +228,20 @@ class PagePool:
             return Loan(self, self._loans, ref.index)
 
     def await_loan(self, ref: PageRef) -> None:
-        """Return when no loan of the page is left; at once if a copy of it could have a page."""
+        """Wait until the page has no loan; return at once if a copy of it could have a page."""
         with self._lock:
             self._lock.wait_for(
                 lambda: self._free or all(one.index != ref.index for one in self._lent.values())
             )
 
     def end_loan(self, number: int) -> None:
-        """Drop the reference of a loan, if it has one; called by `Loan` only."""
+        """Drop the reference of a loan, if it has one; only `Loan` calls it."""
         with self._lock:
             self._lent.pop(number, None)
             self._lock.notify_all()
 
     def give_back(self, page: _Page) -> None:
-        """Drop one reference; called by `PageRef` only."""
+        """Drop one reference; only `PageRef` calls it."""
         with self._lock:
             page.users -= 1
             if not page.users:
@@ -259,15 +250,13 @@ class PagePool:
 
     @contextmanager
     def still(self) -> Iterator[int | None]:
-        """Where the pages begin in the device's memory; they do not move meanwhile.
-
-        For any thread. None once the pool is abandoned.
-        """
+        """Yield where the pages begin in the device's memory and keep them there meanwhile.
+        Any thread may call it. None once the pool is abandoned."""
         with self._moving:
             yield self._address
 
     def expect(self, n_pages: int) -> None:
-        """Let growth by doubling stop at `n_pages` first, before going beyond it."""
+        """Let growth by doubling stop at `n_pages` before going beyond it."""
         self._enough = n_pages
 
     def abandon(self) -> None:
@@ -279,10 +268,10 @@ class PagePool:
             self._used.clear()
 
     def shrink(self, room: int) -> int:
-        """Return the memory of free pages, and move the others together; how many bytes it were.
+        """Return the memory of free pages, move the others together, and return the freed bytes.
 
-        Needs what the others take once more meanwhile: nothing happens if that is more than `room`,
-        or while a page is lent. Call it as `grow`.
+        Meanwhile needs a second copy of the others: does nothing if that exceeds `room`, or during
+        a loan. Call it as `grow`.
         """
         mx.synchronize()
         with self._moving, self._lock:
@@ -297,24 +286,21 @@ class PagePool:
             self._data = moved
             for at, page in enumerate(kept):
                 page.index = at
-            # One may have been dropped meanwhile, in this thread.
+            # This thread may have dropped one meanwhile.
             self._used = {page.index: page for page in kept if page.users}
             self._free[:] = [page.index for page in kept if not page.users]
             self.moves += 1
-            self._address = None  # found again when a page is lent
+            self._address = None  # a loan finds it again
         mx.clear_cache()  # of the old array
         return n_bytes
 
     def grow(self, n_pages: int) -> None:
-        """Have at least `n_pages`.
-
-        Copies the existing pages, unless none is used: best called while there are few. Call it
-        on the stream on which the pages are computed with.
-        """
+        """Have at least `n_pages`. Copies the existing pages, unless all are free: best called
+        while there are few. Call it on the stream that computes with the pages."""
         if n_pages <= self.n_pages:
             return
-        # What was launched may still write to the old array, which MLX takes for an input: nothing
-        # else makes the copy wait for it.
+        # Launched work may still write to the old array, which MLX takes for an input: nothing else
+        # makes the copy wait for it.
         mx.synchronize()
         with self._moving:
             if not self.n_used:
@@ -329,12 +315,12 @@ class PagePool:
             if self._address is not None and self.locate is not None:
                 self._address = self.locate(grown)
         with self._lock:
-            # The lowest index is taken next. In place: a reference dropped meanwhile, in the same
-            # thread, appends to the same list.
+            # `take` takes the lowest index next. In place: a reference dropped meanwhile, in the
+            # same thread, appends to the same list.
             self._free[:0] = range(n_pages - 1, first - 1, -1)
 
     def _any_returns(self) -> bool:
-        """Whether a page is used by nothing but a copy beside MLX."""
+        """Return whether only a copy outside MLX still uses some page."""
         loans = Counter(ref.index for ref in self._lent.values())
         return any(ref.users == loans[ref.index] for ref in self._lent.values())
 
@@ -358,23 +344,22 @@ class PageTable:
 
     @property
     def pages(self) -> list[int]:
-        """Indices of its pages in the pool."""
         return [ref.index for ref in self.refs]
 
     def array(self) -> mx.array:
-        """`pages` as an int32 array for kernels; there must be one at least."""
+        """Return `pages` as an int32 array for kernels; there must be at least one."""
         if self._array is None or self._moves != self.pool.moves:
             self._array, self._moves = on_device(self.pages), self.pool.moves
         return self._array
 
     def pages_for(self, n_tokens: int) -> int:
-        """Number of pages of a sequence of `n_tokens`."""
+        """Return the number of pages of a sequence of `n_tokens`."""
         needed = -(-n_tokens // BLOCK_TOKENS)
         ring = self.pool.kind.ring
         return needed if ring is None else min(needed, ring)
 
     def has_capacity(self, n_tokens: int) -> bool:
-        """Whether there are pages for a sequence of `n_tokens`."""
+        """Return whether there are pages for a sequence of `n_tokens`."""
         return len(self.refs) >= self.pages_for(n_tokens)
 
     def reserve(self, n_tokens: int) -> None:
@@ -387,9 +372,7 @@ class PageTable:
 
 class PagedSequence:
     """One sequence's page tables, one per kind; the caches of all its layers share it.
-
-    `padding` is the number of tokens at the end of the chunk being computed that are not its own.
-    """
+    `padding` counts the foreign tokens at the end of the chunk in computation."""
 
     __slots__ = ("__weakref__", "padding", "tables")
 
@@ -404,10 +387,10 @@ class PagedSequence:
 
 
 class PagedBlock(NamedTuple):
-    """What a block of a preempted sequence holds: page `refs[at]` of a page table.
+    """A block's content of a preempted sequence: page `refs[at]` of a page table.
 
     The blocks of all layers of the kind hold the same object. `first` to `stop` are the positions
-    that all of the table's pages hold together; `nbytes` are the bytes of one layer in one page.
+    that all of the table's pages hold together; `nbytes` counts the bytes of one layer in one page.
     """
 
     refs: tuple[PageRef, ...]

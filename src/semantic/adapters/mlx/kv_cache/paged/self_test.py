@@ -1,8 +1,7 @@
 """Self-test of paged attention on this device, for one kind of layers.
 
-Random tokens of several lengths in scattered pages; results are compared with attention written
-out in MLX's operations. Whole pages are stored and copied as well. Kernels are used on a device
-only after they passed.
+Compares attention over random tokens of several lengths in scattered pages with MLX's own
+operations, and also stores and copies whole pages. A device uses kernels only after they passed.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _LENGTHS = (1, 255, 256, 257, 900)
 """Tokens of each sequence, the new one included: around a block's edge, and several blocks."""
 
 _ROWS = 40
-"""Tokens that are rows of a batch: more than one thread group reads together."""
+"""Tokens as rows of a batch: more than one thread group reads together."""
 
 _TOLERANCE = 1e-2
 """Relative to the result's norm. Half precision, and fp32 in TF32 products, are right to 2e-3."""
 
-# What MLX raises if a kernel does not compile or a launch fails.
+# MLX's errors if a kernel does not compile or a launch fails.
 _REFUSED = (RuntimeError, ValueError)
 
 
@@ -42,10 +41,8 @@ def computes_attention(
     *,
     latent: bool = False,
 ) -> bool:
-    """Whether `attention` is right for `n_heads` query heads over pages of this kind.
-
-    `sinks` and `latent` say how layers call it: with sinks, without, or both; with rope keys.
-    """
+    """Return whether `attention` is right for `n_heads` query heads over pages of this kind.
+    `sinks` and `latent` say how layers call it: with sinks, without, or both; with rope keys."""
     if not n_heads or n_heads % kind.shape.kv_heads:
         return False
     try:
@@ -56,11 +53,11 @@ def computes_attention(
     except _REFUSED:
         return False
     finally:
-        mx.clear_cache()  # pages are large, and these are not needed again
+        mx.clear_cache()  # pages are large, and these have served
 
 
 def _moves_pages(kind: PageKind, attention: PagedAttention) -> bool:
-    """Whether whole pages are stored and copied to the right places, and only there."""
+    """Return whether whole pages move to the right places, and only there."""
     pool = PagePool(kind)
     pool.grow(4)
     data = mx.random.normal((2, *kind.page_shape), key=mx.random.key(1)).astype(kind.shape.dtype)
@@ -129,7 +126,8 @@ def _is_right(
 def _queries(
     kind: PageKind, rows: int, n_heads: int, *, latent: bool
 ) -> tuple[mx.array, mx.array | None]:
-    """Random queries, (rows, heads, 1, k_head_dim), and for latent keys those of rope keys."""
+    """Return random queries, (rows, heads, 1, k_head_dim), and for latent keys those of rope
+    keys."""
     shape = kind.shape
     q, rope = (
         mx.random.normal((rows, n_heads, 1, width), key=mx.random.key(seed)).astype(shape.dtype)
@@ -149,7 +147,7 @@ def _rows_see_each_other(
     *,
     latent: bool,
 ) -> bool:
-    """Whether the last tokens of one sequence, as rows of a batch, attend to one another."""
+    """Return whether the last tokens of one sequence, as rows of a batch, attend to one another."""
     kind, length = table.pool.kind, k.shape[2]
     n = _ROWS
     if kind.ring is not None and kind.window is not None:
@@ -172,14 +170,14 @@ def _rows_see_each_other(
 
 
 def _row(array: mx.array, i: int) -> mx.array:
-    """`array[i]` as a slice: a gather would be compiled on a GPU, for seconds."""
+    """Return `array[i]` as a slice: a GPU would compile a gather, for seconds."""
     return array[i : i + 1].squeeze(0)
 
 
 def _appends(
     attention: PagedAttention, table: PageTable, layer: int, k: mx.array, v: mx.array
 ) -> bool:
-    """Append tokens to an empty table in two chunks; whether the second sees the first."""
+    """Append tokens to an empty table in two chunks; return whether the second sees the first."""
     n, window = k.shape[2], table.pool.kind.window
     half = n // 2
     seen = 0 if window is None else max(0, half - window + 1)
@@ -204,7 +202,8 @@ def _attention(
     sinks: mx.array | None,
     rope: mx.array | None,
 ) -> mx.array:
-    """Attention of one token, (heads, 1, head_dim), to its window of (kv_heads, n, head_dim)."""
+    """Return the attention of one token, (heads, 1, head_dim), to its window's tokens.
+    Keys and values are (kv_heads, n, head_dim)."""
     if rope is not None:
         q, k, v = mx.concatenate([q, rope], axis=-1), mx.concatenate([k, v], axis=-1), k
     first = 0 if window is None else max(0, k.shape[1] - window)
@@ -218,6 +217,6 @@ def _attention(
 
 
 def _close(found: mx.array, expected: mx.array) -> bool:
-    """Whether the difference is within the tolerance; false for NaN."""
+    """Return whether the difference is within the tolerance; false for NaN."""
     difference = mx.linalg.norm(found.astype(mx.float32) - expected)
     return bool((difference <= _TOLERANCE * mx.linalg.norm(expected)).item())

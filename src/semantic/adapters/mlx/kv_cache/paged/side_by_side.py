@@ -1,9 +1,9 @@
 """Prefill of several sequences side by side: one pass over the next tokens of each.
 
 For models with states, which take their tokens one after the other: a pass over many sequences
-costs less than as many passes. Sequences with fewer tokens than the longest are padded behind
-them; their states do not see padding, as mlx-lm's `lengths` say. In layers with pages each token is
-a row of a batch, and padding is none. Knows caches; neither requests nor when this pays.
+costs less than a pass for each. Padding follows shorter sequences; their states do not see it, by
+mlx-lm's `lengths`. In layers with pages each token is a row of a batch, without padding. Knows
+caches, but neither requests nor when this pays.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from semantic.adapters.mlx.kv_cache.paged.cache import (
 )
 
 Beside = Literal["alone", "even", "padded"]
-"""How sequences of a model may share a pass: not at all, with equally many tokens of each, or with
-any number of each, of which mlx-lm's model tells padding by `lengths`."""
+"""Ways for sequences of a model to share a pass: not at all, with equally many tokens of each, or
+with any number of each, where mlx-lm's model tells padding by `lengths`."""
 
 Caches = Sequence[PagedCache]
 """A sequence's caches of all layers; those without pages are mlx-lm's states."""
@@ -39,16 +39,14 @@ Chunk = tuple[Caches, Sequence[int]]
 
 
 class ChunkLayout:
-    """Where the tokens of a pass are: sequence after sequence in rows, (sequences, width) else.
-
-    Sequence i has `counts[i]` tokens, the first at position `firsts[i]`; the rest of its width is
-    padding, and so are the sequences after the last.
-    """
+    """The place of a pass's tokens: sequence after sequence in rows, else (sequences, width).
+    Sequence i has `counts[i]` tokens, the first at position `firsts[i]`. The rest of its width is
+    padding, and so are the sequences after the last."""
 
     def __init__(
         self, firsts: Sequence[int], counts: Sequence[int], shape: tuple[int, int], n_rows: int
     ) -> None:
-        """Of a pass of `shape`, (sequences, width), and `n_rows` rows, padding included."""
+        """Lay out a pass of `shape`, (sequences, width), and `n_rows` rows, padding included."""
         self.shape = n_sequences, width = shape
         padding = [0] * (n_sequences - len(firsts))
         self.offset = mx.array([*firsts, *padding], mx.int32)
@@ -63,22 +61,20 @@ class ChunkLayout:
         self._rows = mx.array(rows, mx.uint32)
 
     def to_rows(self, columns: mx.array) -> mx.array:
-        """(sequences, heads, tokens, width) as (rows, heads, 1, width)."""
+        """Return (sequences, heads, tokens, width) as (rows, heads, 1, width)."""
         n_heads, width = columns.shape[1], columns.shape[3]
         found = columns.swapaxes(1, 2).reshape(-1, n_heads, 1, width)
         return found if self._slots is None else found[self._slots]
 
     def to_columns(self, rows: mx.array) -> mx.array:
-        """Back again; padding is like the first token."""
+        """Undo `to_rows`; padding is like the first token."""
         found = rows if self._slots is None else rows[self._rows]
         return found.reshape(*self.shape, rows.shape[1], rows.shape[3]).swapaxes(1, 2)
 
 
 class ChunkBatch(PagedBatch):
-    """One layer's pages of sequences in a pass; mlx-lm's batch cache interface.
-
-    Rows of `metadata` are the tokens, sequence after sequence.
-    """
+    """One layer's pages of sequences in a pass, with mlx-lm's batch cache interface.
+    Rows of `metadata` are the tokens, sequence after sequence."""
 
     def __init__(self, layer: PagedLayer, metadata: BatchMetadata, layout: ChunkLayout) -> None:
         super().__init__(layer, metadata, (), write_first=True)
@@ -86,13 +82,13 @@ class ChunkBatch(PagedBatch):
 
     @property
     def offset(self) -> mx.array:
-        """Position of the first token of each sequence; 0 of padding."""
+        """Position of the first token of each sequence; 0 for padding."""
         return self._layout.offset
 
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Take the tokens, (sequences, kv_heads, tokens, head_dim); as one handle."""
+        """Take the tokens, (sequences, kv_heads, tokens, head_dim), and return one handle."""
         if (keys.shape[0], keys.shape[2]) != self._layout.shape:
             raise ValueError(f"expected (sequences, tokens) of {self._layout.shape}")
         as_rows = self._layout.to_rows
@@ -128,14 +124,11 @@ class ChunkLayers(NamedTuple):
 
 
 Layers = Callable[[Sequence[tuple[Caches, int]]], ChunkLayers]
-"""The layers of a pass over the next tokens of sequences, so many of each."""
+"""A function from sequences and numbers of their next tokens to the layers of a pass over these."""
 
 
 def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk]) -> None:
-    """Append its tokens to each of these sequences.
-
-    What raises leaves all of them as they were.
-    """
+    """Append each sequence's tokens to it. An error leaves all sequences as they were."""
     every = [cast(object, cache) for caches, _ in chunks for cache in caches]
     held = [cache for cache in every if isinstance(cache, ArraysCache)]
     with ExitStack() as undo:
@@ -158,7 +151,7 @@ def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk])
 
 
 def _passes(layers: Layers, chunks: Sequence[Chunk]) -> list[_Pass]:
-    """Sequences with and without a state are apart: to some models no state is not zeros."""
+    """Separate sequences with and without a state: to some models no state is not zeros."""
     groups: dict[object, list[Chunk]] = {}
     for chunk in chunks:
         groups.setdefault(state_shapes(chunk[0]), []).append(chunk)
