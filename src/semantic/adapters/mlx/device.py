@@ -36,8 +36,8 @@ _WARNED_PART = 16
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Files of a control group's memory in one cgroup version:
-    its limit, its use, and in `stat` the names of what the system may drop at any time."""
+    """Files of a control group's memory in one cgroup version: its limit, its use, and in `stat`
+    the names of what the system may drop at any time."""
 
     root: Path
     limit: str

@@ -156,8 +156,8 @@ class PaddedBatch(ContinuousBatch):
 
 
 def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:
-    """Return the first tokens of each row padded on the left:
-    (batch, kv_heads, capacity, head_dim)."""
+    """Return the first tokens of each row padded on the left: (batch, kv_heads, capacity,
+    head_dim)."""
     _, heads, _, dim = rows[0].shape
     padded = mx.zeros((len(rows), heads, capacity, dim), rows[0].dtype)
     stop = max(lengths)

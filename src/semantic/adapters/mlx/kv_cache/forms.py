@@ -184,8 +184,8 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
 
 
 CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
-"""Layers that can use our caches, by fingerprint:
-the same test gives the same answer, and takes most of the time of loading a model again."""
+"""Layers that can use our caches, by fingerprint: the same test gives the same answer, and takes
+most of the time of loading a model again."""
 
 
 def choosing_contiguous(
@@ -296,8 +296,8 @@ def _comparing_pages(
 
 
 def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
-    """Return the ways for prompts to share a pass, best first:
-    with states in rows of arrays, or alone."""
+    """Return the ways for prompts to share a pass, best first: with states in rows of arrays, or
+    alone."""
     make = states_of(model, spec)
     slots = make is not None and all(isinstance(one, ArraysCache) for one in make().values())
     return ("padded", "even", "alone") if slots else ("alone",)

@@ -51,8 +51,8 @@ CacheKind = Literal["full", "latent", "window", "state", "compressed"]
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """Layers of a model that cache alike; `window` in tokens. latent:
-    one compressed latent of keys and values for all heads; compressed: a state that grows."""
+    """Layers of a model that cache alike; `window` in tokens. latent: one compressed latent of keys
+    and values for all heads; compressed: a state that grows."""
 
     kind: CacheKind
     layers: int

@@ -20,8 +20,8 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of a module that get the same input."""
 
 MOST_ROWS = 256
-"""Most tokens for which layers join:
-more fill a device by themselves, and the parts of a joined product are not contiguous."""
+"""Most tokens for which layers join: more fill a device by themselves, and the parts of a joined
+product are not contiguous."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 

@@ -104,8 +104,8 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 
 def keep_long(model: Module) -> None:
-    """Let `model` decode as mlx-lm wrote it:
-    it shares layers with another model, and joining them would hold their weights twice."""
+    """Let `model` decode as mlx-lm wrote it: it shares layers with another model, and joining them
+    would hold their weights twice."""
     vars(model)[_DECODING] = model
 
 
@@ -303,8 +303,8 @@ class _Stepped(Module):
 
 
 def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
-    """Return whether this is a decode step of a batch:
-    all its caches have an array of positions."""
+    """Return whether this is a decode step of a batch: all its caches have an array of
+    positions."""
     one = inputs.shape[1] == 1 and inputs.shape[0] <= MOST_ROWS
     return one and isinstance(caches[0].offset, mx.array)
 

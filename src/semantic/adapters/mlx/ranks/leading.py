@@ -243,8 +243,8 @@ class LeadingBackend(MLXBackend):
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        """See `BatchBackend.start`. The others learn of it once the grammar has compiled:
-        they sample nothing, and rank 0 computes nothing here."""
+        """See `BatchBackend.start`. The others learn of it once the grammar has compiled: they
+        sample nothing, and rank 0 computes nothing here."""
         super().start(sequence, last_token, history, params, drawn)
         with self._announced(Op.START, sequence, last_token):
             pass

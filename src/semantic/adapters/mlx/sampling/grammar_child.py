@@ -132,8 +132,8 @@ def read_frame(source: IO[bytes]) -> bytes | None:
 
 
 class _Tokens:
-    """The interface that `TokenizerWrapper` expects:
-    the tokens, and a way to spell a text with them."""
+    """The interface that `TokenizerWrapper` expects: the tokens, and a way to spell a text with
+    them."""
 
     bos_token_id = None
 

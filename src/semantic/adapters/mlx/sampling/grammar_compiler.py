@@ -28,8 +28,8 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.identity import digest
 
 _MAX_COMPILED = 128
-"""Cached grammars, by weight:
-one takes a megabyte or two, and slow ones take about 60 MB per CPU second of compiling."""
+"""Cached grammars, by weight: one takes a megabyte or two, and slow ones take about 60 MB per CPU
+second of compiling."""
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
@@ -133,8 +133,8 @@ class GrammarCompiler:
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
-        """Return `grammar` compiled earlier, or now if that is quick:
-        all requests wait for this thread."""
+        """Return `grammar` compiled earlier, or now if that is quick: all requests wait for this
+        thread."""
         with self._lock:
             found = self._compiled.get(grammar.tenant, grammar)
             is_quick = self._quick.get(grammar.tenant, _key(grammar)) is True

@@ -31,8 +31,8 @@ _SECONDS = 10.0
 _CHARACTERS = 1 << 26
 """Characters of one value, and of the whole text. A request's body is smaller."""
 _MADE = 1 << 28
-"""Characters of all values that a template makes, kept or not:
-it may make each text of a large chat several times."""
+"""Characters of all values that a template makes, kept or not: it may make each text of a large
+chat several times."""
 _OBJECT, _REFERENCE = 64, 8
 """Characters counted for a new part of a list or a turn of a loop, and for an existing part."""
 _LARGEST_NUMBER = 1 << 24
@@ -126,8 +126,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a turn of a loop or a call of a macro:
-        text of `n_characters`, lists of `n_parts`."""
+        """Count a turn of a loop or a call of a macro: text of `n_characters`, lists of
+        `n_parts`."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -215,8 +215,8 @@ class _Measure(NamedTuple):
 
 
 def _measure(value: object) -> _Measure:
-    """Measure a value. A list may repeat a part, so as text it may exceed memory:
-    raises TemplateLimitError as soon as it is known to be too large."""
+    """Measure a value. A list may repeat a part, so as text it may exceed memory: raises
+    TemplateLimitError as soon as it is known to be too large."""
     level: list[object] = [value]
     n_parts = depth = n_characters = 0
     while level:

@@ -24,8 +24,8 @@ Mask = mx.array | str | None
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
-    """Return (n, before + n) booleans:
-    query i sees key j unless j is later or before its window."""
+    """Return (n, before + n) booleans: query i sees key j unless j is later or before its
+    window."""
     queries = mx.arange(before, before + n)[:, None]
     keys = mx.arange(before + n)[None]
     mask = queries >= keys

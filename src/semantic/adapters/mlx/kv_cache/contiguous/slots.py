@@ -23,16 +23,16 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, 
 from semantic.domain.value_objects import whole_blocks
 
 LARGEST_ROW = 1 << 20
-"""Bytes of a row in one layer beyond which it stays apart:
-copies and padding then cost more than operations."""
+"""Bytes of a row in one layer beyond which it stays apart: copies and padding then cost more than
+operations."""
 
 MOST_PADDING = 1.5
 """Maximum capacity of an array, relative to its rows'.
 A pool's budget counts capacity without padding."""
 
 MOST_UNSEEN = 512 << 10
-"""Bytes of a layer by which a row may be shorter than the longest in its array:
-about as many as MLX reads in the time of another part's operations."""
+"""Bytes of a layer by which a row may be shorter than the longest in its array: about as many as
+MLX reads in the time of another part's operations."""
 
 _ROOM = 64
 """Tokens of room for a row, unless it has reserved less: a full array needs a copy."""
@@ -361,8 +361,8 @@ class _Step:
 
 
 class _Steps(threading.local):
-    """The steps of a thread, made once per step and not per layer:
-    MLX lets no other thread use them. A step lives as long as it is an array's last one."""
+    """The steps of a thread, made once per step and not per layer: MLX lets no other thread use
+    them. A step lives as long as it is an array's last one."""
 
     def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (
