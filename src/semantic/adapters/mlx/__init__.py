@@ -26,11 +26,8 @@ _LOADED: list[ctypes.CDLL] = []
 
 
 def load_openblas() -> BlasStatus:
-    """Load OpenBLAS on Linux for MLX's CPU backend.
-
-    MLX's wheels link the reference BLAS, whose fp32 matrix products are up to 20 times slower. The
-    dynamic linker uses the symbols loaded first.
-    """
+    """Load OpenBLAS on Linux for MLX's CPU backend, before MLX: the linker uses the first symbols.
+    MLX's wheels link the reference BLAS, whose fp32 matrix products are up to 20 times slower."""
     if sys.platform != "linux":
         return "not needed"
     if "mlx.core" in sys.modules:
@@ -55,10 +52,8 @@ def blas_kernel() -> str:
 
 def keep_file_limit() -> None:
     """Let `mlx_lm.utils` only raise the soft limit of open files, as far as the hard one allows.
-
     On import it sets the limits to 2,048 and 4,096 in any case. A process cannot raise its hard
-    limit again, and a server has a connection for each agent.
-    """
+    limit again, and a server has a connection for each agent."""
     set_limits = resource.setrlimit
 
     def setrlimit(which: int, limits: tuple[int, int], /) -> None:

@@ -87,19 +87,15 @@ def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
 
 def on_device(numbers: Sequence[int]) -> mx.array:
     """Return (n,) int32 in device memory.
-
-    MLX keeps an array built from Python numbers in host memory, and every thread group of a kernel
-    would wait for it. The cast from int64 changes the size, so the array gets a new buffer.
-    """
+    MLX keeps arrays of Python numbers in host memory, for which every thread group of a kernel
+    would wait. The cast from int64 changes the size, so the array gets a new buffer."""
     return mx.array(list(numbers), dtype=mx.int64).astype(mx.int32)
 
 
 def on_device_async(numbers: Sequence[int]) -> mx.array:
     """`on_device`, with its evaluation already started.
-
     A decode step that uploads numbers has another CUDA graph than one that does not. MLX would
-    instantiate it anew, which takes as long as the step.
-    """
+    instantiate it anew, which takes as long as the step."""
     array = on_device(numbers)
     async_eval(array)
     return array

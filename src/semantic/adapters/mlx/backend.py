@@ -52,7 +52,7 @@ from semantic.ports.generation import BodyTarget
 @dataclass(slots=True)
 class _Sequence(Prompt):
     """A sequence's caches, its tokens, and whether it is in the batch.
-    `mask` constrains its answer to a grammar. `staging` is set while the sequence loads."""
+    `mask` constrains its answer to a grammar. A loading sequence has `staging`."""
 
     capacity: int = 0
     decoding: bool = False
@@ -128,7 +128,7 @@ class MLXBackend:
             self._layers.set_aside(n_bytes)
 
     def abandon(self) -> None:
-        """Free everything but the model's weights. The backend must not be used afterwards."""
+        """Free everything but the model's weights. Nothing may use the backend afterwards."""
         self._sequences.clear()
         self._starting.clear()
         self._batch = self._new_batch()
@@ -265,7 +265,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """As `export_block`, to memory of `room`. Bodies that are already bytes are not copied."""
+        """As `export_block`, to memory of `room`. Copies no bodies that are already bytes."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)
@@ -338,8 +338,8 @@ class MLXBackend:
     def _finish_launched(self) -> None:
         """Wait for the step in flight before anything but the next step takes pages.
 
-        The step writes a token for each of its rows. If a row has left, its page is free by now.
-        MLX does not know of that write, so nothing orders it before a copy outside MLX, or on Metal
+        It writes a token for each of its rows, also to a page that a row freed meanwhile. MLX does
+        not know of that write: nothing else orders it before a copy outside MLX or, on Metal,
         before another command buffer.
         """
         if self.in_pages:
@@ -406,8 +406,8 @@ class MLXBackend:
         return in_flight
 
     def _drop_batch(self) -> None:
-        """Drop the batch's sequences: a failed step leaves them in an unknown state.
-        Other sequences were never in the batch."""
+        """Drop the batch's sequences, and no others: a failed step leaves them in an unknown
+        state."""
         self._batch = self._new_batch()
         self._joined.clear()
         self._starting.clear()

@@ -63,22 +63,19 @@ def physical_memory() -> int:
 
 
 def own_memory() -> int:
-    """Return the bytes of memory of the process and its children. Linux counts resident memory
-    without files, macOS the physical footprint of the process alone.
-
-    Raises OSError when the system does not report it.
-    """
+    """Return the bytes of memory of the process and its children: on Linux resident memory without
+    files, on macOS the process's own physical footprint. Raises OSError if the system does not
+    report."""
     if sys.platform == "darwin":
         return _footprint()
     return sum(map(anonymous_bytes, ("self", *_children())))
 
 
 def spare_memory() -> int | None:
-    """Return the bytes that may still be taken; None if the system does not report them.
+    """Return the bytes still available to the process; None if the system does not report them.
 
-    On Linux this is the smaller of the available memory and the room below each control group's
-    limit; memory that the system can drop counts as free. On macOS None, unless it warns of
-    pressure.
+    On Linux the smallest of the available memory and the room below each control group's limit;
+    memory that the system can drop counts as free. On macOS None unless it warns of pressure.
     """
     if sys.platform == "darwin":
         return spare_under_pressure(_pressure_level())
@@ -91,11 +88,8 @@ def spare_memory() -> int | None:
 
 
 def spare_under_pressure(level: int) -> int | None:
-    """Return the bytes that may be taken at a level of macOS' memory pressure.
-
-    None (no bound) while it is normal. At a warning a sixteenth of the memory, which costs only
-    caches. Zero when it is critical.
-    """
+    """Return the bytes available at a level of macOS' memory pressure: None (no bound) if normal, a
+    sixteenth of the memory at a warning, which costs only caches, and 0 if critical."""
     if level >= _CRITICAL:
         return 0
     return physical_memory() // _WARNED_PART if level >= _WARNING else None
@@ -183,10 +177,8 @@ DeviceKind = Literal["CPU", "Metal", "CUDA"]
 @dataclass(frozen=True, slots=True)
 class Device:
     """MLX's default device: `memory_bytes` is its memory, `used_bytes` what MLX allocated.
-
-    `free_bytes` is what the system lets the process have, including what it already has: free
-    memory, or on Metal the recommended maximum.
-    """
+    `free_bytes` is what the process may have in all: free memory and its own, or on Metal the
+    recommended maximum."""
 
     kind: DeviceKind
     name: str
@@ -246,8 +238,8 @@ def memory_in_use() -> int:
 
 
 def memory_to_spare() -> int | None:
-    """Return the bytes the system can still give, below 0 if it wants some back, None if unknown.
-    With CUDA the device's."""
+    """Return the bytes the system (with CUDA the device) can still give, negative if it wants some
+    back; None if unknown."""
     if mx.cuda.is_available() and not on_cpu():
         free = mx.device_info(mx.default_device()).get("free_memory")
         return None if free is None else int(free)
@@ -260,7 +252,7 @@ def memory_kept() -> int:
 
 
 def give_memory_back() -> None:
-    """Return freed memory that is only kept for reuse to the system."""
+    """Return freed memory to the system that the process keeps only for reuse."""
     mx.clear_cache()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library than glibc

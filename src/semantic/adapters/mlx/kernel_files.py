@@ -106,7 +106,7 @@ _own: list[KernelFolder] = []
 
 def own() -> Path:
     """Let this process compile in a `KernelFolder`; other temporary files stay where they are.
-    Raise BackendError if no folder is fit for that."""
+    Raises BackendError if no folder is fit."""
     if _own:
         return _own[0].path
     problems: list[str] = []
@@ -134,8 +134,8 @@ def keep() -> None:
 
 
 def require_own() -> Path:
-    """Return where MLX compiles in this process; the folder is not ours to change.
-    Raise BackendError if others may write there."""
+    """Return where MLX compiles in this process, a folder that is not ours to change.
+    Raises BackendError if others may write there."""
     given = (os.environ[name] for name in _VARIABLES if name in os.environ)
     folder = Path(next(given, Path("/", "tmp")))
     for name in _BELOW:

@@ -28,8 +28,8 @@ _MOST_ROWS = 512
 
 @dataclass(slots=True)
 class Prompt:
-    """A sequence's caches and the number of its tokens. `late` has the last tokens if they must be
-    computed together with some that are still to come."""
+    """A sequence's caches and the number of its tokens.
+    `late` has the last tokens if the model must compute them together with some still to come."""
 
     caches: list[LayerCache]
     length: int = 0
@@ -45,8 +45,8 @@ class Prefill:
     For methods without a docstring see `BatchBackend`."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
-        """Beyond the first `reusable` tokens keys depend on where a prompt is divided; None if
-        not."""
+        """Beyond the first `reusable` tokens keys depend on the prompt's chunks; None if they never
+        do."""
         self._model = model
         self._reusable = reusable
 
@@ -69,8 +69,8 @@ class Prefill:
         prompt.length += len(tokens)
 
     def compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Append each sequence's tokens to it in one pass.
-        Raise BackendError if they cannot share it."""
+        """Append each sequence's tokens in one pass.
+        Raises BackendError if they cannot share it."""
         self._compute_shared(chunks)
         for prompt, tokens in chunks:
             prompt.length += len(tokens)
@@ -116,8 +116,7 @@ class _PagedPrefill(Prefill):
         self._pages = pages
 
     def _are_rows(self, prompt: Prompt, n_tokens: int, n_bytes: int) -> bool:
-        """Return whether the next `n_tokens` may be rows of a batch and read at most `n_bytes`
-        there."""
+        """Return whether `n_tokens` may be rows of a batch and read at most `n_bytes` there."""
         few = n_tokens <= _MOST_ROWS
         return few and self._pages.reads_as_rows(_paged(prompt), n_tokens, n_bytes)
 

@@ -54,15 +54,13 @@ class HostAllocator(Protocol):
 
 
 class CopyDriver(HostAllocator, Protocol):
-    """One device. Any thread may call everything but `address`. Copies return when they are done.
+    """One device. Any thread may call everything but `address`. Copies return at their end.
     Raises MemoryError without host memory, and RuntimeError when the device fails."""
 
     def address(self, array: mx.array) -> int:
         """Return the device address of an evaluated, contiguous array's first byte.
-
-        Only the thread that runs MLX calls it. The address stays valid while the array exists and
-        the host does not read it: MLX would move it.
-        """
+        Only MLX's thread calls it. The address holds while the array exists and the host does not
+        read it: MLX would move it."""
         ...
 
     def pin(self, address: int, n_bytes: int) -> None:
@@ -89,7 +87,7 @@ def address_of(data: bytes | memoryview) -> int:
 
 
 _MOST_FREE_BYTES = 1 << 30
-"""Bytes of unused memory to retain; the rest is freed."""
+"""Bytes of unused memory to retain; more is freed."""
 
 _STEP = 4 << 20
 """Bytes. Larger pieces are multiples of it, smaller ones powers of two."""
@@ -106,8 +104,8 @@ class HostMemory:
         self._lock = threading.RLock()  # garbage collection may return memory at any point
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with any content; it comes back when its last view is gone.
-        Returns slower memory when the system has no more of this kind. Raises MemoryError."""
+        """Return memory of `n_bytes` with any content; it comes back when its last view ends.
+        The memory is slower when the system has no more of this kind. Raises MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
             free = self._free[size]
@@ -167,7 +165,7 @@ class Place(Protocol):
         ...
 
     def end(self) -> None:
-        """Free the place. May be called again."""
+        """Free the place. Idempotent."""
         ...
 
 
@@ -207,8 +205,7 @@ class Transfers:
         return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 
     def send(self, data: bytes | memoryview, place: Place, rows: Sequence[Rows]) -> None:
-        """Copy rows to the device and wait for them; copy nothing if the place has lost its
-        memory."""
+        """Copy rows to the device and wait; copy nothing if the place has lost its memory."""
         with place.address() as device:
             if device is not None:
                 host = address_of(data)

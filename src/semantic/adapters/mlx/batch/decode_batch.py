@@ -44,9 +44,8 @@ class _Group(NamedTuple):
 class BatchRows:
     """The caches of a batch's rows, in order of joining, and the model's step over them.
 
-    Rows compute together except where their states differ in shape. A row that joins without the
-    state it will have runs apart for a step, since to some models no state is not the same as
-    zeros.
+    Rows compute together except where their states differ in shape. A row without the state it will
+    have runs apart for a step: to some models no state is not the same as zeros.
     """
 
     def __init__(self, model: Module) -> None:
@@ -182,11 +181,11 @@ class DecodeBatch(Protocol):
 
     def settle(self) -> None:
         """Put tokens emitted before their step into the caches, as `leave` does.
-        If this fails, the batch must not be used any more."""
+        If this fails, nothing may use the batch any more."""
         ...
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
-        """Return the token that is sampled, not emitted and, after `settle`, not in the caches.
+        """Return the sampled token that is neither emitted nor, after `settle`, in the caches.
         None if there is none, or if it is finite but unknown."""
         ...
 
@@ -196,7 +195,7 @@ class DecodeBatch(Protocol):
 
     def step(self) -> list[Emitted]:
         """Launch a step, read the one before it, or both.
-        Return a token of each sequence that had one to read; none if nothing was read."""
+        Returns a token of each sequence that had one to read."""
         ...
 
 
@@ -223,8 +222,8 @@ class _Row:
 class ContinuousBatch:
     """A `DecodeBatch` for our own caches, which join and leave without copies.
 
-    It emits a first token before it launches the step after it. Among rows that have had theirs, it
-    does so only if `launch_blocks`: the next step then starts once the tokens have been read.
+    It emits a first token before it launches the step after it. Next to older rows it does so only
+    if `launch_blocks`: it then launches the next step after it has read their tokens.
     """
 
     max_joins_per_step = None
@@ -362,8 +361,7 @@ class ContinuousBatch:
         """Build the next step from `inputs` and return further arrays to evaluate with it.
 
         Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same. The log-sum-exp
-        of the model's own logits is finite unless they have a NaN or are infinite; minus infinity,
-        as a mask writes it, does not count.
+        of the model's own logits is finite unless they have a NaN or positive infinity.
         """
         logits = self._caches.logits(inputs)
         normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)

@@ -102,8 +102,8 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """When an empty sequence and another join together, mlx-lm's caches give the empty one a state
-    of zeros instead of none."""
+    """If an empty sequence joins together with another, mlx-lm's caches give it a zero state, not
+    none."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(

@@ -50,7 +50,7 @@ Pads = Callable[[Sequence[int]], bool]
 """A test whether sequences of these capacities (tokens each) should decode padded."""
 
 STABLE_STEPS = 4
-"""Steps without a join or leave before rows are copied: joins and leaves are bursty."""
+"""Steps without a join or leave before the batch copies rows: joins and leaves are bursty."""
 
 
 class PaddedLayer(BatchKVCache):
@@ -93,8 +93,8 @@ class PaddedLayer(BatchKVCache):
 
 
 class PaddedBatch(ContinuousBatch):
-    """A `DecodeBatch` for sequences whose caches are all `FullCache`s. Until the batch is padded,
-    it calls `pads` before every step that follows `stable_steps` steps without a join or leave."""
+    """A `DecodeBatch` for sequences whose caches are all `FullCache`s.
+    While ragged, it calls `pads` before each step that follows `stable_steps` undisturbed steps."""
 
     def __init__(self, model: Module, pads: Pads, stable_steps: int = STABLE_STEPS) -> None:
         super().__init__(model)
@@ -156,8 +156,8 @@ class PaddedBatch(ContinuousBatch):
 
 
 def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:
-    """Return the first tokens of each row padded on the left: (batch, kv_heads, capacity,
-    head_dim)."""
+    """Return (batch, kv_heads, capacity, head_dim): the first tokens of each row, padded on the
+    left."""
     _, heads, _, dim = rows[0].shape
     padded = mx.zeros((len(rows), heads, capacity, dim), rows[0].dtype)
     stop = max(lengths)
@@ -175,11 +175,11 @@ _TOKENS = BLOCK_TOKENS - 2 * (_WARM_UP + _STEPS)
 """Tokens of each sequence, so that all steps fit into its first block."""
 
 _CLEARLY = 0.9
-"""Largest share of the ragged time at which padding is chosen; a smaller gain is noise."""
+"""Largest share of the ragged time that makes padding worthwhile; a smaller gain is noise."""
 
 _MAX_PADDING_RATIO = 1.5
-"""Maximum memory of a padded batch relative to its sequences' capacity.
-A pool's budget counts capacity without padding, and attention over more was not measured."""
+"""Maximum memory of a padded batch relative to its sequences' capacity: a pool's budget counts
+capacity without padding, and the calibration covers no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +205,8 @@ class Calibration:
 
     def pads(self, capacities: Sequence[int]) -> bool:
         """Return whether sequences of these capacities (tokens each) should decode padded.
-
-        Uses the largest measured batch that is not larger. Ragged attention costs more with each
-        sequence, so padding that pays for fewer pays for more.
-        """
+        Uses the largest measured batch that is not larger: ragged attention costs more with each
+        sequence, so padding that pays for fewer pays for more."""
         measured = [one for one in self.times if one.batch <= len(capacities)]
         if not measured or not measured[-1].padded:
             return False
@@ -218,8 +216,8 @@ class Calibration:
 def calibrate(
     model: Module, layers: CacheLayers, clock: Callable[[], float] = time.perf_counter
 ) -> Calibration:
-    """Time a few steps of batches of each size, ragged and padded.
-    All caches of `layers` must be `FullCache`s."""
+    """Time a few steps of ragged and padded batches of each size; all caches must be
+    `FullCache`s."""
 
     def timed(batch: ContinuousBatch, size: int) -> float:
         return _step_ms(batch, [_filled(layers) for _ in range(size)], clock)
@@ -289,8 +287,8 @@ def calibrate_here(model: Module, layers: CacheLayers) -> Calibration | None:
 
 
 def padding_works(model: Module) -> bool:
-    """Return whether a batch computes the right logits with mlx-lm's own padded caches. Tests also
-    beyond windows, chunks and budgets of sparse attention, where padding may move a choice."""
+    """Return whether a batch computes the right logits with mlx-lm's own padded caches. Also tests
+    beyond windows, chunks and budgets of sparse attention: there padding may move a choice."""
     probe = LogitsProbe(model)
     with probe.narrowed() as narrow:
         if narrow is not None and at_once(narrow.computing()) and not narrow.accepts_padding():

@@ -212,8 +212,7 @@ def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) 
 
 @functools.cache
 def transfers_here() -> Transfers | None:
-    """Return the copies of MLX's default device; None without a copy engine that passes its
-    test."""
+    """Return the copies of MLX's default device; None unless a copy engine passes its test."""
     if not on_cuda():
         return None
     try:

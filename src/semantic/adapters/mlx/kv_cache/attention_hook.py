@@ -84,7 +84,7 @@ def _latent_attention(call: _Call) -> _Call:
 
 
 def _indexer(call: _Call) -> _Call:
-    """DSA's indexer: reduces each row's latents to its choice, so nothing is left to choose."""
+    """DSA's indexer: reduces each row's latents to its choice, and leaves none to make."""
 
     def choose(
         self: Module, x: mx.array, qr: mx.array, mask: mx.array | None, cache: object = None
@@ -262,9 +262,9 @@ def _decode_on_cpu(
     """Attend one query per sequence, with all query heads of a KV head in one matrix product.
 
     MLX's CPU attention reads the keys once per query head; grouped heads read them once. Keys are
-    the left operand: a product with few columns reads its left side in order, but would first pack
-    a transposed right side. `added`, of each row (1, heads, 1, tokens) or None, adds to its scores,
-    or masks them.
+    the left operand, which a product with few columns reads in order; it would first pack a
+    transposed right side. `added`, of each row (1, heads, 1, tokens) or None, adds to or masks its
+    scores.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = list(zip(keys.rows, values.rows, strict=True))
@@ -332,12 +332,9 @@ def _decode_in_slots(
 
 
 def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -> mx.array:
-    """Return the scores of all tokens for `query`, (rows, kv_heads, group, dim).
-
-    They are (rows, kv_heads, group, tokens), plus `more`, (rows, 1 or heads, 1, tokens). Keys of
-    many tokens are the left operand, as in `_decode_on_cpu`; for few, packing costs less than an
-    operation.
-    """
+    """Return (rows, kv_heads, group, tokens): `query`, (rows, kv_heads, group, dim), times all
+    keys, plus `more`, (rows, 1 or heads, 1, tokens). Many keys are the left operand, as in
+    `_decode_on_cpu`; for few, packing costs less than an operation."""
     rows, kv_heads, group, _ = query.shape
     n_tokens = k.shape[2]
     if more is not None and more.shape[1] > 1:

@@ -55,8 +55,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     def deferred(
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """Copy the body of `tokens` of `layers` to `room`, outside MLX's computation; None if
-        impossible."""
+        """Copy a body of `layers` to `room`, outside MLX's computation; None if impossible."""
         ...
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
@@ -87,7 +86,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
 
 
 class BlockCodec(Generic[CacheT, MemoryT]):
-    """Encodes the caches of one model's sequences as block bodies and decodes them."""
+    """A codec between the caches of one model's sequences and block bodies."""
 
     def __init__(
         self,
@@ -207,7 +206,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return cast(tuple[str, Tree], state)[0]
 
     def _contents(self, length: int) -> list[tuple[int, range | None]]:
-        """Return a checkpoint's layers after `length` tokens, and their tokens; None is a whole
+        """Return a checkpoint's layers and their tokens after `length` tokens; None is a whole
         state."""
         contents: list[tuple[int, range | None]] = [
             (layer, window_edge(length, self._parts.window_tokens or 1))
@@ -245,10 +244,8 @@ class PartLayers:
 
 def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
     """Assign each layer to a part; `ragged[i]` is true if layer i uses our cache.
-
-    A WINDOW body holds windows of one size, the most common one. mlx-lm's own window caches are
-    ring buffers, which cannot be cut into blocks.
-    """
+    WINDOW bodies hold the most common window size only. mlx-lm's own window caches are ring
+    buffers, which do not divide into blocks."""
     windows = Counter(layer.window for layer, ours in zip(spec.layers, ragged, strict=True) if ours)
     del windows[None]
     size = windows.most_common(1)[0][0] if windows else None
@@ -264,7 +261,7 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks; `others` are the checkpoint's layers and their
+    """Return the layout of a model's blocks; `others` are the checkpoint's layers with their
     kinds."""
     name = {
         "full": _describe_layers(parts.full, shapes),
@@ -287,8 +284,7 @@ def window_start(length: int, window: int) -> int:
 
 
 def window_edge(length: int, window: int) -> range:
-    """Return the positions from the window's start to the next block edge, which the checkpoint
-    has."""
+    """Return the checkpoint's positions: from the window's start to the next block edge."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
 

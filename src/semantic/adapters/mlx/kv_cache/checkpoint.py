@@ -190,7 +190,7 @@ class _Reader:
         raise CacheReconstructionError(f"a {type(found).__name__} in a checkpoint")
 
     def finish(self) -> None:
-        """Raise CacheReconstructionError if bytes are left."""
+        """Raise CacheReconstructionError if any bytes remain."""
         if self._at != len(self._body):
             left = len(self._body) - self._at
             raise CacheReconstructionError(f"a checkpoint with {left} bytes too many")

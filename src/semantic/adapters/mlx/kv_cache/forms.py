@@ -70,7 +70,7 @@ AttentionFor = Callable[[PageKind], PagedAttention | None]
 
 
 class CacheLayers(Protocol):
-    """Makes the caches of a model's sequences; see `ContiguousLayers` and `PagedLayers`."""
+    """The maker of a model's caches; see `ContiguousLayers` and `PagedLayers`."""
 
     @property
     def ragged(self) -> tuple[bool, ...]: ...
@@ -184,8 +184,8 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
 
 
 CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
-"""Layers that can use our caches, by fingerprint: the same test gives the same answer, and takes
-most of the time of loading a model again."""
+"""Layers that can use our caches, by fingerprint: testing them again would take most of a
+reload."""
 
 
 def choosing_contiguous(
@@ -194,8 +194,8 @@ def choosing_contiguous(
     shapes: Sequence[LayerShape | None],
     name: str | None,
 ) -> Slices[CacheForm]:
-    """Choose the contiguous form, a forward pass at a time. `name`, the model's fingerprint or
-    None, is the key under which to remember the choice of layers."""
+    """Choose the contiguous form, a forward pass at a time.
+    Remembers the choice of layers under `name`, the model's fingerprint, unless None."""
     if name is not None and name in CHOSEN_LAYERS:
         ragged = CHOSEN_LAYERS[name]
     else:
@@ -215,10 +215,8 @@ def choosing_pages(
     attention: AttentionFor,
 ) -> Slices[CacheForm | None]:
     """Choose the paged form; None if a layer cannot use pages or a test gives wrong results.
-
-    Tries the model that `probe` decodes with, then the model as mlx-lm wrote it. Takes a forward
-    pass or the tests of kernels at a time.
-    """
+    Tries the model that `probe` decodes with, then the one that mlx-lm wrote. Takes a forward pass
+    or the tests of kernels at a time."""
     form = yield from _testing_pages(probe, spec, shapes, attention)
     if form is None and probe.decoding is not probe.model:
         plain = LogitsProbe(probe.model, agree=probe.agree)
@@ -296,7 +294,7 @@ def _comparing_pages(
 
 
 def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
-    """Return the ways for prompts to share a pass, best first: with states in rows of arrays, or
+    """Return the ways for prompts to share a pass, best first: states in rows of arrays, or
     alone."""
     make = states_of(model, spec)
     slots = make is not None and all(isinstance(one, ArraysCache) for one in make().values())

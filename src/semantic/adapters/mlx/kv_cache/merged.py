@@ -35,10 +35,8 @@ class _Row(Protocol):
 
 class StateBatch(ArraysCache):
     """The states of the sequences in a batch; models use it as mlx-lm's ArraysCache.
-
-    The sequences' caches are empty meanwhile, except for their byte counts. Either all of them have
-    a state or none: to some models no state differs from zeros.
-    """
+    The sequences' caches are empty meanwhile, except for their byte counts. Either all have a state
+    or none: to some models no state is not the same as zeros."""
 
     cache: list[mx.array | None]  # type: ignore[assignment]  # mlx-lm's are None at first
 
@@ -96,7 +94,7 @@ class StateBatch(ArraysCache):
         """Arrays of some rows, with the shapes and types of all, except the number of rows."""
         return self._joining[-1] if self._joining else self.cache
 
-    # What a model calls
+    # Called by models
 
     def __getitem__(self, idx: int) -> mx.array | None:
         self._settle(padding=self._padding)
@@ -221,10 +219,8 @@ StateShapes = tuple[tuple[int, ...] | None, ...]
 
 def state_shapes(caches: Sequence[object]) -> StateShapes:
     """Return the shapes of a sequence's states, or of a batch's, without the rows.
-
-    None for states not yet computed: to some models no state is not the same as zeros. Sequences
-    whose shapes differ cannot share a step.
-    """
+    None for states not yet computed: to some models these are not the same as zeros. Sequences with
+    different shapes cannot share a step."""
     found: list[tuple[int, ...] | None] = []
     for cache in caches:
         if isinstance(cache, ArraysCache):

@@ -176,10 +176,8 @@ def read_shapes(model: Module) -> list[LayerShape | None]:
 @dataclasses.dataclass(slots=True)
 class _Mask:
     """The mask of a layer's attention: its window, if the cache has none of its own.
-
-    A mask `overhangs` if its window is wider than the cache's, `size`: a prompt's tokens then see
-    one more than a decoded token.
-    """
+    It `overhangs` if its window is wider than the cache's, `size`: a prompt's tokens then see one
+    more than a decoded token."""
 
     window: int | None = None
     size: int | None = None

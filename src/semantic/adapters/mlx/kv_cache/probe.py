@@ -41,10 +41,8 @@ _PROMPTS: _Prompts = (
 )
 _STEPS = ((2, 7, 1), (1, 8, 2), (2, 8, 1))
 """Sequences of different lengths and the tokens that follow, valid in any vocabulary.
-
-Nothing makes up for padding in the first. The others are longer than anything `narrowed` leaves,
-and not by a multiple of a block.
-"""
+Nothing makes up for padding in the first. The others exceed anything `narrowed` leaves, and not by
+a multiple of a block."""
 
 _EXACT = 1e-3
 """Maximum difference of logits on a CPU in fp32, relative to their norm."""
@@ -120,7 +118,7 @@ class LogitsProbe:
         if self._exact:
             return self.agree(all(one <= _EXACT for one in differences))
         counted = _without_strays(differences)
-        # False for NaN. The yardstick costs a run of its own and is rarely needed.
+        # False for NaN. The yardstick costs a run of its own and rarely matters.
         if self.agree(counted <= self._rounded):
             return True
         return self.agree(counted <= self._yardstick_for(layers))
@@ -145,7 +143,7 @@ class LogitsProbe:
         return True
 
     def _yardstick_for(self, layers: _Layers) -> float:
-        """Return the largest difference that is rounding in this model; 0 if mlx-lm's batch is
+        """Return the largest difference due to rounding in this model; 0 if mlx-lm's batch is
         wrong."""
         if isinstance(layers, PagedLayers) and layers.beside != "alone":
             return self._yardstick_of("copies")
@@ -195,11 +193,9 @@ class LogitsProbe:
 def choosing_layers(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> Slices[tuple[bool, ...] | None]:
-    """For each layer choose whether it can use our cache, a forward pass at a time.
-
-    All layers together if that works, else each layer that works alone. None if a batch is wrong
-    even with mlx-lm's own caches: sequences must then run one after the other.
-    """
+    """Choose for each layer whether it can use our cache, a forward pass at a time.
+    All layers together if that works, else each that works alone. None if a batch is wrong even
+    with mlx-lm's own caches: sequences must then run one after the other."""
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
         if narrow is not None and small is not None and (yield from narrow.computing()):
@@ -231,7 +227,7 @@ def _choosing(
 
 
 class _Padded:
-    """Makes mlx-lm's own caches, which a batch pads."""
+    """A maker of mlx-lm's own caches, which a batch pads."""
 
     def __init__(self, model: Module) -> None:
         self._model = model
@@ -263,7 +259,7 @@ def attention_use(
 
 
 class _Recorder(PortableAttention):
-    """Records calls of attention."""
+    """A recorder of calls of attention."""
 
     def __init__(self) -> None:
         self.n_heads = 0

@@ -38,7 +38,7 @@ class KeyValueCache(Protocol):
 
 def read_spec(model: Module) -> ModelCacheSpec:
     """Return the spec of an mlx-lm model.
-    Raise UnsupportedModelError, naming the first layer whose cache cannot be kept."""
+    Raises UnsupportedModelError, naming the first layer with an unknown cache that has no state."""
     short, long = trace(model, 1), trace(model, BLOCK_TOKENS + 1)
     return ModelCacheSpec(
         tuple(_read_layer(i, *pair) for i, pair in enumerate(zip(short, long, strict=True)))

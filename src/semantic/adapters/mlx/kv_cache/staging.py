@@ -23,10 +23,8 @@ MemoryT = TypeVar("MemoryT")
 @dataclass(slots=True)
 class Staging(Generic[MemoryT]):
     """Memory that receives block bodies, by layer or by kind of layers.
-
     `length` counts the sequence's tokens. `window_tokens` are the positions of the WINDOW bodies;
-    the checkpoint has the window's tokens before them.
-    """
+    the checkpoint has the window's tokens before them."""
 
     length: int
     full_stop: int = 0
@@ -58,8 +56,7 @@ class Staging(Generic[MemoryT]):
             raise CacheReconstructionError(f"{length} tokens came without a checkpoint")
 
     def require_window(self, tokens: range) -> None:
-        """Raise CacheReconstructionError unless the sequence has loaded these tokens of a
-        window."""
+        """Raise CacheReconstructionError unless WINDOW bodies of these tokens have loaded."""
         found = self.window_tokens
         if not found.start <= tokens.start < tokens.stop <= found.stop:
             raise CacheReconstructionError(

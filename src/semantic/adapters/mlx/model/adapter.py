@@ -29,8 +29,7 @@ Kind = Literal["lora", "dora", "full"]
 
 _MAX_CONFIG_BYTES = 1 << 20
 _LARGEST_NUMBER = 1e30
-"""Even below it a product may be infinite in fp32; the engine finds that then, as with any
-weights."""
+"""A product may be infinite in fp32 even below it; the engine finds that as with any weights."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _HALF = (mx.float16, mx.bfloat16)
 _ELSEWHERE = {
@@ -43,10 +42,8 @@ _ELSEWHERE = {
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """An adapter whose files have passed their own checks.
-
-    `parameters` configure mlx-lm's low-rank layers in the last `layers` layers, or in all if that
-    is negative. `shapes` has each array's shape by name, `n_bytes` their bytes in memory.
-    """
+    `parameters` configure low-rank layers in the last `layers` layers, or in all if that is
+    negative. `shapes` has each array's shape by name, `n_bytes` their bytes in memory."""
 
     folder: Path
     kind: Kind
@@ -130,7 +127,7 @@ class _Config:
         self._fields: dict[str, object] = fields
 
     def kind(self) -> Kind:
-        """Return how the model was tuned."""
+        """Return the way mlx-lm tuned the model."""
         given = self._fields.get("fine_tune_type", "lora")
         for one in cast("tuple[Kind, ...]", get_args(Kind)):
             if given == one:

@@ -63,9 +63,8 @@ class CacheForm:
 class ModelDescription:
     """A model's demands on this device.
 
-    `context_tokens` and `vocab_size`, the bound of token ids by default, are the configuration's;
-    `context_tokens` is None if it has none. `weights_bytes` counts the weights in memory. `adapter`
-    is the one that the model is under.
+    `context_tokens`, None without one, and `vocab_size`, the default bound of token ids, are the
+    configuration's. `weights_bytes` counts the weights in memory. `adapter` is the model's adapter.
     """
 
     model_type: str
@@ -83,8 +82,8 @@ def describe(
     """Describe the model in `folder`, under the adapter in another one.
 
     With `file_bytes`, the size of its weight files, these may be missing. Raises ModelNotFoundError
-    for a folder without a readable configuration and for another model's adapter, and
-    UnsupportedModelError for a model that mlx-lm or the engine does not support.
+    without a readable configuration and for another model's adapter, and UnsupportedModelError for
+    a model that mlx-lm or the engine does not support.
     """
     config = read_config(folder)
     found = None if adapter is None else read_adapter(adapter)
@@ -262,8 +261,7 @@ def read_context(model: object) -> int | None:
 
 
 def read_sampling(folder: Path) -> SamplingParams:
-    """Return the default sampling of `generation_config.json`; greedy if absent, broken or
-    invalid."""
+    """Return the default sampling of `generation_config.json`, greedy if missing or invalid."""
     try:
         given = json.loads((folder / _GENERATION_CONFIG).read_text())
     except (OSError, ValueError, RecursionError):

@@ -172,11 +172,11 @@ _THREADS = max(4, min(16, os.cpu_count() or 1))
 
 
 def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: bool = False) -> str:
-    """Return the id of the model in `folder`. Raise OSError for a file that it cannot read.
+    """Return the id of the model in `folder`. Raises OSError for a file that it cannot read.
 
     `cache`, by default the user's own, keeps digests of large weight files. With `any_chip`
-    machines that differ only in chip or BLAS kernel give the model one id, which says so: their
-    keys and values differ in the last bits.
+    machines that differ only in chip or BLAS kernel give a model one id, which says so: their keys
+    and values differ in the last bits.
     """
     cache = DigestCache() if cache is None else cache
     fields = [numerics(any_chip=any_chip).encode()]
@@ -190,7 +190,7 @@ def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: boo
 
 def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
     """Return the id of the model with fingerprint `model` under an adapter in `files`.
-    Raise OSError for a file that it cannot read."""
+    Raises OSError for a file that it cannot read."""
     cache = DigestCache()
     digests = [_digest_file(path, cache) for path in files]
     cache.save()
@@ -210,8 +210,8 @@ def file_states(folder: Path) -> dict[str, FileState]:
 
 
 def numerics(*, any_chip: bool = False) -> str:
-    """Return what determines rounding here: libraries, device, chip, architecture, weight type,
-    BLAS and its kernel; with `any_chip` without chip and kernel."""
+    """Return what determines rounding: libraries, device, chip, architecture, weight type, BLAS and
+    its kernel; with `any_chip` without chip and kernel."""
     device = read_device()
     kind = device.kind
     parts = {
@@ -229,11 +229,10 @@ def numerics(*, any_chip: bool = False) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the model's weights.
+    """Return the files with the model's weights, as its index names them.
 
-    The index names them. Without an index, or if none of its files exists, they are
-    `model.safetensors`, else all whose names begin so. Raises OSError if one of several is missing,
-    or if the index is malformed.
+    Without an index, or if none of its files exists: `model.safetensors`, else all whose names
+    begin so. Raises OSError if one of several is missing or the index is malformed.
     """
     index, alone = folder / _INDEX, folder / _ALONE
     named = [folder / name for name in _names_in(index)] if index.is_file() else []

@@ -20,8 +20,8 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of a module that get the same input."""
 
 MOST_ROWS = 256
-"""Most tokens for which layers join: more fill a device by themselves, and the parts of a joined
-product are not contiguous."""
+"""Most tokens for which layers join: more fill a device by themselves, and a part of a joined
+product is not contiguous."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
@@ -33,10 +33,8 @@ def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
 
 def share(model: Module, apart: Collection[str] = ()) -> Module:
     """Copy a tree of modules, sharing those without modules below them.
-
-    New arrays for these layers, as from `join`, then apply to both trees. The layers at the paths
-    `apart` are copies too, with the same arrays.
-    """
+    New arrays for these, as from `join`, then reach both trees. The layers at the paths `apart` are
+    copies too, with the same arrays."""
     modules = cast("Callable[[], list[tuple[str, Module]]]", model.named_modules)()
     same = {
         id(one): one
@@ -96,8 +94,7 @@ class Product:
 
 
 class _Takes(Module):
-    """A linear layer that takes its result from a joined product; comes before mlx-lm's class of
-    it."""
+    """A linear layer that takes its result from a joined product; precedes mlx-lm's class."""
 
     product: Product
     number: int
@@ -118,7 +115,7 @@ class _QuantizedPart(_Takes, QuantizedLinear):
 
 
 def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:
-    """A part whose weights are quantized."""
+    """A part with quantized weights."""
     if id(module) in known:
         return known[id(module)]
     copy = known[id(module)] = _without_children(module)

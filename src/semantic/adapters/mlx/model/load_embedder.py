@@ -76,10 +76,8 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
 
 def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
     """Return the sum of the states that count in each row's vector: (rows, width).
-
     `states` (rows, columns, width) are at `positions` (1, columns) of rows with `lengths` (rows,);
-    padding does not count.
-    """
+    padding does not count."""
     ends = lengths[:, None]
     match pooling:
         case "last":
@@ -317,11 +315,8 @@ _MOST_TOKENS: Final = 1 << 15
 
 
 def load_embedder(folder: Path) -> tuple[Embedder, ModelDetails]:
-    """Load the embedding model in `folder`. Raise ModelNotFoundError if it does not load.
-
-    Raises UnsupportedModelError for a model whose vectors would differ from those its makers
-    describe, or whose package is missing.
-    """
+    """Load the embedding model in `folder`. Raises ModelNotFoundError if it does not load, and
+    UnsupportedModelError if its vectors would differ from its makers' or its package is missing."""
     kind = str(read_config(folder).get("model_type", "")).replace("-", "_")
     load = _encoder if kind in ENCODERS else _decoder
     try:

@@ -101,11 +101,9 @@ LOAD_ERRORS = (
 
 
 class _Reading:
-    """Raises loading errors for `what` in a folder as ModelNotFoundError, with `advice`.
-
+    """A guard that raises loading errors as ModelNotFoundError, with `advice`.
     The tokenizers library raises `Exception` itself, and its panics are not `Exception`s. A module
-    of mlx-lm that lacks a package exits.
-    """
+    of mlx-lm that lacks a package exits."""
 
     def __init__(self, what: str, folder: Path, advice: str = "") -> None:
         self._words = f"cannot load {what} in {folder}: "
@@ -191,8 +189,8 @@ class MLXModelProvider:
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """Return the weights in `folder`, at most `max_bytes`; read them unless a model has
-        them."""
+        """Return the weights in `folder`, at most `max_bytes`; read them unless already in
+        memory."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
@@ -219,10 +217,8 @@ def reading_model(
     shard: Callable[[Module], None] | None = None,
 ) -> Slices[Weights]:
     """Read the model in `folder` as mlx-lm loads it, in slices; on a CPU its weights become fp32.
-
-    `shard` keeps a part of the model before its weights are read. Raises ModelNotFoundError, and
-    WeightsTooLargeError if the weights take more than `max_bytes`.
-    """
+    `shard` first keeps a part of the model. Raises ModelNotFoundError, and WeightsTooLargeError if
+    the weights take more than `max_bytes`."""
     newer = "a newer one may, or another conversion of the model"
     with (
         _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"),
@@ -251,8 +247,8 @@ def reading_model(
 
 
 def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str]]:
-    """Put `model`, whose fingerprint is `name`, under the adapter in `folder`, in slices.
-    Returns a model that shares its weights, with its own fingerprint. Raises ModelNotFoundError."""
+    """Put `model`, with the fingerprint `name`, under the adapter in `folder`, in slices.
+    Returns a model that shares its weights, and its own fingerprint. Raises ModelNotFoundError."""
     files = adapter_files(folder)
     adapter = read_adapter(folder)
     with (
@@ -297,10 +293,8 @@ def wrapping(
     needs the `tokenizer`. `attention` finds paged attention for this device. Without it, or if it
     finds none, caches are contiguous, and `calibration` measures which batches decode padded.
     `decoding` makes the form of the model that computes over pages; it shares the weights. The
-    model may be the shard of one of `ranks`: all ranks choose the same, so no rank chooses by its
-    own timing.
-
-    Raises InvalidRequestError if `model` is not an mlx-lm model.
+    ranks of a sharded model all choose the same, so none chooses by its own timing. Raises
+    InvalidRequestError for other models.
     """
     spec = read_spec(model)
     if spec is None:
@@ -335,7 +329,7 @@ wrap_model = done_at_once(wrapping)
 
 
 def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
-    """Return the bytes of the weights before they are read. Refuse more than `max_bytes`."""
+    """Return the bytes of the weights without reading them. Refuse more than `max_bytes`."""
     n_bytes = sum(weight.nbytes for weight in arrays_of(model).values())
     if max_bytes is not None and n_bytes > max_bytes:
         raise WeightsTooLargeError(
@@ -383,16 +377,14 @@ def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
 
 def find_folder(model_id: str) -> Path:
     """Return the folder of `model_id`: the embedded model, a path, or a hub id.
-
-    Downloads a hub id only if the hub's local cache lacks it and HF_HUB_OFFLINE is not set. Raises
-    ModelNotFoundError.
-    """
+    Downloads a hub id only if the hub's local cache lacks it, and never under HF_HUB_OFFLINE.
+    Raises ModelNotFoundError."""
     return find_local(model_id) or _hub_folder(model_id)
 
 
 def find_local(model_id: str) -> Path | None:
     """Return the folder of the embedded model or a path; None for a hub id.
-    Raise ModelNotFoundError for a folder without a model."""
+    Raises ModelNotFoundError for a folder without a model."""
     if model_id == EMBEDDED_MODEL:
         return _MODELS / EMBEDDED_MODEL
     folder = Path(model_id).expanduser()

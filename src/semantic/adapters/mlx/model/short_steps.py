@@ -36,7 +36,7 @@ SOURCES = {
     qwen3: "793252df6acb2d8a",
     gemma3_text: "2bbb31d978efde65",
 }
-"""Digests of the source that this module was written after, of mlx-lm's modules of these forms."""
+"""Digests of the source of mlx-lm's modules that this module builds on."""
 
 _MODELS = {
     llama: "LlamaModel",
@@ -77,10 +77,8 @@ def source_digest(module: ModuleType) -> str:
 
 def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = False) -> None:
     """Let a joined model of a known form decode with fewer kernels.
-
-    Not `compiled` is the default: compiling shortens a step by at most 7 %, and the first step of a
-    batch size then stops all streams for 3 s on a GPU.
-    """
+    By default not `compiled`: compiling shortens a step by at most 7 %, and the first step of a
+    batch size then stops all streams for 3 s on a GPU."""
     for inner in cast("Callable[[], list[Module]]", model.modules)():
         known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
         if known is not None and source_digest(known) == SOURCES[known] and _is_whole(inner):
@@ -104,17 +102,14 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 
 def keep_long(model: Module) -> None:
-    """Let `model` decode as mlx-lm wrote it: it shares layers with another model, and joining them
+    """Let `model` decode as mlx-lm wrote it: joining the layers that it shares with another model
     would hold their weights twice."""
     vars(model)[_DECODING] = model
 
 
 def shorten_here(model: Module) -> Module:
     """Return the model with joined products and short steps on a GPU; on a CPU the model itself.
-
-    Returns the same object for the same model. A CPU is bound by the products, and joined ones may
-    round differently.
-    """
+    The same object each time. Products bound a CPU, and joined ones may round differently."""
     if on_cpu():
         return model
     if _DECODING not in vars(model):
@@ -175,8 +170,8 @@ class _Layer:
         return self._added(h, cast(mx.array, swiglu(gate, up)), block.mlp.down_proj)
 
     def _added(self, h: mx.array, x: mx.array, linear: Linear | QuantizedLinear) -> mx.array:
-        """Return `h + linear(x)`, in one product where weights are not quantized.
-        For a single row MLX has its own, faster kernel, which cannot add."""
+        """Return `h + linear(x)`, in one product unless weights are quantized.
+        MLX's kernel for a single row is faster, but cannot add."""
         if (
             self._add_in_product
             and h.shape[0] > 1
@@ -303,8 +298,7 @@ class _Stepped(Module):
 
 
 def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
-    """Return whether this is a decode step of a batch: all its caches have an array of
-    positions."""
+    """Return whether this is a decode step of a batch: all its caches have position arrays."""
     one = inputs.shape[1] == 1 and inputs.shape[0] <= MOST_ROWS
     return one and isinstance(caches[0].offset, mx.array)
 
@@ -338,8 +332,7 @@ def _add_ones(inner: Module) -> None:
 
 
 def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
-    """Return the weights of all heads' norms, (heads, 1, head_dim), ones for values; None
-    without."""
+    """Return the weights of all heads' norms, (heads, 1, head_dim), ones for values; else None."""
     q, k = attention.get("q_norm"), attention.get("k_norm")
     if not isinstance(q, RMSNorm) or not isinstance(k, RMSNorm):
         return None

@@ -40,8 +40,7 @@ def follow(backend: MLXBackend, ranks: Ranks) -> None:
 
 
 def wait_for_end(ranks: Ranks) -> bool:
-    """Return whether rank 0 ends in good order within a few seconds, as it does if it cannot
-    begin."""
+    """Return whether rank 0 ends in good order within seconds, as it does if it cannot begin."""
     with suppress(Empty):
         return ranks.links.received.get(timeout=_END_SECONDS)[1].op is Op.END
     return False

@@ -55,8 +55,7 @@ from semantic.ports.ranks import Data, Frame, Op
 PARTS = tuple(Part)
 """Parts of a block by their number in frames."""
 KEY_SHIFT = 24
-"""Bits of an index in the key of a block's data; the number of the filling call stands above
-them."""
+"""Bits of an index in the key of a block's data; above them is the filling call's number."""
 NO_KEY = -1
 """Key of a block without data."""
 _AGREE_SECONDS = 20.0
@@ -210,8 +209,8 @@ class LeadingBackend(MLXBackend):
             return super().return_memory(room)
 
     def memory_to_spare(self) -> int | None:
-        """Return the bytes that every rank may still take, as `device.memory_to_spare`. Until a
-        rank reports more, it is assumed to need what rank 0 needs: shards have equal size."""
+        """Return the bytes that every rank may still take, as `device.memory_to_spare`. A rank that
+        has not reported counts as in need of what rank 0 needs: shards have equal size."""
         used = device.memory_in_use()
         spare = [most - used for most in tuple(self._most.values())]
         own = device.memory_to_spare()
@@ -342,8 +341,7 @@ class LeadingBackend(MLXBackend):
                     channel.send(Frame(op, 0, freed))
 
     def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
-        """Return futures of the parts that other ranks send in the next call, or write to
-        `room`."""
+        """Return futures of the parts that other ranks send or write to `room` in the next call."""
         arriving: list[Future[Data]] = []
         for channel in self.ranks.links.channels:
             future: Future[Data] = Future()

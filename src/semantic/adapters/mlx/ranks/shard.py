@@ -39,7 +39,7 @@ class Ranks:
         self.links: LinksPort = placement.connect(self, MappedMemory)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of all ranks by rank, all of equal length.
+        """Return the `data` of all ranks, of equal length, by rank.
         Reads neither text nor objects."""
         mine = mx.zeros((self.size, len(data)), mx.int32)
         mine[self.rank] = mx.array(list(data), mx.int32)
@@ -80,8 +80,8 @@ _Shard = Callable[[mx.distributed.Group], None]
 
 
 def shard_model(model: Module, ranks: Ranks) -> None:
-    """Keep the part of `model` that this rank computes, before its weights are read.
-    Raise UnsupportedModelError, on every rank, if mlx-lm cannot divide it so."""
+    """Keep this rank's part of `model`, before reading weights.
+    Raises UnsupportedModelError, on every rank, if mlx-lm cannot divide it so."""
     shard = cast("_Shard | None", getattr(model, "shard", None))
     if shard is None:
         raise UnsupportedModelError(
@@ -100,10 +100,8 @@ def shard_model(model: Module, ranks: Ranks) -> None:
 
 def shared_name(name: str, files: str, ranks: Ranks) -> str:
     """Return the id of the model that all `ranks` compute; `name` is the one on this machine.
-
-    Covers how every rank rounds, their order and their transport. `files` identifies what all ranks
-    must have in common: raises BackendError, on every rank, if they differ.
-    """
+    Covers how every rank rounds, their order and their transport. Raises BackendError, on every
+    rank, if `files`, which identifies what all ranks must have in common, differs."""
     require_same(ranks.gather(digest("files-v1", files.encode())), "model, mlx or kind of device")
     names = ranks.gather(digest("rank-v1", name.encode()))
     kind = name[: name.rindex(":") + 1]

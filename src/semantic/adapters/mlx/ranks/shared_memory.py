@@ -78,13 +78,11 @@ class MappedMemory:
         return memoryview(piece).cast("B")[at : at + n_bytes]
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record the place for the body of a call; an empty `where` means that the rank sends
-        it."""
+        """Record the place for the body of a call; an empty `where` makes the rank send it."""
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for the place that rank 0 offers for a body of `n_bytes`; None if the rank sends it.
-        Raise RuntimeError."""
+        """Wait for rank 0's place for a body of `n_bytes`; None to send it. Raises RuntimeError."""
         where = self._room(call).result()
         if not where:
             return None
@@ -138,7 +136,7 @@ class SharedMemory:
         self._memory = HostMemory(self)
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with any content, shared if possible; see
+        """Return memory of `n_bytes` with any content, if possible shared; see
         `HostMemory.take`."""
         if n_bytes < LEAST_BYTES:
             return memoryview(bytearray(n_bytes))
@@ -156,7 +154,7 @@ class SharedMemory:
         return self._transfers.memory.take(n_bytes)
 
     def where(self, data: memoryview) -> tuple[int, int, int] | None:
-        """Return where the others find `data`: a piece's number, an offset and a number of bytes.
+        """Return the place of `data` for the others: a piece's number, an offset and a byte count.
         None if it lies in other memory."""
         if not isinstance(data.obj, ctypes.Array):
             return None
@@ -166,7 +164,7 @@ class SharedMemory:
 
     def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
         """Share `data`, or a copy, with a rank until `taken`, and return its place, like `where`.
-        Return an empty tuple if no memory is left."""
+        Returns an empty tuple if memory is short."""
         where = self.where(data)
         if where is None:
             copy = self.take(len(data))
@@ -225,8 +223,7 @@ def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
 
 
 class SharedRoom:
-    """Memory for the body that one call exports, and for the other ranks' parts until they are in
-    it."""
+    """Memory for the body that one call exports, and meanwhile for the other ranks' parts."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
@@ -237,7 +234,7 @@ class SharedRoom:
         """The body once all parts have arrived; None if the ranks send them."""
 
     def take(self, n_bytes: int) -> memoryview | None:
-        """Take memory for rank 0's part, and send each other rank the place of its own.
+        """Take memory for rank 0's part and send the other ranks the places of theirs.
         None if they send their parts."""
         places: dict[int, tuple[int, ...]] = {}
         try:

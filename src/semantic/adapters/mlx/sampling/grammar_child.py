@@ -29,7 +29,7 @@ OUT_OF_MEMORY = 77
 _FRAME = 4
 """Bytes of a frame's length."""
 _STACK = 512 << 20
-"""Bytes of address space; memory is committed only as far as the stack grows."""
+"""Bytes of address space; only a growing stack commits memory."""
 _POLL_S = 0.02
 """Seconds between two looks at the memory in use."""
 _SMALL_STACK = 1 << 20
@@ -58,7 +58,7 @@ class Header(TypedDict):
 
 
 def start(trie: LLTokenizer, source: str) -> LLMatcher:
-    """Return a matcher whose first mask is computed, or one in an error state. Takes two steps, so
+    """Return a matcher with its first mask computed, or one in an error state. Takes two steps, so
     that a grammar that exceeds the limits at once fails here and not in a batch."""
     matcher = LLMatcher(trie, source, log_level=0, limits=_LIMITS)
     if matcher.is_error():
@@ -74,10 +74,8 @@ def start(trie: LLTokenizer, source: str) -> LLMatcher:
 
 def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
     """Return the mask of the next token: a bit for each, the lowest first.
-
-    The tokenizer spells text that must follow and finds special tokens in it, which the parser does
-    not accept as text. Then the next token is the first of the text spelled without any.
-    """
+    The tokenizer spells text that must follow with special tokens, which the parser does not accept
+    as text. Then the next token is the first of the text spelled without any."""
     mask = matcher.compute_bitmask()
     if mask.count(0) != len(mask) - 1:
         return mask
@@ -113,7 +111,7 @@ def on_deep_stack(function: Callable[[], Result]) -> Result:
 
 
 def write_frame(to: IO[bytes], content: bytes) -> None:
-    """Write one frame. Raise OSError if the other end is closed."""
+    """Write one frame. Raises OSError if the other end has closed."""
     to.write(len(content).to_bytes(_FRAME, "big") + content)
     to.flush()
 
@@ -132,8 +130,7 @@ def read_frame(source: IO[bytes]) -> bytes | None:
 
 
 class _Tokens:
-    """The interface that `TokenizerWrapper` expects: the tokens, and a way to spell a text with
-    them."""
+    """The interface that `TokenizerWrapper` expects: tokens, and a way to spell text with them."""
 
     bos_token_id = None
 

@@ -33,8 +33,8 @@ second of compiling."""
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
-"""CPU seconds that an evicted grammar may take on the engine's thread, and the number of such
-grammars to remember."""
+"""CPU seconds that an evicted grammar may take on the engine's thread, and the number to
+remember."""
 _MAX_SCHEMA_ERRORS = 64
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18
@@ -52,7 +52,7 @@ class _Compiled:
 
 
 class GrammarCompiler:
-    """Compiles the grammars of one model, with an LRU cache. Any thread may use it.
+    """A compiler of one model's grammars, with an LRU cache. Any thread may use it.
     A tenant's grammars take the same whatever others use: see `Grammar.tenant`."""
 
     def __init__(self, tokenizer: object | None, eos: Collection[int], vocab_size: int) -> None:
@@ -69,15 +69,13 @@ class GrammarCompiler:
         self._verdicts: Verdicts | None = None
 
     def guard(self, verdicts: Verdicts) -> None:
-        """Compile only cheap grammars or those with a good verdict in `verdicts` from now on.
-
-        In `check` and `mask`, compile only known quick ones. Other grammars raise their verdict, or
-        UncheckedGrammarError.
-        """
+        """Compile from now on only cheap grammars or those with a good verdict in `verdicts`, and
+        in `check` and `mask` only known quick ones. Others raise their verdict, or
+        UncheckedGrammarError."""
         self._verdicts = verdicts
 
     def schema_error(self, schema: str, tenant: str = "") -> str:
-        """Return why a tenant's JSON schema cannot be enforced; empty if it can."""
+        """Return why the engine cannot enforce a tenant's JSON schema; empty if it can."""
         grammar = Grammar("json_schema", schema, tenant=tenant)
         if self._verdicts is None or is_cheap(schema):
             return self._schema_error(grammar)
@@ -87,8 +85,7 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError with those of a tenant's `schemas` that need a check
-        first."""
+        """Raise UncheckedGrammarError with a tenant's `schemas` that need a check first."""
         if self._verdicts is None:
             return
         expensive = [schema for schema in schemas if not is_cheap(schema)]
@@ -98,11 +95,9 @@ class GrammarCompiler:
             raise UncheckedGrammarError(unknown, compiles=False)
 
     def require_enforceable(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError if a client's own `grammar` cannot be enforced by itself.
-
+        """Raise InvalidRequestError if a client's own `grammar` cannot work by itself.
         A larger grammar may reveal that only at its place in the answer. Raises
-        UncheckedGrammarError if the grammar needs a check first.
-        """
+        UncheckedGrammarError if the grammar needs a check first."""
         if self._verdicts is None:
             self.check(grammar)
             return
@@ -114,15 +109,13 @@ class GrammarCompiler:
 
     def check(self, grammar: Grammar) -> None:
         """Compile `grammar` and compute its first masks.
-
-        Raises InvalidRequestError, naming the problem, if it cannot be enforced, and
-        UncheckedGrammarError if it first needs a check or `compile`.
-        """
+        Raises InvalidRequestError with the problem if the engine cannot enforce it, and
+        UncheckedGrammarError if it first needs a check or `compile`."""
         self._ready(grammar)
 
     def compile(self, grammar: Grammar) -> None:
         """Compile `grammar`, which has a good verdict, however long it takes.
-        Raise InvalidRequestError as `check` does."""
+        Raises as `check` does."""
         self._compile(grammar)
 
     def mask(self, grammar: Grammar, n_prompt: int) -> GrammarMask:
@@ -133,8 +126,7 @@ class GrammarCompiler:
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
-        """Return `grammar` compiled earlier, or now if that is quick: all requests wait for this
-        thread."""
+        """Return `grammar` compiled earlier, or now if quick: all requests wait for this thread."""
         with self._lock:
             found = self._compiled.get(grammar.tenant, grammar)
             is_quick = self._quick.get(grammar.tenant, _key(grammar)) is True
@@ -203,9 +195,8 @@ def is_cheap(text: str) -> bool:
     their target, `anyOf`, each branch of which repeats its surroundings, and a schema of additional
     properties, repeated for each name in `required`. The rest may repeat too, as a list of types
     does with its properties: hence the text must be short. A client's own grammar (`%lark`) is
-    never cheap. Ranges, lengths and numbers of items are counters, which do not unroll. A client's
-    name or value may look like one of these, and so may an escape that could spell one; that costs
-    a check.
+    never cheap. Ranges, lengths and numbers of items are counters, which do not unroll. A name, a
+    value or an escape of a client's may look like one of these, which costs a check.
     """
     return len(text) <= _CHEAP and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
 
@@ -238,7 +229,7 @@ def grammar_source(grammar: Grammar) -> str:
 
 
 def schema_error(schema: str) -> str:
-    """Return why the JSON schema in `schema` cannot be enforced; empty if it can."""
+    """Return why the engine cannot enforce the JSON schema in `schema`; empty if it can."""
     try:
         source = grammar_source(Grammar("json_schema", schema))
     except InvalidRequestError as error:

@@ -36,7 +36,7 @@ _RUN = (
     "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
 )
 _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""glibc setting: threads take no address space, which is limited."""
+"""glibc setting: threads reserve no address space, which the limit covers."""
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
 """Variables the interpreter may need; it gets no others, which may hold keys."""
 _STARTS = 2
@@ -206,8 +206,8 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _reason(status: int, limits: ProcessLimits) -> str:
-    """Return why a grammar whose process ended with `status` is refused.
-    Raise CapacityError if the grammar was not the cause."""
+    """Return why the engine refuses a grammar whose process ended with `status`.
+    Raises CapacityError if the grammar was not the cause."""
     if status == -signal.SIGPROF:
         return f"compiling it takes more than {limits.cpu_s:g} s of CPU time; {_SIMPLER}"
     if status in (OUT_OF_MEMORY, -signal.SIGABRT):

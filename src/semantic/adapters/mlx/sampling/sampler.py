@@ -48,19 +48,17 @@ class Filters:
 
 
 _SCORED_ROWS = 32
-"""Positions per step of `score_tokens`; each needs an fp32 row of logits of the whole
-vocabulary."""
+"""Positions per step of `score_tokens`; each needs an fp32 row of logits."""
 
 Sampler = Callable[[mx.array], mx.array]
 """A function from log-probabilities (1, vocab) to a token id (1,)."""
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
-"""A function from a sequence's tokens and its next logits (1, vocab) to the logits to sample
-from."""
+"""A function from a sequence's tokens and next logits (1, vocab) to the logits to sample from."""
 
 
 class SeededSampler:
-    """Draws token `drawn` of an answer, then all later ones; call it once per token."""
+    """A sampler of token `drawn` of an answer, then all later ones; call it once per token."""
 
     def __init__(self, params: SamplingParams, drawn: int) -> None:
         """Raise ValueError without a seed."""
@@ -131,10 +129,8 @@ def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
 
 def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
     """Return the log-probability of each of `tokens` and the `n_top` most likely ones at its place.
-
     `logits` is (len(tokens), vocab) of any type; the log-softmax is in fp32. Raises NotFiniteError
-    if a position's logits have a NaN or are infinite.
-    """
+    if a position's logits have a NaN or are infinite."""
     mx.eval(logits)
     scores: list[TokenLogprob] = []
     for start in range(0, len(tokens), _SCORED_ROWS):
@@ -145,10 +141,8 @@ def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[To
 
 def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
     """OpenAI's penalties: `presence` once per distinct answer token, `frequency` per occurrence.
-
-    mlx-lm's own penalties also count prompt tokens, and only a recent window. This carries counts
-    from step to step; the first call counts all earlier tokens, so a preemption changes nothing.
-    """
+    mlx-lm's also count prompt tokens, and only a recent window. Steps carry the counts; the first
+    call counts all earlier tokens, so a preemption changes nothing."""
     counts: mx.array | None = None
     counted = n_prompt
 
@@ -176,10 +170,8 @@ def _draw_alike(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
 
 def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
     """`mx.random.categorical` of each row of (rows, vocab) alone with its key of (rows, 2).
-
-    MLX takes one key for all rows, and draws a row among others differently than a single row. This
-    draws as for a single row.
-    """
+    MLX takes one key for all rows, and draws a row among others differently than a single one; this
+    draws as for a single one."""
     logits = logits.astype(mx.float32)
     top = mx.max(logits, axis=-1, keepdims=True)
     certain = (logits == top).astype(mx.float32)

@@ -28,11 +28,8 @@ class Vocabulary:
     A model may have more logits than its tokenizer has tokens: masks never allow the surplus."""
 
     def __init__(self, tokenizer: object, eos: Collection[int], size: int) -> None:
-        """`size` is the number of logits. Takes about a second for 150,000 tokens.
-
-        Raises InvalidRequestError for a tokenizer without a byte-level vocabulary, and if no token
-        ends an answer.
-        """
+        """`size` is the number of logits. Takes about a second for 150,000 tokens. Raises
+        InvalidRequestError for a tokenizer without a byte-level vocabulary or an ending token."""
         inner = tokenizer
         if isinstance(tokenizer, TokenizerWrapper):
             inner = tokenizer._tokenizer  # noqa: SLF001  it has no other name for it
@@ -69,8 +66,8 @@ class FreePrefix:
     """Unconstrained text before a grammar, up to and including `mark`.
 
     Matches bytes, so the mark's split into tokens does not matter. A state is the part of the mark
-    written so far. Text after the mark belongs to the grammar, so the mask excludes EOS and tokens
-    that would write more than the mark's end.
+    written so far. The mask excludes EOS, and tokens that would write more than the mark's end:
+    later text belongs to the grammar.
     """
 
     def __init__(self, vocabulary: Vocabulary, mark: str) -> None:
@@ -121,8 +118,8 @@ class GrammarMask:
         self._failure: tuple[int, str] | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Return `logits` (1, vocab) of the token after `tokens`, minus infinity where not
-        allowed."""
+        """Return `logits` (1, vocab) after `tokens`, minus infinity where the grammar forbids a
+        token."""
         # Reading the newest token waits for it; MLX evaluates the dependent logits meanwhile.
         async_eval(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):
@@ -131,8 +128,7 @@ class GrammarMask:
         return mx.where(self._allowed(), logits, mx.array(-mx.inf, logits.dtype))
 
     def failure_at(self, position: int) -> str | None:
-        """Return why the grammar failed at or before token `position`, prompt included; else
-        None."""
+        """Return why the grammar failed up to token `position`, prompt included; else None."""
         if self._failure is None or position < self._failure[0]:
             return None
         return self._failure[1]

@@ -126,8 +126,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a turn of a loop or a call of a macro: text of `n_characters`, lists of
-        `n_parts`."""
+        """Count a turn of a loop or a macro call: text of `n_characters`, lists of `n_parts`."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -216,7 +215,7 @@ class _Measure(NamedTuple):
 
 def _measure(value: object) -> _Measure:
     """Measure a value. A list may repeat a part, so as text it may exceed memory: raises
-    TemplateLimitError as soon as it is known to be too large."""
+    TemplateLimitError as soon as the value is too large."""
     level: list[object] = [value]
     n_parts = depth = n_characters = 0
     while level:
@@ -294,7 +293,7 @@ def _check_format(text: str) -> None:
 
 
 def _has_nested_field(text: str) -> bool:
-    """Return whether an argument is the width of another, as in `{:{}}`; braces may be doubled."""
+    """Return whether an argument is the width of another, as in `{:{}}`; braces may be double."""
     try:
         return any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
     except ValueError:
@@ -323,7 +322,7 @@ def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -
 
 
 def _counted(values: object, mark: int) -> object:
-    """Return no more of `values` than can be joined, each with `mark` characters."""
+    """Return no more of `values` than a join allows, each with `mark` characters."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         return values
     return _within_limits(values, mark)

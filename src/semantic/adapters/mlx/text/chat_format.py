@@ -59,11 +59,9 @@ _ANSWER_TEXT = "y"
 
 
 class IncrementalRenderer:
-    """Continues chats by one template. Tries at construction whether the template allows it.
-
+    """The continuation of chats by one template, if a trial at construction succeeds.
     `is_supported`: the tokens after an answer do not depend on the history. `preserves_history`: a
-    full rendering shows earlier answers and thoughts as generated.
-    """
+    full rendering shows earlier answers and thoughts as generated."""
 
     def __init__(
         self,
@@ -75,11 +73,9 @@ class IncrementalRenderer:
         loops_only: bool = False,
     ) -> None:
         """`render` renders a whole chat, `eos` tokens end an answer; `thinks`: the model marks
-        thoughts.
-
-        `single_calls`: several calls render as several answers. `loops_only`: see
-        `ChatFormat.loops_only`; also true where the template writes tools before a last question.
-        """
+        thoughts. `single_calls`: several calls render as several answers. `loops_only`: see
+        `ChatFormat.loops_only`; also true where the template writes tools before a last
+        question."""
         self._render = render
         self._eos = eos
         self._single_calls = single_calls
@@ -158,7 +154,7 @@ class IncrementalRenderer:
 
 
 Encode = Callable[[str], list[int]]
-"""A function from text to tokens; special tokens in it become themselves, nothing is added."""
+"""A function from text to tokens; special tokens in it become themselves, and it adds nothing."""
 
 _NEVER = "(?!)"
 
@@ -169,8 +165,8 @@ class SpecialTokens:
     def __init__(
         self, encode: Encode, special: Mapping[str, int], marks: Mapping[str, int]
     ) -> None:
-        """`special` tokens get escaped in every text. `marks`, which a template writes around calls
-        and thoughts, may occur in texts of the system and the assistant."""
+        """`special` tokens get escaped in every text; texts of the system and the assistant may
+        contain `marks`, which a template writes around calls and thoughts."""
         self._encode = encode
         self._tokens = frozenset(special.values()) | frozenset(marks.values())
         self.special = _any_of(special)
@@ -208,7 +204,7 @@ class SpecialTokens:
 
 
 class Escaper:
-    """Replaces special tokens in the texts of one chat by placeholders."""
+    """A replacement of special tokens in the texts of one chat by placeholders."""
 
     def __init__(self, special_tokens: SpecialTokens, texts: Iterable[str]) -> None:
         """`texts` are all texts of the chat: no placeholder occurs in any of them."""
@@ -277,9 +273,9 @@ class MLXChatFormat:
         grammars: GrammarCompiler | None = None,
         parsers: Parsers | None = None,
     ) -> None:
-        """`grammars` compiles answers' grammars; it may demand checked schemas.
-        `parsers` override the tokenizer's files. Raise InvalidRequestError for a parser of calls if
-        the template has no tools."""
+        """`grammars` compiles answers' grammars and may demand checked schemas; `parsers` override
+        the tokenizer's files. Raises InvalidRequestError for a call parser if the template has no
+        tools."""
         inner = tokenizer.inner
         self._grammars = grammars or GrammarCompiler(None, (), 0)
         self._tokenizer = tokenizer
@@ -342,10 +338,7 @@ class MLXChatFormat:
 
     def render(self, chat: Chat) -> RenderedChat:
         """See `ChatFormat.render`. Special tokens spelled in a text stay text.
-
-        A system message in a position that the template refuses becomes a user message there,
-        between <system> marks.
-        """
+        A system message that the template refuses becomes a user message between <system> marks."""
         if not self._inner.has_chat_template:
             raise InvalidRequestError(NO_TEMPLATE)
         if self._features.loses_users:
@@ -416,8 +409,7 @@ class MLXChatFormat:
 
     def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
         """Return the schema to enforce for the arguments of `tool`: its own, if the engine can.
-        Without one, raise InvalidRequestError for a strict tool and accept any object for
-        others."""
+        Else raises InvalidRequestError for a strict tool and accepts any object for others."""
         schema = arguments_schema(tool)
         if tool.strict:
             self._check_schema(schema, f"the parameters of {tool.name}", tenant)

@@ -103,10 +103,8 @@ def detect_features(
     apply: Apply, source: str, *, parses_calls: bool, numbered_ids: bool = False
 ) -> TemplateFeatures:
     """Detect by trial what a template supports; `source` is its text, empty for one in Python.
-
     Without a parser for its calls (`parses_calls`) a template counts as one without tools.
-    `numbered_ids`: its family's ids of calls have the tool's name.
-    """
+    `numbered_ids`: its family's ids of calls have the tool's name."""
     probe = _Probe(apply)
     is_lost = not probe.renders_users()
     parts = is_lost and _Probe(apply, parts=True).renders_users()
@@ -192,7 +190,7 @@ def _contents(messages: Sequence[TemplateMessage]) -> list[str]:
 
 
 class _Probe:
-    """Renders small chats and checks that everything in them appears."""
+    """A renderer of small chats that checks that everything in them appears."""
 
     def __init__(
         self,
@@ -214,8 +212,7 @@ class _Probe:
         return self._text([_message("user", 1)], None) is not None
 
     def renders(self, *roles: str) -> bool:
-        """Return whether the contents of messages with these roles appear, in order.
-        "" is an empty answer."""
+        """Return whether messages with these roles appear, in order; "" is an empty answer."""
         messages = _messages(roles)
         text = self._text(messages, None)
         return text is not None and _in_order(text, _contents(messages))
@@ -251,8 +248,8 @@ class _Probe:
         after: Roles = (),
     ) -> bool:
         """Return whether calls and their results appear, `before` and `after` messages of these
-        roles. `arguments` replaces the usual ones. With `thought` the answer has reasoning and a
-        text, too."""
+        roles. `arguments` replaces the usual ones; with `thought` the answer also has reasoning and
+        a text."""
         given = arguments or (_TEXT if text_arguments else _OBJECT)
         calls = [_call(given, ids, number) for number in range(n_calls)]
         answer: TemplateMessage = {"role": "assistant", "content": text, "tool_calls": calls}

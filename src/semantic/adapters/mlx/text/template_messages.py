@@ -49,7 +49,7 @@ WriteCalls = Callable[[Sequence[tuple[str, object]]], str]
 
 
 class Escape(Protocol):
-    """Escapes special tokens in a text; `marks` also those that only templates may write."""
+    """A function that escapes special tokens in a text; `marks` also those of templates alone."""
 
     def __call__(self, text: str, *, marks: bool = False) -> str: ...
 
@@ -105,7 +105,7 @@ def _marked(mark: str, content: str) -> str:
 
 
 class _Writer:
-    """Appends messages one by one; none depends on a later one."""
+    """A writer of messages, one by one; none depends on a later one."""
 
     def __init__(self, features: TemplateFeatures, escape: Escape, write: WriteCalls) -> None:
         self._features = features
@@ -289,8 +289,7 @@ class _Writer:
         self.messages[-1]["content"] = f"{self.messages[-1]['content']}\n\n{content}"
 
     def _append(self, message: TemplateMessage) -> None:
-        """Append a message; merge it into the last one where the template wants alternating
-        roles."""
+        """Append a message; merge it into the last one if the template needs alternating roles."""
         last = self.messages[-1] if self.messages else None
         merges = (
             last is not None

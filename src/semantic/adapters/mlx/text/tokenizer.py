@@ -43,8 +43,8 @@ def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], st
 
 
 def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes] | None:
-    """Return a function to each token's bytes, for the tokenizer with this `decode`; None if it has
-    none. A token outside the tokenizer has no bytes. Looks up each token once."""
+    """Return a look-up of each token's bytes for the tokenizer with this `decode`; None if it has
+    none. An unknown token has no bytes. Looks up each token once."""
     backend = _backend(decode)
     if backend is None or type(backend.decoder) is not ByteLevel:
         return None
@@ -53,8 +53,7 @@ def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes
 
 
 def _bytes(spelling: str) -> bytes:
-    """Return the bytes that a token's characters stand for; an added token may have other
-    characters."""
+    """Return the bytes of a token's characters; an added token may have other characters."""
     try:
         return bytes(_BYTES[character] for character in spelling)
     except KeyError:
@@ -62,8 +61,7 @@ def _bytes(spelling: str) -> bytes:
 
 
 def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
-    """Return the decoder below `decode`, if that is transformers' own and keeps its text
-    unchanged."""
+    """Return the decoder below `decode`, if transformers' own one keeps its text unchanged."""
     owner = getattr(decode, "__self__", None)
     if not isinstance(owner, PreTrainedTokenizerFast):
         return None
@@ -76,8 +74,7 @@ def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
 
 
 def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
-    """Return whether it drops spaces before punctuation; transformers does not for BPE by
-    default."""
+    """Return whether it drops spaces before punctuation, by default not for BPE."""
     if not tokenizer.clean_up_tokenization_spaces:
         return False
     told = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
@@ -127,11 +124,9 @@ class HuggingFaceTokenizer(Protocol):
 
 
 class MLXTokenizer:
-    """A `Tokenizer` with mlx-lm's results. Any thread may call it.
-
-    Encoding changes the tokenizer's state, so it holds a lock. Decoding only reads and never
-    blocks: the engine decodes every token.
-    """
+    """A `Tokenizer` with mlx-lm's results.
+    Any thread may call it. Encoding changes the tokenizer's state, so it holds a lock. Decoding
+    only reads and never blocks: the engine decodes every token."""
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
         self.inner = inner
@@ -170,10 +165,8 @@ class MLXTokenizer:
 
     def _require_soon(self, text: str) -> None:
         """Raise InvalidRequestError if the longest run of spaces, or of anything else, takes too
-        long.
-
-        Some models' patterns take time by the square of a run's length and nothing can stop them.
-        """
+        long. Some models' patterns take time by the square of its length, and nothing can stop
+        them."""
         if len(text) <= _LONG_RUN:
             return
         run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())

@@ -38,8 +38,8 @@ class KVBuffer:
 
     @classmethod
     def gather(cls, ranges: Sequence[BufferRange], capacity: int) -> KVBuffer:
-        """Copy `ranges` into one buffer for `capacity` tokens.
-        One pass over the bytes: adjacent ranges of one buffer move as one piece."""
+        """Copy `ranges` into one buffer for `capacity` tokens, in one pass: neighbours move as one
+        piece."""
         pieces = join_neighbours(ranges)
         return cls(
             _concatenate([p.buffer.k[..., p.start : p.stop, :] for p in pieces], capacity),

@@ -24,8 +24,7 @@ Mask = mx.array | str | None
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
-    """Return (n, before + n) booleans: query i sees key j unless j is later or before its
-    window."""
+    """Return (n, before + n) booleans: query i sees key j up to its own place in its window."""
     queries = mx.arange(before, before + n)[:, None]
     keys = mx.arange(before + n)[None]
     mask = queries >= keys
@@ -33,8 +32,7 @@ def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
 
 
 def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False) -> Mask:
-    """Return the mask of `n` tokens that attend to `before` tokens before them and to
-    themselves."""
+    """Return the mask of `n` tokens that attend to `before` earlier tokens and to themselves."""
     if n == 1:
         return None
     if window is not None and before + n > window:
@@ -44,10 +42,8 @@ def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False
 
 class SequenceCache(ABC):
     """Keys and values of one sequence's tokens in one layer.
-
-    A full buffer grows; callers that count blocks `reserve` capacity before. `offset` counts the
-    sequence's tokens: the position of the next one.
-    """
+    A full buffer grows; callers that count blocks `reserve` capacity first. `offset` counts the
+    sequence's tokens: it is the position of the next one."""
 
     window: int | None = None
 
@@ -79,8 +75,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return the result of the last fetch, until `state` is read, for layers that share a
-        cache."""
+        """Return the last fetch again, for layers that share a cache; reading `state` drops it."""
 
     def make_mask(
         self,
@@ -155,9 +150,8 @@ class FullCache(SequenceCache):
 class WindowCache(SequenceCache):
     """Sliding window: at least the last `window` tokens of the sequence, or all of a shorter one.
 
-    They are in order from the front of the buffer. When the buffer is full, the last `window`
-    tokens move to its front. The larger the buffer is than the window, the more steps share that
-    cost.
+    They are in order from the front of the buffer. When it is full, the last `window` tokens move
+    to the front: the larger the buffer, the more steps share that cost.
     """
 
     window: int

@@ -73,10 +73,10 @@ def states_of(model: Module, spec: ModelCacheSpec) -> MakeStates | None:
 
 
 class ContiguousLayers:
-    """Makes the caches of a model's sequences.
+    """The maker of a model's caches.
 
-    `ragged[i]` is true if layer i is a layer of our batch. Its cache is then ours if it keeps keys
-    and values of tokens, else mlx-lm's own of a single sequence. `together` is true if several
+    `ragged[i]` is true if layer i is a layer of our batch: its cache is ours if it keeps keys and
+    values of tokens, else mlx-lm's own of a single sequence. `together` is true if several
     sequences can be one batch.
     """
 
@@ -131,10 +131,8 @@ class ContiguousLayers:
         exclusive: bool,
     ) -> list[ContiguousCache]:
         """Return caches that begin with the first `length` tokens of `blocks`.
-
         Takes over the buffer of exclusive adjacent blocks and copies the rest in one pass. Raises
-        CacheReconstructionError if a layer lacks those tokens.
-        """
+        CacheReconstructionError if a layer lacks those tokens."""
         for i in range(self._spec.n_layers):
             self._check(i, blocks, length)
         caches = [
@@ -208,7 +206,7 @@ class ContiguousLayers:
         return cut_state(state, length, exclusive=exclusive)
 
     def _check(self, i: int, blocks: AgentBlocks, length: int) -> None:
-        """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
+        """Raise CacheReconstructionError unless layer `i` of `blocks` cuts to `length`."""
         layer_blocks = blocks.blocks_for_layer(i)
         data = [block.layer_data for block in layer_blocks]
         who = f"layer {i} of {blocks.agent_id!r}"
@@ -231,8 +229,7 @@ class ContiguousLayers:
 
 
 def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
-    """Raise CacheReconstructionError unless a layer with the tokens `held` can be cut to
-    `length`."""
+    """Raise CacheReconstructionError unless a layer with the tokens `held` cuts to `length`."""
     if not earliest_cut(layer, held, held.stop) <= length <= held.stop:
         raise CacheReconstructionError(
             f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
@@ -240,8 +237,7 @@ def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
 
 
 def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
-    """Return our cache of a layer after `offset` tokens; the last `held` are at `buffer`'s
-    front."""
+    """Return our cache of a layer after `offset` tokens; `buffer` begins with the last `held`."""
     if layer.kind is LayerKind.SLIDING_WINDOW and layer.window is not None:
         most = (layer.max_blocks or 0) * BLOCK_TOKENS
         return WindowCache(buffer, offset, layer.window, most, held)
@@ -273,12 +269,12 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Divide the token range among the blocks it needs, and return their number.
-    Each block refers to the whole cache."""
+    """Divide the token range among the blocks it needs, which all refer to the whole cache.
+    Returns their number."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:
-        first = state.length - layer.window + 1  # a full ring buffer cannot be trimmed
+        first = state.length - layer.window + 1  # a full ring buffer does not trim
     edges = [min(first + i * BLOCK_TOKENS, state.length) for i in range(len(blocks))]
     stops = [*edges[1:], state.length]
     for block, start, stop in zip(blocks, edges, stops, strict=True):

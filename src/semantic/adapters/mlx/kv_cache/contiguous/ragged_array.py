@@ -16,8 +16,8 @@ import mlx.core as mx
 
 
 class RaggedArray(mx.array):
-    """An array whose row i is `rows[i]`, (1, heads, tokens, dim). A subclass of MLX's array, since
-    its operators accept nothing else. Python asks the reflected operator of a subclass first."""
+    """An array whose row i is `rows[i]`, (1, heads, tokens, dim). A subclass of MLX's array, whose
+    operators accept nothing else; Python asks a subclass's reflected operator first."""
 
     rows: tuple[mx.array, ...]
 
@@ -31,8 +31,8 @@ class RaggedArray(mx.array):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As any array's; where rows differ, all their lengths, (batch,) int32.
-        Models compute positions from it. As a condition, several lengths are an error."""
+        """As any array's; where rows differ, all their lengths, (batch,) int32, for models'
+        positions. As a condition, several lengths are an error."""
         sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
         return cast(tuple[int, ...], (len(self.rows), *merged))

@@ -23,8 +23,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, 
 from semantic.domain.value_objects import whole_blocks
 
 LARGEST_ROW = 1 << 20
-"""Bytes of a row in one layer beyond which it stays apart: copies and padding then cost more than
-operations."""
+"""Bytes of a row in one layer above which it stays apart: copies and padding then cost more."""
 
 MOST_PADDING = 1.5
 """Maximum capacity of an array, relative to its rows'.
@@ -43,7 +42,7 @@ _WAITING = 8
 
 class Division:
     """The rows of a batch that compute together: `parts`, lists of row numbers.
-    Every row is in one part. A part may have further entries, None, whose results are dropped."""
+    Every row is in one part. A part may have further entries, None, for results to drop."""
 
     def __init__(self, parts: Sequence[Sequence[int | None]]) -> None:
         self._ends = list(itertools.accumulate(map(len, parts)))[:-1]
@@ -95,8 +94,8 @@ _TOKENS = 2
 
 
 class SlottedArray(RaggedKeys):
-    """Keys, values or scores of rows in slots: `parts`, until something asks for the rows. A model
-    that does more with them than attention is better off with rows apart: this calls `on_rows`."""
+    """Keys, values or scores of rows in slots: `parts`, until something asks for the rows.
+    A model that asks does better with rows apart, so this calls `on_rows`."""
 
     def __new__(cls, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> Self:  # noqa: ARG004
         """`dtype` is the parts'."""
@@ -217,10 +216,8 @@ class Slots:
 
 class SlottedBatch(RaggedBatch[FullCache]):
     """A ragged batch whose rows share arrays while each step has one token of every row.
-
-    A row's tokens are in an array of `shared`, else in its own buffer. `by_row` is true if the
-    model asked for rows: then they stay apart.
-    """
+    A row's tokens are in an array of `shared`, else in its own buffer. With `by_row`, which a model
+    sets when it asks for rows, they stay apart."""
 
     def __init__(self, rows: list[FullCache]) -> None:
         super().__init__(rows)
@@ -361,8 +358,8 @@ class _Step:
 
 
 class _Steps(threading.local):
-    """The steps of a thread, made once per step and not per layer: MLX lets no other thread use
-    them. A step lives as long as it is an array's last one."""
+    """The steps of a thread, made once per step and not per layer: other threads cannot use them.
+    A step lives as long as it is an array's last one."""
 
     def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (

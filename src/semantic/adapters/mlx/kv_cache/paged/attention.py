@@ -26,11 +26,11 @@ class DecodeStep(NamedTuple):
     `q` is (rows, heads, 1, head_dim), `k` and `v` (rows, kv_heads, 1, head_dim), arrays or heads of
     one. With `rope`, (rows, heads, 1, v_head_dim), keys are latents and values their rope keys: a
     score is that of `q` and a latent, scaled, plus that of `rope` and a rope key, and the result is
-    a sum of latents. `number` counts steps since `metadata` was made, `kind` is the number of the
-    layer's kind, `layer` the layer's number in its kind. `after` is the result of the previous
-    step, whose tokens must be visible; None without one. With `write_first` rows may belong to one
-    sequence: every new token is written before any row attends to it. Rows after the metadata's
-    sequences are padding, with any result.
+    a sum of latents. `number` counts steps of `metadata`, `kind` is the number of the layer's kind,
+    `layer` the layer's number in its kind. `after` is the previous step's result, whose tokens must
+    be visible; None without one. With `write_first`, for rows of one sequence, every new token
+    reaches its page before any row attends to it. Rows behind the metadata's sequences are padding,
+    with any result.
     """
 
     q: mx.array | Heads
@@ -79,7 +79,7 @@ class Appended(NamedTuple):
 
 
 class PagedAttention(Protocol):
-    """Computes attention over the pages of one kind of layers."""
+    """Attention over the pages of one kind of layers."""
 
     def attend(self, step: DecodeStep) -> mx.array:
         """Write each new token to its page and return its attention, (rows, heads, 1, width).
@@ -91,7 +91,7 @@ class PagedAttention(Protocol):
         ...
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
-        """Write whole pages, (n, *PageKind.page_shape), at these indices; return the array to
+        """Write whole pages, (n, *PageKind.page_shape), to `pages`; return the array to
         evaluate."""
         ...
 

@@ -62,8 +62,8 @@ class SplitPlan:
 
     An item: first row, first position, position after the last, index in `numbers` of its first
     page, number of the first row's first result, number of each row's items, index among them,
-    number of rows. Each item has a result for each of its rows: `spans` has the first result and
-    the number of results of each row. Valid for `steps` steps.
+    number of rows. An item has a result for each of its rows: `spans` has each row's first result
+    and number of results. Valid for `steps` steps.
     """
 
     numbers: list[int]
@@ -134,9 +134,8 @@ def plan_split(
 
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
-    """Join up to `most` consecutive positions of one sequence to one row; return their numbers,
-    too. A run's row has the position of its last token, and a window that begins with its first
-    one's."""
+    """Join runs of up to `most` consecutive positions of one sequence; return their lengths, too.
+    A run has its last token's position, and a window that begins with its first token's."""
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:
@@ -177,10 +176,8 @@ def exact(n_rows: int) -> int:
 
 def row_size(n_rows: int) -> int:
     """Return the rows of a padded batch of `n_rows`: a power of two, or above 16 also 1.5 of one.
-
-    With few sizes the shapes of a step recur while sequences join and leave: on CUDA a new one
-    costs as much as ten steps.
-    """
+    With few sizes shapes recur while sequences join and leave: on CUDA a new one costs ten
+    steps."""
     size = 1 << max(0, n_rows - 1).bit_length()
     between = 3 * size // 4
     return between if _NO_SIZES_BETWEEN < n_rows <= between else size
@@ -280,7 +277,7 @@ def _planned(
 
 
 class MetadataCache:
-    """Gives every layer of a batch the same metadata: the first call makes it."""
+    """The source of a batch's metadata, the same for every layer: the first call makes it."""
 
     __slots__ = ("_last", "_size", "_subset")
 

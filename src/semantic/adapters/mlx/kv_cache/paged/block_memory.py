@@ -270,10 +270,8 @@ def _rings(
     pieces: Sequence[Piece],
 ) -> dict[int, HostRing]:
     """Return the rings of all windows after `length` tokens, by kind.
-
-    Writes whole blocks first: a page of a ring may hold tokens of the first block and of the
-    checkpoint, which come later in the sequence.
-    """
+    Writes whole blocks first: a ring's page may hold tokens of the first block and of the
+    checkpoint, which are later in the sequence."""
     rings: dict[int, HostRing] = {}
     for i, tokens, _ in pieces:
         if (kind := caches[i].layer.kind) in rings:
@@ -294,7 +292,7 @@ def _rings(
 
 
 class _Reader:
-    """Reads tokens to the host, all layers of a kind at once."""
+    """A reader of tokens to the host, all layers of a kind at once."""
 
     def __init__(self, caches: Sequence[PagedCache]) -> None:
         self._caches = caches

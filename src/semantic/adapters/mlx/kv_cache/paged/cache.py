@@ -59,7 +59,7 @@ class PagedCache:
         """Positions of the tokens held."""
         return range(self.first, self.offset)
 
-    # What mlx-lm calls
+    # Called by mlx-lm
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append tokens, (1, kv_heads, n, head_dim) each; return all that they may attend to."""
@@ -83,7 +83,7 @@ class PagedCache:
         return self._seen
 
     def advance(self, n_tokens: int, pending: mx.array | None = None) -> None:
-        """Count tokens that are in the pages once `pending` is evaluated."""
+        """Count tokens that evaluating `pending` writes to the pages."""
         self._pending = pending
         self.offset += n_tokens
         self.first = self.table.pool.kind.first_kept(self.first, self.offset)
@@ -156,8 +156,7 @@ class PagedBatch:
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Take one new token per sequence, (batch, kv_heads, 1, head_dim), and return one
-        handle."""
+        """Take one new token per sequence, (batch, kv_heads, 1, head_dim), as one handle."""
         if keys.shape[2] != 1:
             raise ValueError(f"a batch takes one token per sequence at a time, not {keys.shape[2]}")
         self._tokens = keys, values
@@ -239,9 +238,8 @@ class PagedKeys:
 
 
 class RopeKeys(mx.array):
-    """The rope keys of a batch, (rows, 1, head_dim, tokens), without elements.
-    Attention computes products with them. A subclass of MLX's array, since its operators accept
-    nothing else; see `RaggedArray`."""
+    """The rope keys of a batch, (rows, 1, head_dim, tokens), without elements: attention multiplies
+    them. A subclass of MLX's array, whose operators accept nothing else; see `RaggedArray`."""
 
     def __new__(cls, dtype: mx.Dtype) -> Self:  # noqa: ARG004
         """`dtype` is the keys'."""

@@ -26,9 +26,9 @@ An input may be `Heads` of an array."""
 class Dialect:
     """One language: `names` precede a kernel, `ids` begin its body, `types` are its type names.
 
-    `stages` counts the tiles in flight per warp, including the current one; `space` counts their
-    bytes of thread-group (shared) memory. `fused` is true if thread groups can see one another's
-    writes within a launch, so that the last one can combine all partial results.
+    `stages` counts the tiles in flight per warp, the current one included, `space` their bytes of
+    shared (thread-group) memory. `fused` is true if thread groups see one another's writes within a
+    launch, so that the last one can combine all partial results.
     """
 
     is_cuda: bool

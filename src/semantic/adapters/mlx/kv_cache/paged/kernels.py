@@ -326,7 +326,7 @@ class PagedKernels:
         return -(-group // self._together(n_heads, latent=latent))
 
     def _together(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return the query heads per thread group: they read the keys once, but each takes
+        """Return the query heads per thread group, which share one read of keys; each takes
         registers."""
         shape = self._kind.shape
         group = n_heads // shape.kv_heads

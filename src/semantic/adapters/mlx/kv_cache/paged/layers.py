@@ -56,11 +56,10 @@ _USUAL_LENGTH = 8192
 class RowCosts(NamedTuple):
     """Bytes of keys and values up to which prefill reads row by row; `pad_to` for the rest.
 
-    Prompt tokens as rows of a batch each read all keys before them. But a pass may have any number
-    of rows of any sequences, and no shape is new to the device. Up to `alone` bytes that is faster
-    than attention over a chunk; up to `joined` bytes it is so cheap that other sequences may share
-    the pass. A chunk pads to a multiple of `pad_to` tokens and a batch to `size` rows, so that
-    shapes recur.
+    Each prompt token as a row reads all keys before it. But a pass may have any number of rows of
+    any sequences, and no shape is new to the device. Up to `alone` bytes that is faster than
+    attention over a chunk, up to `joined` bytes so cheap that other sequences may share the pass.
+    Chunks pad to a multiple of `pad_to` tokens and batches to `size` rows, so that shapes recur.
     """
 
     alone: int
@@ -80,7 +79,7 @@ PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_siz
 
 
 class PagedLayers:
-    """Makes the caches of a model's sequences, in pages of `kinds`."""
+    """The maker of a model's caches, in pages of `kinds`."""
 
     together = True
     """True: several sequences can be one batch."""
@@ -97,11 +96,8 @@ class PagedLayers:
         beside: Beside = "alone",
     ) -> None:
         """`attention[i]` computes over pages of `kinds[i]`; `states` makes the other layers'
-        caches.
-
-        With `at_once`, `set_aside` allocates memory at once; else pools grow on demand. `beside`:
-        how sequences with states may share a pass.
-        """
+        caches. With `at_once`, `set_aside` allocates memory at once; else pools grow on demand.
+        `beside`: how sequences with states may share a pass."""
         self.beside: Beside = "alone" if states is None else beside
         self._at_once = at_once
         # A state would see padding, and cannot take its tokens as rows.
@@ -140,7 +136,7 @@ class PagedLayers:
         return sum(pool.shrink(room) for pool in self.pools) > 0
 
     def abandon(self) -> None:
-        """Free all pools; no cache may be made or used afterwards."""
+        """Free all pools. Nothing may make or use caches afterwards."""
         for pool in self.pools:
             pool.abandon()
 
@@ -155,10 +151,8 @@ class PagedLayers:
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[PagedCache]:
         """Return caches that begin with the first `length` tokens of `blocks`.
-
         Takes over the references of exclusive blocks. Otherwise shares the pages and copies those
-        that later writes change. Raises CacheReconstructionError if a layer lacks those tokens.
-        """
+        that later writes change. Raises CacheReconstructionError if a layer lacks those tokens."""
         for pool in self.pools:
             self._check(pool, blocks, length)
         states = {
@@ -258,7 +252,7 @@ class PagedLayers:
         for pool in self.pools:
             layers = [blocks[i] for i in pool.kind.layers]
             found = _pages_of(caches[pool.kind.layers[0]])
-            # Page by page, which is faster: a page's values are looked up once for all its blocks.
+            # Page by page, which is faster: one look-up of a page's values serves all its blocks.
             for (start, n_tokens, block_data), page in zip(
                 found, zip(*layers, strict=True), strict=False
             ):
@@ -274,7 +268,7 @@ class PagedLayers:
         return unused
 
     def _check(self, pool: PagePool, blocks: AgentBlocks, length: int) -> None:
-        """Raise CacheReconstructionError unless the blocks of a kind can be cut to `length`."""
+        """Raise CacheReconstructionError unless the blocks of a kind cut to `length`."""
         found: list[BlockData] = []
         for i in pool.kind.layers:
             layer_blocks = blocks.blocks_for_layer(i)
@@ -292,11 +286,9 @@ class PagedLayers:
 
 
 def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
-    """Return per page of a cache's kind its first token, its number of tokens, and a block's data.
-
-    One for every page in use, even if a window's tokens would fit fewer: the engine would not count
-    the memory of a page without a block.
-    """
+    """Return the first token, the token count and the block's data of each page of a cache's kind.
+    Covers every page in use, even if a window's tokens would fit fewer: the engine would not count
+    a page without a block."""
     table, held = cache.table, cache.held
     kind = table.pool.kind
     needed = table.pages_for(cache.offset)
@@ -381,8 +373,8 @@ def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
     """Copy-on-write: replace the shared pages that tokens from `length` on will change.
 
     Returns pairs of old and new references; the caller copies the pages. In a ring any page may
-    change; else only the one with `length`, unless `length` is at its edge. Later pages hold no
-    tokens: this drops shared ones and keeps others as capacity.
+    change, else only the one with `length`, unless `length` is at its edge. Later pages hold no
+    tokens: drops shared ones and keeps others as capacity.
     """
     pool = table.pool
     needed = table.pages_for(length)

@@ -97,7 +97,7 @@ class _Page:
 
 
 class PageRef:
-    """A counted reference to a page, which lasts until this object is gone."""
+    """A counted reference to a page for the life of this object."""
 
     __slots__ = ("_page", "_pool")
 
@@ -131,7 +131,7 @@ class PageRef:
 
 class Loan:
     """A `Place`: a page that copies outside MLX read or write.
-    Until `end` it is not free, and is shared with its sequence."""
+    Until `end` it is in use, and shared with its sequence."""
 
     __slots__ = ("_number", "_page", "_pool")
 
@@ -168,7 +168,7 @@ class PagePool:
         self._loans = 0
         # Reentrant: garbage collection may drop a reference during `take`.
         self._lock = threading.Condition(threading.RLock())
-        self._moving = threading.Lock()  # held while the array moves, and while a copy uses its address
+        self._moving = threading.Lock()  # held while the array moves or a copy uses its address
         self.locate: Callable[[mx.array], int] | None = None
         """Finds the array's place in a device's memory; set where copies run outside MLX."""
         self._address: int | None = None
@@ -250,8 +250,8 @@ class PagePool:
 
     @contextmanager
     def still(self) -> Iterator[int | None]:
-        """Yield where the pages begin in the device's memory and keep them there meanwhile.
-        Any thread may call it. None once the pool is abandoned."""
+        """Yield where the pages begin in the device's memory, or None after `abandon`, and keep
+        them there meanwhile. Any thread may call it."""
         with self._moving:
             yield self._address
 
@@ -260,7 +260,7 @@ class PagePool:
         self._enough = n_pages
 
     def abandon(self) -> None:
-        """Free the array; no page may be taken afterwards."""
+        """Free the array. Nothing may take a page afterwards."""
         with self._moving:
             self._data = self._address = None
         with self._lock:
@@ -269,10 +269,8 @@ class PagePool:
 
     def shrink(self, room: int) -> int:
         """Return the memory of free pages, move the others together, and return the freed bytes.
-
-        Meanwhile needs a second copy of the others: does nothing if that exceeds `room`, or during
-        a loan. Call it as `grow`.
-        """
+        The others exist twice meanwhile: does nothing if they exceed `room`, or during a loan. Call
+        it as `grow`."""
         mx.synchronize()
         with self._moving, self._lock:
             kept = [self._used[at] for at in sorted(self._used)]
@@ -295,8 +293,8 @@ class PagePool:
         return n_bytes
 
     def grow(self, n_pages: int) -> None:
-        """Have at least `n_pages`. Copies the existing pages, unless all are free: best called
-        while there are few. Call it on the stream that computes with the pages."""
+        """Grow to at least `n_pages`. Copies the existing pages, unless all are free: call it
+        early, on the stream that computes with the pages."""
         if n_pages <= self.n_pages:
             return
         # Launched work may still write to the old array, which MLX takes for an input: nothing else
@@ -372,7 +370,7 @@ class PageTable:
 
 class PagedSequence:
     """One sequence's page tables, one per kind; the caches of all its layers share it.
-    `padding` counts the foreign tokens at the end of the chunk in computation."""
+    `padding` counts the padding tokens at the end of the current chunk."""
 
     __slots__ = ("__weakref__", "padding", "tables")
 
@@ -388,10 +386,8 @@ class PagedSequence:
 
 class PagedBlock(NamedTuple):
     """A block's content of a preempted sequence: page `refs[at]` of a page table.
-
-    The blocks of all layers of the kind hold the same object. `first` to `stop` are the positions
-    that all of the table's pages hold together; `nbytes` counts the bytes of one layer in one page.
-    """
+    All blocks of a kind's layers share the object. `first` to `stop` are the positions in all of
+    the table's pages; `nbytes` counts the bytes of one layer in one page."""
 
     refs: tuple[PageRef, ...]
     at: int

@@ -126,8 +126,7 @@ def _is_right(
 def _queries(
     kind: PageKind, rows: int, n_heads: int, *, latent: bool
 ) -> tuple[mx.array, mx.array | None]:
-    """Return random queries, (rows, heads, 1, k_head_dim), and for latent keys those of rope
-    keys."""
+    """Return random queries, (rows, heads, 1, k_head_dim), and rope queries for latent keys."""
     shape = kind.shape
     q, rope = (
         mx.random.normal((rows, n_heads, 1, width), key=mx.random.key(seed)).astype(shape.dtype)
