@@ -2,9 +2,8 @@
 
 `kv_cache` has caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text` and
 `model` handle tokenizers and weights, and `backend` puts them together. Importing this package
-loads OpenBLAS and sets MLX's environment variables, which must precede `import mlx.core`. It also
-keeps the limit of open files, which `import mlx_lm` would lower, and says what to type where MLX
-does not load.
+loads OpenBLAS and sets MLX's environment variables, which must precede `import mlx.core`. It keeps
+the limit of open files, which `import mlx_lm` would lower, and says what to type if MLX is missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """MLX's default device (its kind, name and memory) and memory as the system counts it.
 
 The system counts the machine's memory, that of the process's control groups, and that of the
-process and its children. Knows Linux and macOS, but no model: loaded weights show only as used
-bytes.
+process and its children. Knows Linux and macOS, but no model: weights show only as used bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The folder where MLX's CPU backend compiles fused operations and loads earlier ones.
 
-It is `mlx/VERSION/cpu` in the system's temporary folder, and a file has its operation's name: if
-other users may write there, they choose what code runs. MLX takes it only from the environment's
-TMPDIR. Its CUDA backend keeps kernels next to it. Imports no MLX.
+It is `mlx/VERSION/cpu` in the system's temporary folder, and its files have operations' names:
+other users who may write there choose what code runs. Only the environment's TMPDIR moves it. MLX's
+CUDA backend keeps kernels next to it. Imports no MLX.
 """
 
 from __future__ import annotations

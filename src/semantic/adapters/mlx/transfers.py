@@ -2,9 +2,9 @@
 
 Fresh host memory costs several times its copy, because the system clears and pins its pages at the
 first touch, so these copies reuse the memory that a device reaches directly. Own threads wait for
-the copies, and the thread that runs MLX only says where the bytes lie. `cuda/copies.py` has the one
+the copies; the thread that runs MLX only says where the bytes lie. `cuda/copies.py` has the one
 `CopyDriver`: on a CPU and with Metal's unified memory bodies go through MLX's arrays. Knows
-addresses and rows of bytes, neither pages nor blocks.
+addresses and rows of bytes, but neither pages nor blocks.
 """
 
 from __future__ import annotations

@@ -361,7 +361,8 @@ class ContinuousBatch:
         """Build the next step from `inputs` and return further arrays to evaluate with it.
 
         Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same. The log-sum-exp
-        of the model's own logits is finite unless they have a NaN or positive infinity.
+        of the model's own logits is finite unless they have a NaN or are infinite; a mask's minus
+        infinity does not count.
         """
         logits = self._caches.logits(inputs)
         normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)

@@ -1,8 +1,7 @@
 """Decode batches for models that need mlx-lm's own caches: its BatchGenerator, or one by one.
 
 The generator pads its rows; this module uses only its public interface. A model that mlx-lm can
-compute only alone takes one forward pass for each sequence in a step. Every sequence gets a token
-in each step, so that no stream waits for another.
+compute only alone takes a forward pass per sequence in each step, so that no stream waits.
 """
 
 from __future__ import annotations

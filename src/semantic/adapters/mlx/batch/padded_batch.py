@@ -3,10 +3,9 @@
 Joins and leaves work on sequences in caches of their own. After a few steps without any, the batch
 copies the rows into one array of mlx-lm's batch cache, layer by layer: one layer exists twice
 meanwhile, none afterwards. A padded batch takes its rows' capacity and the padding. The measurement
-times ragged and padded batches in real steps over random keys and values of equal length. It
-bounds, but does not measure, the cost of padding beyond attention: capacities may differ little.
-Also chooses a model's decode batch. Knows devices and forms of caches, but not which requests
-decode.
+times ragged and padded batches in real steps over random keys and values of equal length. It only
+bounds the cost of padding beyond attention, so capacities must not differ much. Also chooses a
+model's decode batch. Knows devices and forms of caches, but not which requests decode.
 """
 
 from __future__ import annotations

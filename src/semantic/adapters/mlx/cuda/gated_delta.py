@@ -2,9 +2,8 @@
 
 mlx-lm has a kernel for Metal alone; elsewhere it computes a dozen operations for each token in
 turn. Here a thread group keeps its part of a state in registers over all tokens. A token's sums
-have a fixed order: tokens at once or one by one, alone or in a batch, give the same bits. The only
-module that knows mlx-lm's function; `tests/integration/test_mlx_lm_contract.py` fails when mlx-lm
-changes it.
+have a fixed order: tokens at once or one by one, alone or in a batch, give the same bits. Only this
+module knows mlx-lm's function; `tests/integration/test_mlx_lm_contract.py` fails when it changes.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 mlx-lm's models import `scaled_dot_product_attention` from `mlx_lm.models.base` by name, and
 `install` replaces that name in their modules. Models that call functions of `mx` with keys, values
 or scores get an `mx` whose functions also take a batch's. Calls without our handle as keys go to
-mlx-lm's own function, or to MLX's. mlx-lm's own functions compute row by row the parts that depend
-on one sequence's length or tokens, such as sparse attention, which chooses among a sequence's own
-tokens. The rest of a step stays one computation. `tests/integration/test_mlx_lm_contract.py` fails
-when mlx-lm changes what this relies on.
+mlx-lm's own function, or to MLX's. Parts that depend on one sequence's length or tokens, such as
+sparse attention's choice of tokens, run row by row in mlx-lm's own functions; the rest of a step
+stays one computation. `tests/integration/test_mlx_lm_contract.py` fails when mlx-lm changes this.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds the
 rest: the part of a window before its first whole block, and the state of mlx-lm's own caches. A
-`BlockMemory` reads and takes the bytes. Knows layers and their shapes, but neither stores nor
-decoding.
+`BlockMemory` moves the bytes. Knows layers and their shapes, but neither stores nor decoding.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 table     JSON: layout, length, and one tree per layer; an array is {dtype: shape}
 arrays    in the order of the trees, each at a multiple of 64 bytes
 
-A reader states its expectation and checks everything before it allocates memory. Knows neither
-caches nor models.
+A reader checks everything against its expectation before it allocates memory. Knows no caches.
 """
 
 from __future__ import annotations

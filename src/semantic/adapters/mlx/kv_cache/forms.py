@@ -2,8 +2,7 @@
 
 A form makes the caches of sequences, turns them into blocks, and both into bytes. It sees only its
 own, so one form's caches are opaque to the other. A model gets pages if all layers have kernels,
-these pass their self-test, and the model's logits are right with them. Knows devices and kernels,
-but not the use of a cache.
+these pass their self-test, and the model's logits are right with them. Knows devices and kernels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reader of a model's cached layers: kinds, windows and shapes.
 
-Kinds come from `make_cache()`, shapes from a forward pass that is built but never evaluated. MLX is
-lazy, so this costs nothing even without weights, and it is right where configuration files mislead.
-Knows neither weights nor files.
+Kinds come from `make_cache()`, shapes from a forward pass that MLX, being lazy, never evaluates. So
+this takes no weights, and it is right where configuration files mislead. Knows no files.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class KeyValueCache(Protocol):
 
 def read_spec(model: Module) -> ModelCacheSpec:
     """Return the spec of an mlx-lm model.
-    Raises UnsupportedModelError, naming the first layer with an unknown cache that has no state."""
+    Raises UnsupportedModelError, naming the first layer whose cache the engine cannot keep."""
     short, long = trace(model, 1), trace(model, BLOCK_TOKENS + 1)
     return ModelCacheSpec(
         tuple(_read_layer(i, *pair) for i, pair in enumerate(zip(short, long, strict=True)))

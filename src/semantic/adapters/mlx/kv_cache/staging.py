@@ -1,7 +1,6 @@
 """Staging memory of a loading sequence, and the order in which loads are valid.
 
-The rules are those of `BatchBackend` and the same for every form of caches. Knows positions, but
-not a form's memory.
+The rules are those of `BatchBackend`, for every form of caches. Knows positions, not the memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Descriptions of models: what their layers cache, their size, and how their weights are stored.
+"""Descriptions of models: their layers' caches, their size, and the form of their weights.
 
-Before loading, the configuration tells it: this module builds the model as mlx-lm does but never
-evaluates it, which takes no weights and no memory. Knows folders with a config.json, but neither
-their origin nor the caller.
+Before loading, this module builds the model from its configuration, as mlx-lm does, but never
+evaluates it, which takes no weights and no memory. Knows folders with a config.json.
 """
 
 from __future__ import annotations

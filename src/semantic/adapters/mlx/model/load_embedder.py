@@ -1,10 +1,9 @@
-"""Loading of embedding models: mlx-lm's decoders and mlx-embeddings' encoders, with the pooling
-that their files declare.
+"""Embedding models: mlx-lm's decoders and mlx-embeddings' encoders, pooled as their files declare.
 
-A decoder's batch is padded on the right, where causal attention never looks, and computed in chunks
-of columns over mlx-lm's own caches. Refuses a model whose logits come from other states than these.
-An encoder's own pooling is the mean for every model, so this module pools as the files of
-sentence-transformers declare. Depends on names in both packages. Call it from the computing thread.
+A decoder computes a batch in chunks of columns over mlx-lm's own caches, padded on the right, where
+causal attention never looks. A model whose logits come from other states fails to load. An
+encoder's own pooling is the mean for every model, so this module pools by sentence-transformers'
+files. Depends on names in both packages. Call it from the computing thread.
 """
 
 from __future__ import annotations

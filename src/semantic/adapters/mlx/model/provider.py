@@ -1,9 +1,9 @@
 """Model loading: finds a model's folder, loads it with mlx-lm and wraps it in a backend.
 
-`MLXModelProvider.load_in_slices` does it in slices. It reads the weights or shares those of another
-model, puts them under an adapter if it has one, lets `kv_cache/forms` choose caches, and warms up:
-a GPU loads and compiles kernels at their first use, which takes up to seconds and would stop every
-stream. Knows folders, model ids and the hub's cache, but not what a model is for.
+`MLXModelProvider.load_in_slices` works in slices. It reads the weights or shares those of another
+model, applies an adapter, lets `kv_cache/forms` choose caches, and warms up: a GPU loads and
+compiles kernels at their first use, which takes up to seconds and would stop every stream. Knows
+folders, model ids and the hub's cache, but not what a model is for.
 """
 
 from __future__ import annotations

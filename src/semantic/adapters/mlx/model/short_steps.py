@@ -1,9 +1,9 @@
 """Decode steps with fewer kernels and less Python, for models of Llama's and Gemma 3's form.
 
-They run over joined products: queries, keys and values rotate together, the product adds the
-residual, and one function computes all between the attentions of two layers. Only this module knows
-how mlx-lm writes a layer. It applies only to the source that it was written after, and
-`tests/integration/test_joined.py` fails when mlx-lm changes that.
+Over joined products, queries, keys and values rotate together, the product adds the residual, and
+one function computes all between the attentions of two layers. Only this module knows how mlx-lm
+writes a layer: it leaves models with another source alone, and `tests/integration/test_joined.py`
+fails when mlx-lm changes it.
 """
 
 from __future__ import annotations

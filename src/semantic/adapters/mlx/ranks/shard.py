@@ -1,9 +1,9 @@
 """One rank of a model: collective operations, and its shard, which mlx-lm makes.
 
-No operation can be cancelled, so a process that loses a peer ends itself, as after a crash: the
-stored state stays. mlx-lm divides heads and hidden units. Each rank computes a part of every layer,
-and the sum of all parts is the layer's output. Refuses what it cannot divide. Knows mlx-lm's models
-by their `shard` and their configuration, but not how ranks talk.
+Nothing can cancel a collective operation, so a process that loses a peer ends itself, as after a
+crash: the stored state stays. mlx-lm divides heads and hidden units. Each rank computes a part of
+every layer, and the sum of all parts is the layer's output. Refuses what it cannot divide. Knows
+mlx-lm's models by their `shard` and their configuration, but not how ranks talk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compilation of grammars to a first mask, as a function and as a process that can be ended.
+"""Compilation of grammars to a first mask, as a function and as a process that its parent can end.
 
 The process runs this file alone: it imports llguidance and the standard library, never `semantic`.
 It reads frames (a length of four bytes, big-endian, then as many bytes) from its standard input: a

@@ -1,8 +1,7 @@
 """A process that compiles grammars within limits of CPU time and memory.
 
 Nothing can interrupt compiling or bounds its cost in llguidance: a schema of a few hundred bytes
-can take minutes and gigabytes. Knows `grammar_child`, which it starts, feeds and ends, but not
-whose grammars it gets.
+can take minutes and gigabytes. Starts, feeds and ends `grammar_child`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A `Tokenizer` over a Hugging Face tokenizer, and the bytes of its tokens.
 
-In the byte-level vocabularies of most models each character of a token stands for one byte. Knows
-no model.
+In the byte-level vocabularies of most models each character of a token stands for one byte.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
-"""Caches in arrays of their own: one buffer per sequence and layer, batched without padding. A
-layer that cannot use these caches keeps mlx-lm's own.
+"""Caches in arrays of their own: one buffer per sequence and layer, batched without padding.
+
+A layer that cannot use these caches keeps mlx-lm's own.
 """

@@ -1,7 +1,6 @@
 """The arrays of one layer's cache of one sequence, and ranges of their tokens.
 
-Consecutive tokens are adjacent; appending writes in place. Knows neither positions in a prompt,
-windows nor batches.
+Consecutive tokens are adjacent; appending writes in place. Knows no positions, windows or batches.
 """
 
 from __future__ import annotations

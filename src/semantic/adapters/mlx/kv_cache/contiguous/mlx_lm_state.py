@@ -1,8 +1,7 @@
 """The state of mlx-lm's own caches as trees of a checkpoint.
 
 The model shows the form of a valid state: its caches after one token, built lazily and never
-computed. A cache of an unknown class is stored attribute by attribute. Knows mlx-lm's cache
-classes, but not where a checkpoint is stored.
+computed. A cache of an unknown class goes attribute by attribute. Knows mlx-lm's cache classes.
 """
 
 from __future__ import annotations

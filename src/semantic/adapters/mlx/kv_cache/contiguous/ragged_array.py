@@ -1,6 +1,6 @@
 """An array with rows of different lengths, which models use like any other.
 
-A model gets it as keys or values of a batch. Its operations before attention, such as the scores of
+A model gets it as keys or values of a batch. Operations before attention, such as the scores of
 MLA's rope keys, or instead of it, such as soft-capped scores, run row by row. Functions of `mx` see
 an array without elements and fail, except those of `ROW_BY_ROW`, which `attention_hook` puts in
 their place. Knows the operations that mlx-lm's models apply to keys, values and scores.

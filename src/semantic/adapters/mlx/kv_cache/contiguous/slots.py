@@ -2,8 +2,8 @@
 
 There the number of operations bounds a step over short contexts. Rows of similar capacity share an
 array, token i at index i of a slot, and their attention is one operation with a mask. A leaving row
-takes its tokens along and frees its slot. Rows too large for operations to count stay apart. Knows
-full attention only, but neither devices nor requests.
+takes its tokens along and frees its slot. Large rows, where operations do not matter, stay apart.
+Knows full attention only, but neither devices nor requests.
 """
 
 from __future__ import annotations

@@ -8,6 +8,6 @@ edits of page tables. Attention reads exactly the existing tokens (no padding).
 - block: one layer's share of a page; the unit that the engine counts and a store keeps.
 - page pool: one array of pages of a kind, with a free list and reference counts.
 - page table: the pages of one sequence for one kind. With a sliding window it is a ring.
-- copy-on-write: shared pages are read only; `layers` copies a page before a write.
-- split-KV: thread groups share a row's tokens, and their partial results are combined.
+- copy-on-write: `layers` copies a shared page before a write; others only read it.
+- split-KV: thread groups share a row's tokens, and a kernel combines their partial results.
 """

@@ -1,9 +1,9 @@
 """A `BlockMemory` over paged caches: stored blocks as whole pages, in one copy each.
 
-Where the device has a copy engine and a body is one page's, the two are copied outside MLX's
-computation: a loan of the page until then keeps it from being overwritten. Elsewhere loaded bodies
-gather in host pages first, because a page holds all layers of its kind. Knows layers and their
-pages, but not the byte layout of a block.
+Where the device has a copy engine and a body is one page's, it copies the body outside MLX's
+computation, and a loan of the page prevents writes until then. Elsewhere loaded bodies gather in
+host pages first, because a page holds all layers of its kind. Knows layers and their pages, but not
+a block's byte layout.
 """
 
 from __future__ import annotations

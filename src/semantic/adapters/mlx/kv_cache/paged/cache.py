@@ -1,8 +1,7 @@
 """One layer's paged cache, of one sequence and of a batch, with the interface of mlx-lm's caches.
 
 A single sequence prefills, and models get plain arrays. A batch decodes, and models get a handle
-that only our attention can read. Joins and leaves are list operations. Knows neither blocks nor
-budgets.
+that only our attention can read. Joins and leaves are list operations. Knows no blocks and budgets.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 sequence for query heads of one KV head, straight from the pages, and writes the sequence's new
 token to its page. `COMBINE` reduces the partial results of a sequence's items. `APPEND` writes a
 prefill chunk's tokens to pages and gathers the tokens they attend to into contiguous arrays.
-`WRITE_ROWS` writes one token per row of a batch. `STORE` and `COPY` move whole pages. Knows no MLX:
-`kernels.py` binds the inputs.
+`WRITE_ROWS` writes one token per row of a batch. `STORE` and `COPY` move whole pages. `kernels.py`
+binds the inputs.
 """
 
 from __future__ import annotations

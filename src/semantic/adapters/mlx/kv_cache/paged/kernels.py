@@ -1,9 +1,8 @@
 """The paged kernels bound to MLX: decode attention over pages, and writes to pages.
 
-The kernels write to the page pool, which MLX takes for a read-only input. It never copies the pool
+The kernels write to the page pool, which MLX takes for a read-only input: it never copies the pool
 and does not know that it changes. A launch that must see earlier writes therefore takes an output
-of the writer as an input (`after`), which orders the two. Knows one kind of pages, but neither
-sequences nor requests.
+of the writer as an input (`after`), which orders the two. Knows one kind of pages, no sequences.
 """
 
 from __future__ import annotations
