@@ -95,7 +95,6 @@ def extra_to_install(extra: str) -> str:
 
 
 def _installer() -> str:
-    """Return the command that installs into this Python environment."""
     for receipt, command in _RECEIPTS.items():
         if Path(sys.prefix, receipt).exists():
             return command

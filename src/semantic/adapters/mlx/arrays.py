@@ -75,7 +75,7 @@ def ordered_bytes_of(array: mx.array) -> memoryview:
 
 
 def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
-    """Return a new array with a copy of `data`. Raise ValueError if its length does not fit."""
+    """Return a new array with a copy of `data`. Raises ValueError if its length does not fit."""
     if len(data) != math.prod(shape) * dtype.size:
         raise ValueError(f"{len(data)} bytes for {dtype} of shape {tuple(shape)}")
     if not data:

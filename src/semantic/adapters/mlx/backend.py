@@ -328,7 +328,6 @@ class MLXBackend:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
-        """Compute prompt tokens and measure the time."""
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         with self._computing():
@@ -376,7 +375,6 @@ class MLXBackend:
         return SampledToken(sequence, token, found, error)
 
     def _join_starting(self) -> None:
-        """Add started sequences to the batch, at most `max_joins_per_step`."""
         joining: list[NewSequence] = []
         for sequence in list(self._starting)[: self._batch.max_joins_per_step]:
             joining.append(self._starting.pop(sequence))

@@ -116,7 +116,6 @@ def _limited_groups() -> Iterator[tuple[_Files, Path, int]]:
 
 
 def _group(files: _Files) -> str:
-    """Return the path of the process's group below its root, as the process sees it."""
     with contextlib.suppress(OSError):
         for line in (_PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
             number, _, rest = line.partition(":")
@@ -137,7 +136,6 @@ def _held(files: _Files, group: Path) -> int:
 
 
 def _children() -> list[str]:
-    """Return the ids of the processes that this one started."""
     found: list[str] = []
     with contextlib.suppress(OSError):  # a thread that has ended, or a kernel that has no such file
         for thread in (_PROC / "self" / "task").iterdir():

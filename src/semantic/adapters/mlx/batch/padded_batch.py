@@ -314,7 +314,7 @@ def new_batch(
     agree: Agree | None = None,
 ) -> DecodeBatch:
     """Return an empty batch for sequences with the caches of `layers`.
-    Raise UnsupportedModelError if ranks cannot `agree` on its tokens."""
+    Raises UnsupportedModelError if ranks cannot `agree` on its tokens."""
     if not layers.together:
         return OneByOne(model, agree)
     if not all(layers.ragged):

@@ -161,7 +161,6 @@ class CudaDriver:
         self._call("cuStreamSynchronize", stream)
 
     def _stream(self) -> ctypes.c_void_p:
-        """This thread's stream, with the context current."""
         stream: ctypes.c_void_p | None = getattr(self._threads, "stream", None)
         if stream is None:
             self._call("cuCtxSetCurrent", self._context)

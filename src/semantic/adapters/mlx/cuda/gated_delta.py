@@ -92,7 +92,6 @@ def compute(
 def _kernel_of(
     q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
 ) -> CudaKernel | None:
-    """Return the kernel for a call of `compute`; None without one for its types and widths."""
     if not (q.dtype == k.dtype == v.dtype and g.dtype == state.dtype == mx.float32):
         return None
     return right_kernel(Rule.of(q, v, g, beta))

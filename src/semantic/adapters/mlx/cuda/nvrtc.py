@@ -87,7 +87,7 @@ class CudaKernel:
         output_dtypes: Sequence[mx.Dtype],
     ) -> list[mx.array]:
         """Return the outputs, lazily, and copy inputs that are not contiguous.
-        Raise RuntimeError if the text does not compile."""
+        Raises RuntimeError if the text does not compile."""
         scalars: list[object] = []
         for parameter, one in zip(self._inputs, inputs, strict=True):
             if parameter.n_strides:
@@ -118,7 +118,7 @@ def architecture() -> str:
 
 def compile_cuda(source: str, target: str) -> bytes:
     """Return machine code for `target` of a text with one function of C linkage. Thread-safe.
-    Raise RuntimeError with the compiler's messages, or without a compiler."""
+    Raises RuntimeError with the compiler's messages, or without a compiler."""
     nvrtc = _library()
     program = ctypes.c_void_p()
     _call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
@@ -145,7 +145,6 @@ def _signature(name: str, inputs: Sequence[Parameter], outputs: Sequence[Paramet
 
 
 def _start(inputs: Sequence[Parameter]) -> str:
-    """Return the names that a text may use for strides and sizes."""
     text = ""
     for one in inputs:
         name = one.name
@@ -159,7 +158,6 @@ def _start(inputs: Sequence[Parameter]) -> str:
 
 
 def _strides(one: mx.array | Heads) -> list[int]:
-    """Return the strides of a contiguous array, in numbers."""
     shape = one.array.shape if isinstance(one, Heads) else one.shape
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 

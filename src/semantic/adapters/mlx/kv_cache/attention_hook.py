@@ -224,7 +224,6 @@ _mlx_attention = cast(Callable[..., mx.array], mx.fast.scaled_dot_product_attent
 
 
 def _with(module: types.ModuleType, names: Mapping[str, object]) -> types.ModuleType:
-    """Return a module like `module`, except for these names."""
     other = types.ModuleType(module.__name__, module.__doc__)
     vars(other).update({**vars(module), **names})
     return other

@@ -54,7 +54,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     def deferred(
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """Copy a body of `layers` to `room`, outside MLX's computation; None if impossible."""
+        """Return a body of `layers`, copied to `room` outside MLX's work; None if impossible."""
         ...
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
@@ -198,7 +198,6 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return [cast(CacheT, states.get(i, cache)) for i, cache in enumerate(made)]
 
     def _kind_of(self, layer: int) -> str:
-        """Return the name of a checkpoint's layer in the layout's name."""
         state = self._states.get(layer)
         if state is None:
             return f"window {self._spec.layers[layer].window}"
@@ -220,7 +219,6 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return contents
 
     def _forms(self, layer: int, n_tokens: int) -> tuple[ArrayForm, ArrayForm]:
-        """Return a layer's keys and values as a checkpoint's arrays."""
         shape = require_shape(self._shapes, layer)
         return (
             ArrayForm(shape.dtype, (1, shape.kv_heads, n_tokens, shape.k_head_dim)),

@@ -94,7 +94,7 @@ def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
 
 def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tree]) -> list[Tree]:
     """Decode a checkpoint's trees, which must match `expected`, without loading arrays.
-    Raise CacheReconstructionError for anything that `write_checkpoint` would not write."""
+    Raises CacheReconstructionError for anything that `write_checkpoint` would not write."""
     table, end = _table_of(body)
     for name, value in (("layout", layout), ("length", length)):
         if type(table.get(name)) is not type(value) or table[name] != value:
@@ -109,7 +109,7 @@ def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tr
 
 
 def arrays_in(body: bytes) -> list[mx.array]:
-    """Copy all arrays of a checkpoint. Raise CacheReconstructionError for other bytes."""
+    """Copy all arrays of a checkpoint. Raises CacheReconstructionError for other bytes."""
     table, end = _table_of(body)
     found: list[mx.array] = []
     waiting = [_Reader(memoryview(body), end).match(table.get("layers"), Anything())]
@@ -123,7 +123,6 @@ def arrays_in(body: bytes) -> list[mx.array]:
 
 
 def _table_of(body: bytes) -> tuple[dict[str, object], int]:
-    """Return the table of contents and its end."""
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     if not _LENGTH_BYTES < end <= min(len(body), _MOST_TABLE_BYTES):
         raise CacheReconstructionError("a checkpoint without a table")
@@ -141,7 +140,6 @@ def _parse(head: bytes) -> dict[str, object]:
 
 
 def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
-    """Return `tree` as JSON and append its arrays to `arrays`."""
     if isinstance(tree, StoredArray):
         arrays.append(tree)
         return {_NAMES[tree.form.dtype]: list(tree.form.shape)}
@@ -209,7 +207,6 @@ class _Reader:
 
 
 def _read_form(found: object) -> ArrayForm | None:
-    """Return the form of a {dtype: shape}; None for anything else."""
     if not isinstance(found, dict) or len(found) != 1:
         return None
     ((name, shape),) = found.items()

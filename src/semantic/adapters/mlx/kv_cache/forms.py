@@ -65,7 +65,7 @@ Memory = KVBuffer | HostPages
 """Memory for block bodies while a sequence loads."""
 
 AttentionFor = Callable[[PageKind], PagedAttention | None]
-"""Finds the computation over pages of a kind; None if there is none."""
+"""A function that returns the attention over pages of a kind; None if there is none."""
 
 
 class CacheLayers(Protocol):

@@ -152,7 +152,6 @@ def _gathered(
 
 
 def _ranges(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Return consecutive indices as ranges, in order."""
     ranges: list[tuple[int, int]] = []
     for i in indices:
         if ranges and ranges[-1][1] == i:

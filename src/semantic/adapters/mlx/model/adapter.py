@@ -68,7 +68,7 @@ def adapter_files(folder: Path) -> tuple[Path, Path]:
 
 def read_adapter(folder: Path) -> Adapter:
     """Return the adapter in `folder`; read only the headers of its arrays.
-    Raise ModelNotFoundError for a folder without an adapter of mlx-lm."""
+    Raises ModelNotFoundError for a folder without an adapter of mlx-lm."""
     _require_files(folder)
     config = _Config(folder / CONFIG)
     kind = config.kind()
@@ -185,7 +185,7 @@ def _require_files(folder: Path) -> None:
 
 
 def _read_headers(path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Return the shapes of all arrays and their bytes in memory. Raise ModelNotFoundError."""
+    """Return the shapes of all arrays and their bytes in memory. Raises ModelNotFoundError."""
     shapes: dict[str, tuple[int, ...]] = {}
     n_bytes = 0
     try:
@@ -204,7 +204,6 @@ def _read_headers(path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
 
 
 def _add_layers(model: Module, adapter: Adapter) -> None:
-    """Put low-rank layers around those of `model` that the adapter is for."""
     from mlx_lm.tuner.utils import linear_to_lora_layers  # imports training code: only when needed
 
     use_dora = adapter.kind == "dora"

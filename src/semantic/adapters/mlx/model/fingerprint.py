@@ -115,7 +115,8 @@ class DigestCache:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of this user's regular file. Raise OSError or ValueError for any other."""
+    """Return the content of this user's regular file.
+    Raises OSError or ValueError for any other."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
@@ -130,7 +131,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes) -> dict[str, str]:
-    """Return the well-formed entries. Raise ValueError or RecursionError if it is not JSON."""
+    """Return the well-formed entries. Raises ValueError or RecursionError if it is not JSON."""
     entries: object = json.loads(data)
     if not isinstance(entries, dict):
         raise ValueError("no entries")  # noqa: TRY004  it came from a file, not from a caller
@@ -204,7 +205,7 @@ def is_fingerprint(model_id: str) -> bool:
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
-    """Return the state of each file that the fingerprint covers, by name. Raise OSError. If the
+    """Return the state of each file that the fingerprint covers, by name. Raises OSError. If the
     states are the same before and after loading and hashing, the fingerprint names this model."""
     return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
 
@@ -245,7 +246,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path) -> list[str]:
-    """Return the sorted file names in an index of weights. Raise OSError for another file."""
+    """Return the sorted file names in an index of weights. Raises OSError for another file."""
     try:
         names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
         outside = [name for name in names if Path(name).name != name]

@@ -107,15 +107,15 @@ class _Takes(Module):
 
 
 class _Part(_Takes, Linear):
-    """One whose weights are numbers."""
-
-
-class _QuantizedPart(_Takes, QuantizedLinear):
     """A part whose weights are numbers."""
 
 
-def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:
+class _QuantizedPart(_Takes, QuantizedLinear):
     """A part with quantized weights."""
+
+
+def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:
+    """Copy a tree of modules with joined products; the copy shares all arrays."""
     if id(module) in known:
         return known[id(module)]
     copy = known[id(module)] = _without_children(module)

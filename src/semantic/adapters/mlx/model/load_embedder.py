@@ -51,7 +51,7 @@ _MAX_BYTES: Final = 1 << 20
 
 def read_pooling(folder: Path, default: Pooling) -> Pooling:
     """Return the pooling that `folder` declares, else `default`.
-    Raise UnsupportedModelError for an unsupported pooling, and for a layer after it."""
+    Raises UnsupportedModelError for an unsupported pooling, and for a layer after it."""
     modules = _read(folder / _MODULES)
     kinds = (
         [str(one.get("type", "")) for one in modules if isinstance(one, dict)]
@@ -89,7 +89,7 @@ def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pool
 
 
 def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
-    """Return the rows of `sums` (rows, width), scaled to length 1. Raise NotFiniteError."""
+    """Return the rows of `sums` (rows, width), scaled to length 1. Raises NotFiniteError."""
     norms = mx.linalg.norm(sums, axis=-1, keepdims=True)
     rows = sums / mx.maximum(norms, 1e-12)
     if not mx.all(mx.isfinite(rows)).item():
@@ -105,7 +105,7 @@ def read_length(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> object:
-    """Return a file's JSON; None without a file. Raise UnsupportedModelError for another file."""
+    """Return a file's JSON; None without a file. Raises UnsupportedModelError for another file."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UnsupportedModelError(f"{path} is longer than {_MAX_BYTES} bytes")
@@ -204,7 +204,7 @@ class DecoderRun:
 
 def states_of(model: Module) -> States:
     """Return the function that computes the states below a model's logits, after its last norm.
-    Raise UnsupportedModelError unless the model's logits come from these states."""
+    Raises UnsupportedModelError unless the model's logits come from these states."""
     inner = cast("States | None", getattr(model, "model", None))
     head = cast("Callable[[mx.array], mx.array] | None", getattr(model, "lm_head", None))
     embedding = getattr(inner, "embed_tokens", None)
@@ -235,7 +235,7 @@ class _Output(Protocol):
 
 
 def load_encoder(folder: Path) -> Module:
-    """Return the encoder in `folder`. Raise UnsupportedModelError without the package."""
+    """Return the encoder in `folder`. Raises UnsupportedModelError without the package."""
     if find_spec(_PACKAGE) is None:
         raise UnsupportedModelError(
             f"the model in {folder} is an encoder. {extra_to_install('embeddings')}"
@@ -261,7 +261,7 @@ class EncoderEmbedder(_Embedder):
         padding: int,
     ) -> None:
         """`padding` is the token that fills shorter rows.
-        Raise UnsupportedModelError for a model that does not return its tokens' states."""
+        Raises UnsupportedModelError for a model that does not return its tokens' states."""
         super().__init__(tokenizer, model_id, max_tokens)
         self._model = cast("Callable[..., _Output]", model)
         self._pooling: Pooling = pooling

@@ -340,7 +340,6 @@ def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
 
 
 def _evaluating(weights: Iterable[mx.array]) -> Slices[None]:
-    """Read the weights in groups that take little time."""
     group: list[mx.array] = []
     n_bytes = 0
     for weight in weights:
@@ -355,7 +354,7 @@ def _evaluating(weights: Iterable[mx.array]) -> Slices[None]:
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
-    """Return a model's tokenizer without loading its weights. Raise ModelNotFoundError."""
+    """Return a model's tokenizer without loading its weights. Raises ModelNotFoundError."""
     folder = find_folder(model_id)
     with _Reading("the tokenizer", folder):
         return MLXTokenizer(_tokenizer_in(folder))

@@ -140,8 +140,8 @@ class _Layer:
         rows, n, n_kv = h.shape[0], attention.n_heads, cast(int, attention.n_kv_heads)
         product = self._heads(self._block.input_layernorm(h))
         product = rotated = product.reshape(rows, n + 2 * n_kv, 1, -1)
-        # Values pass too, though neither norm nor rotation applies to them: the product is
-        # contiguous, while queries and keys alone are not and would be copied.
+        # Values pass too, without norm and rotation: the product is contiguous, but queries and
+        # keys alone would need a copy.
         if self._norms is not None:
             weights, eps = self._norms
             rotated = mx.fast.rms_norm(product, None, eps) * weights

@@ -50,7 +50,6 @@ class Follower:
     """The state of a rank other than 0, except its backend."""
 
     def __init__(self, backend: MLXBackend, channel: ChannelPort) -> None:
-        """`channel` leads to rank 0."""
         self._backend = backend
         self._channel = channel
         transfers = transfers_here()

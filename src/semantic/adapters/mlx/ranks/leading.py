@@ -377,7 +377,7 @@ class LeadingBackend(MLXBackend):
                 arriving.data.set_exception(OSError(errno.EIO, "lost a rank"))
 
     def _split(self, checkpoint: bytes) -> list[bytes]:
-        """Return the parts of a checkpoint by rank. Raise CacheReconstructionError."""
+        """Return the parts of a checkpoint by rank. Raises CacheReconstructionError."""
         parts: list[bytes] = []
         at = 0
         while at < len(checkpoint):

@@ -28,7 +28,7 @@ class Ranks:
     All call `gather`, `all_found` and `from_first` in the same order."""
 
     def __init__(self, placement: PlacementPort) -> None:
-        """Meet the others. Raise BackendError if they are out of reach."""
+        """Meet the others. Raises BackendError if they are out of reach."""
         self.transport = placement.transport
         try:
             with placement.meeting():

@@ -67,7 +67,7 @@ class MappedMemory:
                 unmap_piece(address, n_bytes)
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece; the first use pins the piece. Raise RuntimeError."""
+        """Return part of a piece; the first use pins the piece. Raises RuntimeError."""
         if number not in self._pieces:
             raise RuntimeError("cannot map memory of rank 0")
         address, size = self._pieces[number]
@@ -105,7 +105,7 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_piece(descriptor: int, n_bytes: int) -> int:
-    """Map shared memory and return its address. Raise OSError. Makes all pages, because pinning
+    """Map shared memory and return its address. Raises OSError. Makes all pages, because pinning
     stalls the device while it makes them. Python's mmap would keep the descriptor open."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE

@@ -212,7 +212,7 @@ def name_of(grammar: Grammar) -> str:
 
 def grammar_source(grammar: Grammar) -> str:
     """Return `grammar` in llguidance's own notation.
-    Raise InvalidRequestError for text that is too long, not Unicode or not JSON."""
+    Raises InvalidRequestError for text that is too long, not Unicode or not JSON."""
     if len(grammar.text) > _MAX_GRAMMAR:
         raise InvalidRequestError(
             f"grammar: expected at most {_MAX_GRAMMAR} characters, got {len(grammar.text)}"
@@ -239,7 +239,6 @@ def schema_error(schema: str) -> str:
 
 
 def _timed_start(vocabulary: Vocabulary, source: str) -> tuple[LLMatcher, float]:
-    """Return the matcher of `source`, and the CPU seconds it took."""
     before = time.thread_time()
     matcher = start(vocabulary.trie, source)
     return matcher, time.thread_time() - before

@@ -80,7 +80,7 @@ class SeededSampler:
 
 def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
     """Return a sampler for token `drawn` of the answer and all later ones; call it once per token.
-    Greedy requests share one sampler. Raise ValueError for a sampled request without a seed."""
+    Greedy requests share one sampler. Raises ValueError for a sampled request without a seed."""
     return greedy_sampler if params.greedy else SeededSampler(params, drawn)
 
 

@@ -145,7 +145,6 @@ class GrammarMask:
             self._fail()
 
     def _allowed(self) -> mx.array:
-        """Bools (vocab,)."""
         if self._ended or self._failure is not None:
             return self._vocabulary.only_eos
         if self._prefix is not None and self._prefix_state is not None:

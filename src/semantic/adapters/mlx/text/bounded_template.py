@@ -75,7 +75,7 @@ _budget = _Budget()
 
 @contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """Limit rendering inside, in this thread. Raise TemplateLimitError there."""
+    """Limit rendering inside, in this thread. Raises TemplateLimitError there."""
     _budget.turns = _budget.characters = _budget.made = 0
     _budget.ends = time.thread_time() + _SECONDS
     try:
@@ -199,7 +199,6 @@ def _use(n_characters: int) -> None:
 
 
 def _count(value: T) -> T:
-    """Count a value that becomes text."""
     if _budget.ends is not None:
         _add(len(value) if isinstance(value, str) else _measure(value).characters)
     return value

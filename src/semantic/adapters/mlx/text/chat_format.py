@@ -231,7 +231,6 @@ def _word_not_in(texts: Iterable[str]) -> str:
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern for any of `tokens`, the longest first."""
     longest_first = sorted((token for token in tokens if token), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or _NEVER)
 
@@ -514,7 +513,7 @@ def _template_source(chat_template: object) -> str:
 
 
 def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, object]:
-    """Return a request's template options. Raise InvalidRequestError for a reserved name."""
+    """Return a request's template options. Raises InvalidRequestError for a reserved name."""
     for name in options:
         if name in _RESERVED_OPTIONS or name.endswith("_token"):
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name!r}")

@@ -225,7 +225,6 @@ class _Writer:
             self._add_later()
 
     def _written(self, calls: Sequence[ToolCall]) -> str:
-        """Return calls as the model itself writes them."""
         written = []
         for call in calls:
             found = parse_arguments(call.arguments)
@@ -253,7 +252,6 @@ class _Writer:
         }
 
     def _called_name(self, call_id: object) -> str | None:
-        """Return the tool's name in the latest call with this id."""
         for message in reversed(self.messages):
             calls = message.get("tool_calls")
             for call in calls if isinstance(calls, list) else []:

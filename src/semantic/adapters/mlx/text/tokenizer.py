@@ -181,7 +181,6 @@ class MLXTokenizer:
             )
 
     def _seconds(self, text: str) -> float:
-        """Return the CPU seconds that the text takes."""
         began = time.thread_time()
         self.inner.encode(text)
         return time.thread_time() - began

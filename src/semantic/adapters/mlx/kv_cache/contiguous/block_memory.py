@@ -191,7 +191,7 @@ class _Reader:
 
     def held(self, layer: int, tokens: range) -> tuple[KVBuffer, int]:
         """Return a layer's keys and values, and where `tokens` begin in them.
-        Raise BackendError if it lacks them, or has another form."""
+        Raises BackendError if it lacks them, or has another form."""
         buffer, held = _tokens_of(self._caches[layer])
         require_held(layer, held, tokens)
         shape = require_shape(self._shapes, layer)
@@ -206,7 +206,6 @@ class _Copied:
     """A `Place` in an array that nothing else refers to."""
 
     def __init__(self, array: mx.array, address: int) -> None:
-        """`address` is the array's on the device."""
         self._array: mx.array | None = array
         self._address = address
 

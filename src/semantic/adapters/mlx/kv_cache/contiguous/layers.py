@@ -249,7 +249,6 @@ def _ranges_of(data: Sequence[BlockData]) -> list[BufferRange]:
 
 
 def _first_tokens(ranges: Sequence[BufferRange], n_tokens: int) -> list[BufferRange]:
-    """Return the ranges of the first `n_tokens` tokens."""
     first: list[BufferRange] = []
     for piece in ranges:
         if n_tokens <= 0:
@@ -283,7 +282,7 @@ def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -
 
 
 def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
-    """Return the cache of a state after `length` tokens. Raise CacheReconstructionError."""
+    """Return the cache of a state after `length` tokens. Raises CacheReconstructionError."""
     cache = state.cache if exclusive else _copied(state.cache)
     surplus = state.length - length
     if surplus == 0:

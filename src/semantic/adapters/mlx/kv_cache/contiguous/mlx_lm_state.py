@@ -68,7 +68,7 @@ def write_state(cache: MlxLmCache) -> Tree:
 
 def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> MlxLmCache:
     """Rebuild the cache that `write_state` wrote, after `length` tokens; `empty` is a new one.
-    `tree` has the form `expected`. Raise CacheReconstructionError if its numbers contradict it."""
+    `tree` has the form `expected`. Raises CacheReconstructionError if its numbers contradict it."""
     name, state = cast(tuple[str, Tree], tree)
     if name not in _KNOWN:
         return _with_attributes(empty, cast(list[tuple[str, Tree]], state), length)
@@ -99,7 +99,6 @@ def _with_attributes(
 
 
 def _each(tree: object, change: Callable[[object], object]) -> object:
-    """Return `tree` with each leaf changed."""
     if isinstance(tree, list | tuple):
         items = [_each(item, change) for item in tree]
         return items if isinstance(tree, list) else tuple(items)

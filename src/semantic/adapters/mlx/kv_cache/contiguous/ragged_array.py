@@ -22,7 +22,6 @@ class RaggedArray(mx.array):
     rows: tuple[mx.array, ...]
 
     def __new__(cls, rows: Sequence[mx.array], dtype: mx.Dtype) -> Self:  # noqa: ARG004
-        """`dtype` is the rows'."""
         return cast(Callable[[type], Self], mx.array.__new__)(cls)
 
     def __init__(self, rows: Sequence[mx.array], dtype: mx.Dtype) -> None:

@@ -98,7 +98,6 @@ class SlottedArray(RaggedKeys):
     A model that asks does better with rows apart, so this calls `on_rows`."""
 
     def __new__(cls, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> Self:  # noqa: ARG004
-        """`dtype` is the parts'."""
         return super().__new__(cls, (), dtype)
 
     def __init__(self, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> None:

@@ -170,7 +170,7 @@ _NO_SIZES_BETWEEN = 16
 
 
 def exact(n_rows: int) -> int:
-    """Pad no batch."""
+    """Return the rows of a batch without padding."""
     return n_rows
 
 

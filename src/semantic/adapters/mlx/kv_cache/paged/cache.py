@@ -241,7 +241,6 @@ class RopeKeys(mx.array):
     them. A subclass of MLX's array, whose operators accept nothing else; see `RaggedArray`."""
 
     def __new__(cls, dtype: mx.Dtype) -> Self:  # noqa: ARG004
-        """`dtype` is the keys'."""
         return cast(Callable[[type], Self], mx.array.__new__)(cls)
 
     def __init__(self, dtype: mx.Dtype) -> None:

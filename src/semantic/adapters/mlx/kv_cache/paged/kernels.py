@@ -252,7 +252,6 @@ class PagedKernels:
     def _whole_pages(
         self, name: str, names: list[str], body: str, inputs: list[mx.array], n_pages: int
     ) -> mx.array:
-        """Launch once over `n_pages` whole pages."""
         shape = self._kind.shape
         kernel = _built(
             self._dialect, name, self._constants(shape.dtype), tuple(names), ("done",), body
@@ -401,7 +400,6 @@ def _built_attention(
 def _built_row_attention(
     kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[Kernel, Kernel]:
-    """Return the kernels for runs of rows of one sequence, and for their partial results."""
     shape = kind.shape
     widest = _widest(shape)
     constants = _attention_constants(kind, dialect, variant)

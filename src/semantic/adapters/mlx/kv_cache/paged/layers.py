@@ -218,7 +218,7 @@ class PagedLayers:
 
     def chunk_layers(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> ChunkLayers:
         """Return the layers of one pass over each sequence's next tokens.
-        Raise ValueError if the model needs equally many of each, and these are not."""
+        Raises ValueError if the model needs equally many of each, and these are not."""
         counts = [n_tokens for _, n_tokens in chunks]
         width = max(counts) if self.beside == "even" else self.costs.size(max(counts))
         shape = n_sequences, _ = self.costs.size(len(chunks)), width
@@ -316,7 +316,6 @@ def _fit(
 
 
 def _rows_of(chunks: Sequence[tuple[Sequence[PagedCache], int]], size: RowSize) -> BatchMetadata:
-    """Return the next tokens of these sequences as rows, with pages for them."""
     sequences: list[PagedSequence] = []
     positions: list[int] = []
     for caches, n_tokens in chunks:
@@ -332,7 +331,6 @@ def _layers(
     attention: Sequence[PagedAttention],
     metadata_cache: MetadataCache,
 ) -> dict[int, PagedLayer]:
-    """Return the layers that have pages, by number, in order."""
     layers = {
         number: PagedLayer(i, kind.layers.index(number), attention[i], metadata_cache)
         for i, kind in enumerate(kinds)
