@@ -20,7 +20,7 @@ LATER = {
         *(Message("assistant", "Fine <|end|>."), Message("user", "Good.")),
     ),
 }
-CHANGED = "the chat template changes history: the engine replays it as it was written"
+CHANGED = "the chat template changes history: the engine replays it unchanged"
 SAY = {  # these models think, and their templates drop what they thought
     **dict.fromkeys(("drops_thoughts", "gemma4", "longcat", "kimi_k3", "minimax_m2"), CHANGED),
     "no_template": "the chat template cannot continue an answer: every prompt renders all history",

@@ -307,7 +307,7 @@ class MLXBackend:
         state.length = length
 
     def sequences(self) -> list[list[LayerCache]]:
-        """Caches of all open sequences, per layer, in order of opening."""
+        """Return the caches of all open sequences, per layer, in order of opening."""
         return [state.caches for state in self._sequences.values()]
 
     # Inside
@@ -411,7 +411,8 @@ class MLXBackend:
         self._starting.clear()
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
-        """Return a sequence that is neither decoding nor loading, else raise BackendError."""
+        """Return a sequence that is neither decoding nor loading.
+        Raises BackendError for others."""
         state = self._sequences[sequence]
         if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")

@@ -47,7 +47,7 @@ class KernelFolder:
             raise OSError(errno.EACCES, "it may hold no programs")
         if found.f_bavail * found.f_frsize < _ROOM:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with _locked(root):  # else a process that begins beside this one removes the new folder
+        with _locked(root):  # else a process that begins meanwhile removes the new folder
             _remove_ended(root)
             self.path = Path(tempfile.mkdtemp(prefix="run-", dir=root))
             self._lock = os.open(self.path, os.O_RDONLY)
@@ -61,7 +61,7 @@ class KernelFolder:
 
     def keep(self) -> None:
         """Keep the files that this process could load, for later ones."""
-        with suppress(OSError):  # then they are compiled again
+        with suppress(OSError):  # else later processes compile them again
             loaded = _LOADED.read_text()
             for file in self._files.glob("*.so"):
                 if f"{file}\n" in loaded and not (self._kept / file.name).exists():

@@ -87,7 +87,7 @@ def address_of(data: bytes | memoryview) -> int:
 
 
 _MOST_FREE_BYTES = 1 << 30
-"""Bytes of unused memory to retain; more is freed."""
+"""Most bytes of unused memory to retain."""
 
 _STEP = 4 << 20
 """Bytes. Larger pieces are multiples of it, smaller ones powers of two."""

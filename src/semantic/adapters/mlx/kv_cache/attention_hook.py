@@ -97,7 +97,7 @@ def _indexer(call: _Call) -> _Call:
             row.reserve(row.offset + 1)
             values = row.values
             chosen.append(cast("mx.array | None", call(self, its_x, its_qr, None, cache=row)))
-            row.values = values  # needs none: mlx-lm writes zeros of the whole capacity
+            row.values = values  # drop theirs: mlx-lm writes zeros of the whole capacity
         for part in latents:
             part.rows = tuple(map(_taken, part.rows, chosen))
         return None
@@ -135,7 +135,7 @@ def _position(call: _Call) -> _Call:
     def turn(self: Module, x: mx.array, offset: int | mx.array = 0) -> object:
         if not isinstance(offset, mx.array) or not offset.ndim:
             return call(self, x, offset)
-        positions = cast(list[int], offset.tolist())  # ours are made of numbers: nothing waits
+        positions = cast(list[int], offset.tolist())  # ours come from numbers: nothing waits
         rows = [call(self, row, at) for row, at in zip(rows_of(x), positions, strict=True)]
         return mx.concatenate(cast(list[mx.array], rows))
 

@@ -138,7 +138,7 @@ def paged_form(
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer.get(number) for number in range(spec.n_layers)]
     make = states_of(probe.model, spec)
-    # A Mac shares its memory with every other program: take none before it is needed.
+    # A Mac shares its memory with every other program: take none before its use.
     at_once = dialect_here() is not METAL
     layers = PagedLayers(
         spec, kinds, attention, at_once=at_once, costs=costs, states=make, beside=beside

@@ -1,10 +1,10 @@
 """A model's cache spec: the findings of `spec_reader`, and those of its masks and positions.
 
 A layer that keeps every token and masks the old ones is a sliding window like any other. Some
-models' keys depend on where a prompt is divided: only their first tokens are reusable. A traced
-forward pass shows the masks without evaluation, with narrowed windows: beyond a window of 8 a few
-tokens show what 4,096 would. A layer with several caches, mlx-lm's `CacheList`, counts as several
-layers, each of its own kind. Knows the names in mlx-lm's models.
+models' keys depend on a prompt's chunks: only their first tokens are reusable. A traced forward
+pass shows the masks without evaluation, with narrowed windows: beyond a window of 8 a few tokens
+show what 4,096 would. A layer with several caches, mlx-lm's `CacheList`, counts as several layers,
+each of its own kind. Knows the names in mlx-lm's models.
 """
 
 from __future__ import annotations

@@ -115,8 +115,7 @@ class DigestCache:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of this user's regular file.
-    Raises OSError or ValueError for any other."""
+    """Return the content of this user's regular file. Raises OSError or ValueError for others."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
@@ -233,7 +232,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files with the model's weights, as its index names them.
 
     Without an index, or if none of its files exists: `model.safetensors`, else all whose names
-    begin so. Raises OSError if one of several is missing or the index is malformed.
+    begin so. Raises OSError for a malformed index, or if one of several files is missing.
     """
     index, alone = folder / _INDEX, folder / _ALONE
     named = [folder / name for name in _names_in(index)] if index.is_file() else []

@@ -170,7 +170,7 @@ class _Layer:
         return self._added(h, cast(mx.array, swiglu(gate, up)), block.mlp.down_proj)
 
     def _added(self, h: mx.array, x: mx.array, linear: Linear | QuantizedLinear) -> mx.array:
-        """Return `h + linear(x)`, in one product unless weights are quantized.
+        """Return `h + linear(x)`, in one product for unquantized weights.
         MLX's kernel for a single row is faster, but cannot add."""
         if (
             self._add_in_product
@@ -304,7 +304,7 @@ def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
 
 
 def _is_whole(inner: Module) -> bool:
-    """Return whether a Llama has no windows and a model is not divided among devices."""
+    """Return whether a Llama has no windows and the model runs on one device."""
     windows = getattr(inner, "swa_idx", None)
     return windows is None and getattr(inner, "pipeline_size", 1) == 1
 

@@ -66,7 +66,7 @@ _LENGTH_BYTES = 8
 
 
 class Held:
-    """Rank 0's data of a block; the others keep theirs under `key` until this object is gone."""
+    """Rank 0's data of a block; the others keep theirs under `key` for the life of this object."""
 
     __slots__ = ("__weakref__", "data", "key")
 
@@ -149,7 +149,7 @@ class LeadingBackend(MLXBackend):
         self.ranks = ranks
         self._outcomes = Outcomes(ranks)
         self._number = 0
-        self._most: dict[int, int] = {}  # that rank 0 may have, as each other rank can have as much
+        self._most: dict[int, int] = {}  # bytes rank 0 may have before another rank is full
         self._freed: deque[int] = deque()
         self._unused = {Op.FREE: self._freed}
         self._arriving: dict[tuple[int, int], _Arriving] = {}
@@ -400,8 +400,7 @@ def shard_backend(
     not make the same calls, and BackendError if their caches differ in form."""
     if form.spec.reusable_tokens is not None:
         raise UnsupportedModelError(
-            "the keys of this model depend on where a prompt is divided: start it on one "
-            "device"
+            "this model's keys depend on its prompts' chunks: start it on one device"
         )
     layers = form.layers
     kind = f"{type(layers).__name__} {layers.ragged} {layers.together}"

@@ -55,7 +55,8 @@ class Vocabulary:
         return mx.array([token in self.eos for token in range(self.size)])
 
     def all_but_eos(self, without: Collection[int] = ()) -> mx.array:
-        """Bools (size,) that allow each token of the tokenizer, except EOS tokens and `without`."""
+        """Return bools (size,) that allow the tokenizer's tokens, except EOS tokens and
+        `without`."""
         allowed = [True] * len(self.texts) + [False] * (self.size - len(self.texts))
         for token in (*self.eos, *without):
             allowed[token] = False

@@ -107,7 +107,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if called in self._own:
             return cast(Callable[..., object], called)(*args)
         owner, given = _owner(called), (*args, *kwargs.values())
-        # Arguments of macros, objects and lists are values: any number of the chat's may come.
+        # Arguments of macros, objects and lists are values, which may be any number of the chat's.
         counts = called is generate_lorem_ipsum or called is safe_range
         if counts or isinstance(owner, str | bytes | int | float):
             _check_numbers(called, given)
@@ -122,7 +122,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(super().call_binop(context, operator, left, right), _REFERENCE)
 
     def sliced(self, value: Sliceable, *bounds: int | None) -> object:
-        """A slice of `value`."""
+        """Return a slice of `value`."""
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:

@@ -388,7 +388,7 @@ class MLXChatFormat:
         if not self._incremental.is_supported:
             return "the chat template cannot continue an answer: every prompt renders all history"
         if not self._incremental.preserves_history:
-            return "the chat template changes history: the engine replays it as it was written"
+            return "the chat template changes history: the engine replays it unchanged"
         return "the chat template keeps history unchanged"
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:

@@ -1,8 +1,8 @@
 """A `BlockMemory` over contiguous caches: the bytes of stored blocks, in place.
 
 FULL bodies go where the tokens stay. WINDOW bodies go into separate buffers, since the checkpoint
-has the window's first tokens. Where the device has its own memory, tokens are copied on the device,
-in one piece, outside MLX's computation. Knows layers and their arrays, not a block's byte layout.
+has the window's first tokens. A device with its own memory copies tokens there, in one piece,
+outside MLX's computation. Knows layers and their arrays, not a block's byte layout.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class WindowCache(SequenceCache):
         self.window = window
         self._most = most
         self._held = held
-        self._seen: tuple[mx.array, mx.array] | None = None  # by the last tokens, until evaluated
+        self._seen: tuple[mx.array, mx.array] | None = None  # of the last tokens, until evaluated
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self._seen = None  # before the write: it would copy what something else refers to
@@ -298,7 +298,7 @@ class RaggedBatch(Generic[Row]):
         return self
 
     def as_rows(self) -> Self:
-        """The same for good: a model computes with single rows."""
+        """`apart`, for good: a model computes with single rows."""
         return self
 
     def keys_and_values(self) -> tuple[RaggedKeys, RaggedArray]:

@@ -47,7 +47,7 @@ class PagedCache:
         self.offset = offset
         self.first = first
         self._pending = pending
-        self._seen: tuple[mx.array, mx.array] | None = None  # by the last chunk, until evaluated
+        self._seen: tuple[mx.array, mx.array] | None = None  # of the last chunk, until evaluated
 
     @property
     def table(self) -> PageTable:

@@ -42,7 +42,8 @@ class PageKind:
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
-        """Views of pages, (..., numbers of a layer), as (..., kv_heads, 256, head_dim) each."""
+        """Return views of pages, (..., numbers of a layer), as (..., kv_heads, 256, head_dim)
+        each."""
         shape, before = self.shape, pages.shape[:-1]
         n_keys = shape.kv_heads * self.head_sizes[0]
         keys = pages[..., :n_keys].reshape(*before, shape.kv_heads, BLOCK_TOKENS, shape.k_head_dim)
