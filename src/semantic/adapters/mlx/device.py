@@ -63,8 +63,7 @@ def physical_memory() -> int:
 
 def own_memory() -> int:
     """Return the bytes of memory of the process and its children: on Linux resident memory without
-    files, on macOS the process's own physical footprint. Raises OSError if the system does not
-    report."""
+    files, on macOS the process's own physical footprint. Raises OSError if the system hides it."""
     if sys.platform == "darwin":
         return _footprint()
     return sum(map(anonymous_bytes, ("self", *_children())))
@@ -249,7 +248,7 @@ def memory_kept() -> int:
 
 
 def give_memory_back() -> None:
-    """Return freed memory to the system that the process keeps only for reuse."""
+    """Return to the system freed memory that the process keeps only for reuse."""
     mx.clear_cache()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library than glibc

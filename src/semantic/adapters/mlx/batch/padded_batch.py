@@ -46,7 +46,7 @@ from semantic.domain.value_objects import (
 from semantic.ports.generation import at_once
 
 Pads = Callable[[Sequence[int]], bool]
-"""A test whether sequences of these capacities (tokens each) should decode padded."""
+"""Decides whether sequences of these capacities (tokens each) decode padded."""
 
 STABLE_STEPS = 4
 """Steps without a join or leave before the batch copies rows: joins and leaves are bursty."""

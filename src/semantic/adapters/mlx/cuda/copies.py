@@ -27,9 +27,9 @@ _HUGE_PAGE = 2 << 20
 _FROM_HUGE = 4 * _HUGE_PAGE
 _ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)data;"
 _TESTED = 1 << 14
-"""Numbers of the test."""
+"""Numbers that the test copies."""
 _HALF, _WHOLE = 4, 8
-"""Numbers in its rows, on the host and from one to the next on the device."""
+"""Numbers in a row of the test on the host, and from one row to the next on the device."""
 _ROWS = Rows(_TESTED // _WHOLE, 4 * _HALF, 4 * _WHOLE)
 
 

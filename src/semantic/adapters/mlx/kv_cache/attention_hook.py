@@ -206,7 +206,7 @@ def install(model: Module) -> None:
         python_module = sys.modules[name]
         if getattr(python_module, HOOKED_NAME, None) is _mlx_lm_attention:
             setattr(python_module, HOOKED_NAME, scaled_dot_product_attention)
-        # MLX's own layers know no keys.
+        # MLX's own layers do not use keys.
         if getattr(python_module, "mx", None) is mx and not name.startswith("mlx."):
             setattr(python_module, "mx", _ragged_mx)  # noqa: B010
 

@@ -44,7 +44,7 @@ from semantic.ports.generation import BodyTarget
 CacheT = TypeVar("CacheT")
 
 ReadTokens = Callable[[int, range], tuple[list[memoryview], list[memoryview]]]
-"""Bytes of the keys and of the values of a layer's tokens, each (kv_heads, n, head_dim) in order.
+"""A reader of a layer's tokens: bytes of keys and values, each (kv_heads, n, head_dim) in order.
 Raises BackendError if the layer does not hold those tokens."""
 
 

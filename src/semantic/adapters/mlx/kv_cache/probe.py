@@ -62,8 +62,8 @@ _COPIES = 4
 """Copies of a sequence in a batch that shows the rounding of prefill in a batch."""
 
 _STRAYS = 3
-"""Logit vectors for one that rounding ignores, the most different one. Rounding can route a token
-of a mixture of experts to another expert; a wrong layer is wrong in all."""
+"""One in this many logit vectors, the most different one, does not count under rounding. Rounding
+can route a token of a mixture of experts to another expert; a wrong layer is wrong in all."""
 
 # Errors of a model that uses a handle as an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)

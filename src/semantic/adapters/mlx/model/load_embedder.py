@@ -2,8 +2,8 @@
 
 A decoder computes a batch in chunks of columns over mlx-lm's own caches, padded on the right, where
 causal attention never looks. A model whose logits come from other states fails to load. An
-encoder's own pooling is the mean for every model, so this module pools by sentence-transformers'
-files. Depends on names in both packages. Call it from the computing thread.
+encoder's own pooling is the mean for every model, so this module pools as sentence-transformers'
+files declare. Depends on names in both packages. Call it from the computing thread.
 """
 
 from __future__ import annotations

@@ -136,8 +136,7 @@ _WEIGHTS = "_semantic_weights"
 
 
 class MLXModelProvider:
-    """A `ModelProviderPort`. Models from the same files share their weights while one of them
-    lives.
+    """A `ModelProviderPort`. Models from the same files share their weights while one lives.
 
     With `any_chip` model ids say nothing of this machine's chip: see `fingerprint`. With `ranks` it
     loads this rank's shard: on rank 0 a `LeadingBackend`, else one to `follow` with.

@@ -48,7 +48,7 @@ Its verbose errors would quote the whole grammar."""
 
 
 class Header(TypedDict):
-    """The process's facts before the first grammar."""
+    """The data that the process needs before the first grammar."""
 
     lengths: list[int]  # of each token, in bytes
     special: list[int]

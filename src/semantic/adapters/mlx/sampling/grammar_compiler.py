@@ -33,8 +33,7 @@ second of compiling."""
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
-"""CPU seconds that an evicted grammar may take on the engine's thread, and the number to
-remember."""
+"""CPU seconds an evicted grammar may take on the engine's thread, and how many to remember."""
 _MAX_SCHEMA_ERRORS = 64
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18

@@ -165,8 +165,8 @@ class SpecialTokens:
     def __init__(
         self, encode: Encode, special: Mapping[str, int], marks: Mapping[str, int]
     ) -> None:
-        """`special` tokens get escaped in every text; texts of the system and the assistant may
-        contain `marks`, which a template writes around calls and thoughts."""
+        """`Escaper` escapes `special` tokens in every text. Texts of the system and the assistant
+        may contain `marks`, which a template writes around calls and thoughts."""
         self._encode = encode
         self._tokens = frozenset(special.values()) | frozenset(marks.values())
         self.special = _any_of(special)

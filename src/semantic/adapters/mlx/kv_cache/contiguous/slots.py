@@ -37,7 +37,7 @@ _ROOM = 64
 """Tokens of room for a row, unless it has reserved less: a full array needs a copy."""
 
 _WAITING = 8
-"""Rows for each waiting one before all move to new arrays."""
+"""All rows move to new arrays once more than one in this many waits for a slot."""
 
 
 class Division:
