@@ -225,7 +225,7 @@ class MLXBackend:
         if self._lost_batch:
             self._lost_batch = False
             self._drop_batch()
-            raise BackendError("a sequence left the batch and took the batch with it")
+            raise BackendError("the batch failed when a sequence left it")
         if not self._batch and not self._starting:
             return []
         try:

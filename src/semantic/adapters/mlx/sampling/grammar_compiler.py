@@ -246,9 +246,7 @@ def _timed_start(vocabulary: Vocabulary, source: str) -> tuple[LLMatcher, float]
 def error_line(report: str) -> str:
     """Return the line of llguidance's report that names the problem."""
     lines = [line.strip() for line in report.strip().splitlines()]
-    errors = (
-        [line for line in lines if line.startswith("error:")] or lines or ["cannot compile it"]
-    )
+    errors = [line for line in lines if line.startswith("error:")] or lines or ["cannot compile it"]
     return errors[0][:_MAX_MESSAGE]
 
 

@@ -248,7 +248,7 @@ _CALLS: Mapping[ToolSupport, str] = {
     "native": "the engine parses calls as {}",
     "text": "the chat template has no tools: the engine offers them as text and parses calls as {}",
     "unknown": "the chat template shows tools in a form that no parser knows: the engine offers "
-               "them as text and parses calls as {}; --tool-call-parser names another form",
+    "them as text and parses calls as {}; --tool-call-parser names another form",
 }
 
 # Arguments of `apply_chat_template` itself; a request cannot set them.
