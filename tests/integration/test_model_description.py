@@ -99,7 +99,7 @@ def test_a_large_model_takes_no_memory_to_describe(tmp_path: Path) -> None:
         ('{"model_type": "llama"}', "cannot build the model"),
         ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "must be at most 2048"),
         ('{"model_type": "x", "text_config": {"n_layers": 9999}}', "must be at most 2048"),
-        ('{"model_type": "llama", "model_file": "own.py"}', "program of its own"),
+        ('{"model_type": "llama", "model_file": "own.py"}', "program of the model's own"),
         ("{" * 100_000, "cannot read"),
     ],
 )

@@ -123,7 +123,7 @@ def test_an_index_of_files_of_which_none_is_there_counts_for_nothing(folder: Pat
 
 
 def test_a_folder_without_configuration_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"no model folder: it has no config\.json"):
+    with pytest.raises(ModelNotFoundError, match=r"not a model folder: it has no config\.json"):
         load(str(tmp_path))
 
 

@@ -243,7 +243,7 @@ class _Layers:
         self.number = zlib.crc32(self.layout.name.encode())
 
     def of(self, part: Part) -> list[int]:
-        _require(part is not Part.CHECKPOINT, "a checkpoint is no block")
+        _require(part is not Part.CHECKPOINT, "a checkpoint is not a block")
         return self.full if part is Part.FULL else self.window
 
     def edge(self, length: int) -> range:
@@ -606,7 +606,7 @@ class FakeBackend:
         if part is Part.FULL and start != state.length:
             raise BackendError(f"loading from {start} into a sequence of {state.length}")
         if state.length and self._layers.layout.needs_checkpoint:
-            raise BackendError("this model's caches can be loaded into an empty sequence only")
+            raise BackendError("this model's caches load only into an empty sequence")
         self._enter("loading")
         size = _NUMBER * (whole_blocks(stop) - start)
         landing = _Landing(start, stop, {i: bytearray(size) for i in self._layers.of(part)})
@@ -632,7 +632,7 @@ class FakeBackend:
         if full is None or not state.length <= length <= full.stop:
             raise CacheReconstructionError(f"{length} tokens were not loaded")
         if checkpoint is None and self._layers.layout.needs_checkpoint and length > state.length:
-            raise CacheReconstructionError(f"{length} tokens were loaded without a checkpoint")
+            raise CacheReconstructionError(f"{length} tokens came without a checkpoint")
         self._enter("loaded")
         values = {i: full.numbers(i, range(full.start, length)) for i in self._layers.full}
         if checkpoint is not None:
