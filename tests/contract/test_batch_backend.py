@@ -336,7 +336,7 @@ def test_prompts_computed_in_one_pass_answer_as_alone(
         if subject.backend.joins(sequence, len(prompt) - 1)
     ]
     if not joining:
-        pytest.skip("contiguous caches cannot share a prefill pass")
+        pytest.skip("these caches are prefilled one by one")
     subject.backend.prefill_together(joining)
     for sequence, prompt, answer in zip(opened, prompts, expected, strict=True):
         if sequence not in dict(joining):
@@ -355,7 +355,7 @@ def test_prompts_that_begin_with_a_cache_are_computed_in_one_pass_too(subject: S
         if subject.backend.joins(sequence, 8)
     ]
     if not joining:
-        pytest.skip("contiguous caches cannot share a prefill pass")
+        pytest.skip("these caches are prefilled one by one")
     subject.backend.prefill_together(joining)
     for sequence, past, prompt, answer in zip(opened, pasts, prompts, expected, strict=True):
         if sequence not in dict(joining):
@@ -370,7 +370,7 @@ def test_a_sequence_that_decodes_joins_no_pass_and_the_others_stay_as_they_were(
     expected = subject.answer(prompt, 4)
     waiting, busy = subject.backend.open(256), subject.prefilled(subject.tokens(5), 256)
     if not subject.backend.joins(waiting, 11):
-        pytest.skip("contiguous caches cannot share a prefill pass")
+        pytest.skip("these caches are prefilled one by one")
     subject.backend.start(busy, 1, subject.tokens(5), GREEDY, 0)
     with pytest.raises(BackendError):
         subject.backend.prefill_together([(waiting, prompt[:-1]), (busy, [1, 2])])
