@@ -404,15 +404,13 @@ class MLXBackend:
         return in_flight
 
     def _drop_batch(self) -> None:
-        """Drop the batch's sequences, and no others: a failed step leaves them in an unknown
-        state."""
+        """Drop the batch's sequences only: a failed step leaves them in an unknown state."""
         self._batch = self._new_batch()
         self._joined.clear()
         self._starting.clear()
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
-        """Return a sequence that is neither decoding nor loading.
-        Raises BackendError for others."""
+        """Return a sequence that neither decodes nor loads. Raises BackendError for others."""
         state = self._sequences[sequence]
         if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")

@@ -45,8 +45,7 @@ class Prefill:
     For methods without a docstring see `BatchBackend`."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
-        """Beyond the first `reusable` tokens keys depend on the prompt's chunks; None if they never
-        do."""
+        """Beyond the first `reusable` tokens keys depend on the prompt's chunks; None: never."""
         self._model = model
         self._reusable = reusable
 
@@ -70,7 +69,7 @@ class Prefill:
 
     def compute_together(self, chunks: Sequence[Chunk]) -> None:
         """Append each sequence's tokens in one pass.
-        Raises BackendError if they cannot share it."""
+        Raises BackendError unless they can share it."""
         self._compute_shared(chunks)
         for prompt, tokens in chunks:
             prompt.length += len(tokens)

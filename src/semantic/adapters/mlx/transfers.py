@@ -199,8 +199,7 @@ class Transfers:
         self._threads.submit(self._prepare, n_bytes, n)
 
     def fetch(self, place: Place, rows: Sequence[Rows], room: Room | None = None) -> ArrivingBody:
-        """Begin to copy rows from the device, to `room` or to free memory.
-        Ends `place` when they have arrived."""
+        """Begin to copy rows from the device, to `room` or to free memory; then end `place`."""
         n_bytes = sum(one.nbytes for one in rows)
         return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 

@@ -194,8 +194,7 @@ class DecodeBatch(Protocol):
         ...
 
     def step(self) -> list[Emitted]:
-        """Launch a step, read the one before it, or both.
-        Returns a token of each sequence that had one to read."""
+        """Launch a step, read the one before it, or both. Returns the tokens that it read."""
         ...
 
 

@@ -101,8 +101,7 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """If an empty sequence joins together with another, mlx-lm's caches give it a zero state, not
-    none."""
+    """When an empty sequence joins with others, mlx-lm's caches give it a zero state, not none."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(

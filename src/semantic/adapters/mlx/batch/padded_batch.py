@@ -155,8 +155,7 @@ class PaddedBatch(ContinuousBatch):
 
 
 def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:
-    """Return (batch, kv_heads, capacity, head_dim): the first tokens of each row, padded on the
-    left."""
+    """Return (batch, kv_heads, capacity, head_dim): each row's first tokens, padded on the left."""
     _, heads, _, dim = rows[0].shape
     padded = mx.zeros((len(rows), heads, capacity, dim), rows[0].dtype)
     stop = max(lengths)
@@ -215,8 +214,7 @@ class Calibration:
 def calibrate(
     model: Module, layers: CacheLayers, clock: Callable[[], float] = time.perf_counter
 ) -> Calibration:
-    """Time a few steps of ragged and padded batches of each size; all caches must be
-    `FullCache`s."""
+    """Time a few steps of ragged and padded batches of each size; needs only `FullCache`s."""
 
     def timed(batch: ContinuousBatch, size: int) -> float:
         return _step_ms(batch, [_filled(layers) for _ in range(size)], clock)

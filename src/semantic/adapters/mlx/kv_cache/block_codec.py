@@ -204,8 +204,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return cast(tuple[str, Tree], state)[0]
 
     def _contents(self, length: int) -> list[tuple[int, range | None]]:
-        """Return a checkpoint's layers and their tokens after `length` tokens; None is a whole
-        state."""
+        """Return a checkpoint's layers and tokens after `length` tokens; None is a whole state."""
         contents: list[tuple[int, range | None]] = [
             (layer, window_edge(length, self._parts.window_tokens or 1))
             for layer in self._parts.window
@@ -258,8 +257,7 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks; `others` are the checkpoint's layers with their
-    kinds."""
+    """Return the layout of a model's blocks; `others` are the checkpoint's layers and kinds."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),

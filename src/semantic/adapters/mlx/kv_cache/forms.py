@@ -183,8 +183,7 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
 
 
 CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
-"""Layers that can use our caches, by fingerprint: testing them again would take most of a
-reload."""
+"""Layers that can use our caches, by fingerprint: testing again would take most of a reload."""
 
 
 def choosing_contiguous(
@@ -293,8 +292,7 @@ def _comparing_pages(
 
 
 def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
-    """Return the ways for prompts to share a pass, best first: states in rows of arrays, or
-    alone."""
+    """Return prompts' ways to share a pass, best first: states in rows of arrays, or alone."""
     make = states_of(model, spec)
     slots = make is not None and all(isinstance(one, ArraysCache) for one in make().values())
     return ("padded", "even", "alone") if slots else ("alone",)

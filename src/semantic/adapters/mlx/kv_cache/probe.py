@@ -143,8 +143,7 @@ class LogitsProbe:
         return True
 
     def _yardstick_for(self, layers: _Layers) -> float:
-        """Return the largest difference due to rounding in this model; 0 if mlx-lm's batch is
-        wrong."""
+        """Return the largest difference due to rounding; 0 if mlx-lm's own batch is wrong."""
         if isinstance(layers, PagedLayers) and layers.beside != "alone":
             return self._yardstick_of("copies")
         # mlx-lm's batch cannot measure itself: padding may be the error.

@@ -127,7 +127,7 @@ def _vocabulary(config: Mapping[str, object]) -> int:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """Return the configuration in `folder`. Raise as `describe`."""
+    """Return the configuration in `folder`. Raises as `describe`."""
     path = folder / _CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:

@@ -20,8 +20,7 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of a module that get the same input."""
 
 MOST_ROWS = 256
-"""Most tokens for which layers join: more fill a device by themselves, and a part of a joined
-product is not contiguous."""
+"""Most tokens for which layers join: more fill a device, and a joined product's parts have gaps."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 

@@ -154,8 +154,7 @@ class MLXModelProvider:
     def load_model(
         self, model_id: str = EMBEDDED_MODEL, adapter: Path | None = None
     ) -> tuple[MLXBackend, MLXTokenizer]:
-        """See `ModelProviderPort.load_model`.
-        On a CPU weights become fp32, the only fast type there."""
+        """See `ModelProviderPort.load_model`. On a CPU weights become fp32, the only fast type."""
         return at_once(self.load_in_slices(model_id, adapter))
 
     def load_in_slices(
@@ -188,8 +187,7 @@ class MLXModelProvider:
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """Return the weights in `folder`, at most `max_bytes`; read them unless already in
-        memory."""
+        """Return the weights in `folder`, at most `max_bytes`; read them unless in memory."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)

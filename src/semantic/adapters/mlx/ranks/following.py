@@ -31,8 +31,7 @@ _NO_ID = BlockId(0)
 
 
 def follow(backend: MLXBackend, ranks: Ranks) -> None:
-    """Make each call of rank 0 with `backend`; return when rank 0 ends in good order.
-    The process ends if it loses rank 0."""
+    """Make each call of rank 0 until it ends in good order; the process ends if it loses rank 0."""
     follower = Follower(backend, ranks.links.channels[0])
     while (frame := ranks.links.received.get()[1]).op is not Op.END:
         with ranks.links.computing(frame.op.name):

@@ -40,7 +40,7 @@ class Ranks:
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the `data` of all ranks, of equal length, by rank.
-        Reads neither text nor objects."""
+        Reads no text and no objects."""
         mine = mx.zeros((self.size, len(data)), mx.int32)
         mine[self.rank] = mx.array(list(data), mx.int32)
         found = mx.distributed.all_sum(mine, group=self.group)

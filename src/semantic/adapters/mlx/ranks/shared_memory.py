@@ -136,7 +136,7 @@ class SharedMemory:
         self._memory = HostMemory(self)
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with any content, if possible shared; see
+        """Return memory of `n_bytes` with any content, shared if it can be; see
         `HostMemory.take`."""
         if n_bytes < LEAST_BYTES:
             return memoryview(bytearray(n_bytes))

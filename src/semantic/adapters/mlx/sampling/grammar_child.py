@@ -43,8 +43,7 @@ _NICE = 10
 _PAGES = Path("/proc/self/statm")
 """Linux: pages of address space, and of memory. Its `ru_maxrss` is at least the parent's."""
 _LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's defaults: they bound the cost of a step, not of compiling.
-Its verbose errors would quote the whole grammar."""
+"""llguidance's defaults bound a step, not compiling; verbose errors would quote the grammar."""
 
 
 class Header(TypedDict):

@@ -28,8 +28,7 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.identity import digest
 
 _MAX_COMPILED = 128
-"""Cached grammars, by weight: one takes a megabyte or two, and slow ones take about 60 MB per CPU
-second of compiling."""
+"""Cached grammars, by weight: one takes 1 or 2 MB, slow ones about 60 MB per CPU second."""
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
@@ -113,13 +112,13 @@ class GrammarCompiler:
         self._ready(grammar)
 
     def compile(self, grammar: Grammar) -> None:
-        """Compile `grammar`, which has a good verdict, however long it takes.
+        """Compile `grammar`, which has a good verdict, at any cost in time.
         Raises as `check` does."""
         self._compile(grammar)
 
     def mask(self, grammar: Grammar, n_prompt: int) -> GrammarMask:
-        """Return a logits processor for a sequence whose answer begins after `n_prompt` tokens.
-        Raise as `check` does."""
+        """Return a logits processor for an answer behind `n_prompt` tokens.
+        Raises as `check` does."""
         compiled = self._ready(grammar)
         matcher = compiled.matcher.deep_copy()
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)

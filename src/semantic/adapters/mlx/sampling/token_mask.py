@@ -55,8 +55,7 @@ class Vocabulary:
         return mx.array([token in self.eos for token in range(self.size)])
 
     def all_but_eos(self, without: Collection[int] = ()) -> mx.array:
-        """Return bools (size,) that allow the tokenizer's tokens, except EOS tokens and
-        `without`."""
+        """Return bools (size,) that allow all tokens but EOS tokens and `without`."""
         allowed = [True] * len(self.texts) + [False] * (self.size - len(self.texts))
         for token in (*self.eos, *without):
             allowed[token] = False
@@ -119,8 +118,7 @@ class GrammarMask:
         self._failure: tuple[int, str] | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Return `logits` (1, vocab) after `tokens`, minus infinity where the grammar forbids a
-        token."""
+        """Return `logits` (1, vocab) after `tokens`, minus infinity for forbidden tokens."""
         # Reading the newest token waits for it; MLX evaluates the dependent logits meanwhile.
         async_eval(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):

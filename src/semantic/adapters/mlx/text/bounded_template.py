@@ -31,8 +31,8 @@ _SECONDS = 10.0
 _CHARACTERS = 1 << 26
 """Characters of one value, and of the whole text. A request's body is smaller."""
 _MADE = 1 << 28
-"""Characters of all values that a template makes, kept or not: it may make each text of a large
-chat several times."""
+"""Characters of all values that a template makes: it may make a large chat's texts several
+times."""
 _OBJECT, _REFERENCE = 64, 8
 """Characters counted for a new part of a list or a turn of a loop, and for an existing part."""
 _LARGEST_NUMBER = 1 << 24

@@ -235,7 +235,7 @@ def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
 def _head_views(
     raw: memoryview, heads: int, capacity: int, start: int, stop: int
 ) -> Iterator[memoryview]:
-    """Yield each head's bytes of tokens `start` to `stop`, from an array (1, heads, capacity,
+    """Yield each head's bytes of tokens `start` to `stop`, of an array (1, heads, capacity,
     dim)."""
     per_head = len(raw) // heads
     per_token = per_head // capacity

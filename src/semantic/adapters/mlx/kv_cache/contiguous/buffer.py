@@ -37,7 +37,7 @@ class KVBuffer:
 
     @classmethod
     def gather(cls, ranges: Sequence[BufferRange], capacity: int) -> KVBuffer:
-        """Copy `ranges` into one buffer for `capacity` tokens, in one pass: neighbours move as one
+        """Copy `ranges` into one buffer of `capacity` tokens, in one pass: neighbours in one
         piece."""
         pieces = join_neighbours(ranges)
         return cls(

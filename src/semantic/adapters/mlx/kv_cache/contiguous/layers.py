@@ -268,8 +268,7 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Divide the token range among the blocks it needs, which all refer to the whole cache.
-    Returns their number."""
+    """Divide the tokens among the blocks they need, which share the cache; return their number."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:

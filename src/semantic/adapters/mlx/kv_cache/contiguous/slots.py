@@ -26,8 +26,7 @@ LARGEST_ROW = 1 << 20
 """Bytes of a row in one layer above which it stays apart: copies and padding then cost more."""
 
 MOST_PADDING = 1.5
-"""Maximum capacity of an array, relative to its rows'.
-A pool's budget counts capacity without padding."""
+"""Maximum capacity of an array, relative to its rows': a pool's budget counts no padding."""
 
 MOST_UNSEEN = 512 << 10
 """Bytes of a layer by which a row may be shorter than the longest in its array: about as many as

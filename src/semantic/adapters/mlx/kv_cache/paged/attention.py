@@ -91,8 +91,7 @@ class PagedAttention(Protocol):
         ...
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
-        """Write whole pages, (n, *PageKind.page_shape), to `pages`; return the array to
-        evaluate."""
+        """Write whole pages, (n, *PageKind.page_shape), to `pages`; return an array to evaluate."""
         ...
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:

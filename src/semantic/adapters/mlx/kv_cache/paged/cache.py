@@ -177,8 +177,8 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Return the attention of a handle's tokens and write them to their pages.
-        With `rope` to latents; see `DecodeStep.rope`."""
+        """Write a handle's tokens to their pages and return their attention; see
+        `DecodeStep.rope`."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(

@@ -324,7 +324,7 @@ class PagedKernels:
         return -(-group // self._together(n_heads, latent=latent))
 
     def _together(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return the query heads per thread group, which share one read of keys; each takes
+        """Return the query heads per thread group: they share one read of keys but use
         registers."""
         shape = self._kind.shape
         group = n_heads // shape.kv_heads

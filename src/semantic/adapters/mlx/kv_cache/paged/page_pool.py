@@ -42,8 +42,7 @@ class PageKind:
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
-        """Return views of pages, (..., numbers of a layer), as (..., kv_heads, 256, head_dim)
-        each."""
+        """Return views of pages, (..., numbers of a layer), as (..., kv_heads, 256, head_dim)."""
         shape, before = self.shape, pages.shape[:-1]
         n_keys = shape.kv_heads * self.head_sizes[0]
         keys = pages[..., :n_keys].reshape(*before, shape.kv_heads, BLOCK_TOKENS, shape.k_head_dim)
@@ -131,8 +130,7 @@ class PageRef:
 
 
 class Loan:
-    """A `Place`: a page that copies outside MLX read or write.
-    Until `end` it is in use, and shared with its sequence."""
+    """A `Place`: a page for copies outside MLX, in use until `end` and shared with its sequence."""
 
     __slots__ = ("_number", "_page", "_pool")
 
