@@ -444,9 +444,7 @@ def test_a_damaged_file_is_refused_with_one_line(ada: Manifest, tmp_path: Path) 
 
 
 def test_why_knows_nothing_of_an_agent_that_was_not_asked_yet(ada: Manifest) -> None:
-    assert agents("why", ada.agent_id).out == (
-        "ada has had no prompt since it was forked or imported\n"
-    )
+    assert agents("why", ada.agent_id).out == ("ada has had no prompt since its fork or import\n")
     assert asked("why", ada.agent_id) == {"name": "ada", "match": None, "prompt": None}
 
 
@@ -455,7 +453,7 @@ def test_why_says_where_a_prompt_parted_and_what_that_cost(ada: Manifest) -> Non
     changed(ada.agent_id, match=match)
     assert agents("why", "ada").out.splitlines() == [
         "ada's last prompt: 900 tokens, 512 reused from disk, 388 computed, which took 1.50 s",
-        "It is not what the agent had before.",
+        "The prompt differs from the agent's history.",
         "At position 512 the agent had token 17, the prompt has token 23.",
     ]
     document = asked("why", "ada")["match"]
@@ -463,7 +461,8 @@ def test_why_says_where_a_prompt_parted_and_what_that_cost(ada: Manifest) -> Non
     assert document == {
         "prompt_tokens": 900, "reused_tokens": 512, "end": "diverged", "source": "disk",
         "differs_at": 512, "expected": 17, "got": 23, "seconds": 1.5, "computed_tokens": 388,
-        "expected_text": None, "got_text": None, "reason": "It is not what the agent had before.",
+        "expected_text": None, "got_text": None,
+        "reason": "The prompt differs from the agent's history.",
         "lost": None, "any_chip": False,
     }  # fmt: skip
 
@@ -484,7 +483,7 @@ def test_why_names_the_part_that_changed_and_what_it_cost(ada: Manifest) -> None
     changed(ada.agent_id, match=match)
     assert agents("why", "ada").out.splitlines()[2:] == [
         "At position 512 the agent had token 17, the prompt has token 23.",
-        "380 tokens that it had were computed again in 1.25 s: Tool 7 (Bash) changed.",
+        "The model computed 380 cached tokens again in 1.25 s: Tool 7 (Bash) changed.",
     ]
     document = asked("why", "ada")["match"]
     assert isinstance(document, dict)
@@ -500,8 +499,8 @@ def test_why_says_that_nothing_changed_and_the_cache_lacks_something(ada: Manife
     match = MatchReport(900, 256, MatchEnd.MISSING, "disk", seconds=1.5, lost=CacheMiss(400, 1.25))
     changed(ada.agent_id, match=match)
     assert agents("why", "ada").out.splitlines()[-1] == (
-        "400 tokens that it had were computed again in 1.25 s: "
-        "The next block is not there: evicted, dropped or never saved."
+        "The model computed 400 cached tokens again in 1.25 s: "
+        "The next block is missing: evicted, dropped or never saved."
     )
 
 

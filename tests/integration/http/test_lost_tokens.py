@@ -134,7 +134,7 @@ CHANGES: dict[str, tuple[Json, tuple[object, ...], str]] = {
     "last answer": (
         body(spoken(MORE)),
         ("message", "not answered", 6, "assistant"),
-        "Message 6 (assistant) is not the answer that was given.",
+        "Message 6 (assistant) differs from the model's answer.",
     ),
 }
 

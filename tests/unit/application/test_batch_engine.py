@@ -832,5 +832,5 @@ def test_a_block_that_nobody_knows_is_noticed() -> None:
     of.run("a", text_of(0, 30))
     of.engine.check_integrity()
     of.pool.allocate(1, 0, "a")
-    with pytest.raises(IntegrityError, match="agent 'a' holds 3 blocks, 2 are known"):
+    with pytest.raises(IntegrityError, match="agent 'a' holds 3 blocks, expected 2"):
         of.engine.check_integrity()

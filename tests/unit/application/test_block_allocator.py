@@ -217,7 +217,7 @@ def test_an_account_that_lost_a_block_is_noticed() -> None:
     desk.allocator.admit(request)
     desk.allocator.check_integrity([request])
     request.blocks[0].pop()
-    with pytest.raises(IntegrityError, match="agent 'a' holds 4 blocks, 3 are known"):
+    with pytest.raises(IntegrityError, match="agent 'a' holds 4 blocks, expected 3"):
         desk.allocator.check_integrity([request])
 
 

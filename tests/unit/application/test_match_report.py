@@ -198,6 +198,6 @@ def test_what_a_neighbour_had_cached_is_not_said_to_be_nothing() -> None:
         assert match is not None
         reasons.append((match.end, match.reused_tokens > 0, end_reason(match)))
     assert reasons == [
-        (MatchEnd.NEW, False, "Nothing was cached that begins like it."),
-        (MatchEnd.NEW, True, "The agent had nothing cached; what other agents had of it was used."),
+        (MatchEnd.NEW, False, "No cached prefix matches it."),
+        (MatchEnd.NEW, True, "The agent had nothing cached; it reused other agents' blocks."),
     ]

@@ -24,7 +24,7 @@ TOOL = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
         (Difference(PartKind.SYSTEM, Change.CHANGED, 1, "system"), "the system message changed"),
         (Difference(PartKind.SYSTEM, Change.ADDED, 2, "developer"), "system message 2 was added"),
         (Difference(PartKind.MESSAGE, Change.NOT_ANSWERED, 12, "assistant"),
-         "message 12 (assistant) is not the answer that was given"),
+         "message 12 (assistant) differs from the model's answer"),
         (Difference(PartKind.MESSAGE, Change.CUT, 2, "assistant"),
          "message 2 (assistant) ended at a stop string, before what the model wrote did"),
         (Difference(PartKind.THINKING, Change.REMOVED, 2, "assistant"),

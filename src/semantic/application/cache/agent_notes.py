@@ -1,9 +1,9 @@
-"""Notes: what an agent's manifest says of its last request, and `match_report`, which uses them.
+"""Notes: a manifest's record of its agent's last request, and `match_report`, which uses them.
 
-The first line is the Origin, the client identity and kind of conversation that an agent's requests
-belong to; the parts of its last request follow. A line is JSON with labels and digests, never text;
-a note has some kilobytes, at most a hundred. A match report says how much of a request's prompt was
-reused, and why not more; it is a pure function of the request. Knows no store.
+The first line is the Origin: the client identity and kind of conversation of an agent's requests.
+The parts of its last request follow. A line is JSON with labels and digests, never text. A note has
+some kilobytes, at most a hundred. A match report says how much of a prompt the request reused, and
+why not more; it is a pure function of the request. Knows no store.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
 def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
-    """The note: the line `origin` (see `Origin.note`; "" for none), the parts, the line `last`."""
+    """Return a note: `origin`'s line (see `Origin.note`; "" for none), parts, the line `last`."""
     lines = [origin] if origin else []
     if parts is not None:
         text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
@@ -54,10 +54,7 @@ def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
 
 
 def parts_in(note: str, max_messages: int = MAX_MESSAGES) -> Parts | None:
-    """The parts in a note; None for any other text and for notes of older versions.
-
-    Reads only the first `max_messages` messages.
-    """
+    """Return a note's parts, at most `max_messages` messages; None for other texts or versions."""
     lines = note.split("\n", 2)[:2]  # other texts may be long
     line = next((one for one in lines if one.startswith(_AGENT_NOTE_START)), None)
     if line is None:
@@ -82,7 +79,7 @@ def _written(parts: Parts) -> dict[str, object]:
 
 
 def _read(fields: object, max_messages: int) -> Parts | None:
-    """Raises KeyError, TypeError or ValueError for anything that `_written` does not write."""
+    """Raise KeyError, TypeError or ValueError for anything that `_written` does not write."""
     if not isinstance(fields, dict) or fields["parts"] != _AGENT_NOTE_VERSION:
         return None
     read = _is(list, fields["messages"])[:max_messages]
@@ -97,7 +94,7 @@ def _read(fields: object, max_messages: int) -> Parts | None:
 
 def _named(pairs: Sequence[object]) -> tuple[Named, ...]:
     found = [_is(list, pair) for pair in pairs]
-    # The file may have been written by another program.
+    # Another program may have written the file.
     return tuple(Named(label(_is(str, name)), _is(str, digest)) for name, digest in found)
 
 
@@ -128,11 +125,11 @@ class Origin:
 
     @property
     def has_tools(self) -> bool:
-        """Whether its requests offer tools."""
+        """True if its requests offer tools."""
         return self.kind.startswith(_TOOLS)
 
     def note(self) -> str:
-        """One line of JSON, read by `origin_in`."""
+        """Return one line of JSON, which `origin_in` reads."""
         one = self.identity
         fields = {
             "session": one.session,
@@ -146,11 +143,11 @@ class Origin:
 
 
 def origin_of(identity: Identity, chat: Chat | None) -> Origin:
-    """The origin of a request for `chat`, or for a plain prompt if None.
+    """Return the origin of a request for `chat`, or for a plain prompt if None.
 
     Tools are part of the kind: clients request titles and summaries without tools under the
-    conversation's identity. For a shared identity the first messages are, too: instructions may be
-    equal in all its conversations.
+    conversation's identity. So are the first messages of a shared identity: all its conversations
+    may have equal instructions.
     """
     kind = _TOOLS if chat is not None and chat.tools else _NO_TOOLS
     if identity.shared and chat is not None:
@@ -159,7 +156,7 @@ def origin_of(identity: Identity, chat: Chat | None) -> Origin:
 
 
 def origin_in(note: str) -> Origin | None:
-    """The origin in a note's first line; None for any other text."""
+    """Return the origin in a note's first line; None for any other text."""
     if not note.startswith(_START):  # other texts may be long
         return None
     try:
@@ -170,7 +167,7 @@ def origin_in(note: str) -> Origin | None:
 
 
 def session_and_client_in(note: str) -> tuple[str | None, str | None]:
-    """The session and the client in a note, each None if unknown."""
+    """Return the session and the client in a note, each None if unknown."""
     origin = origin_in(note)
     if origin is None:
         return None, None
@@ -178,12 +175,12 @@ def session_and_client_in(note: str) -> tuple[str | None, str | None]:
 
 
 def parent_of(manifest: Manifest) -> str | None:
-    """The agent that this one was forked from, else its parent by client identity."""
+    """Return the agent that this one is a fork of, else its parent by client identity."""
     return manifest.parent if manifest.parent is not None else parent_in(manifest.note)
 
 
 def parent_in(note: str) -> str | None:
-    """The parent agent in a note, as its client identified it."""
+    """Return the parent agent in a note, as its client identified it."""
     origin = origin_in(note)
     return None if origin is None else origin.identity.parent
 
@@ -208,7 +205,7 @@ def _is_parent(text: object) -> TypeGuard[str | None]:
 
 
 def _first_messages(chat: Chat) -> bytes:
-    """A digest of the messages up to the first of the user."""
+    """Return a digest of the messages up to the first of the user."""
     texts: list[bytes] = []
     for message in chat.messages:
         texts += [message.role.encode(), message.content.encode("utf-8", "surrogatepass")]
@@ -221,32 +218,32 @@ TokenReader = Callable[[int | None], str | None]
 """A token as text; None without a tokenizer or a token."""
 
 _REASONS: Mapping[MatchEnd, str] = {
-    MatchEnd.COMPLETE: "All that was cached of it was used.",
-    MatchEnd.NEW: "Nothing was cached that begins like it.",
-    MatchEnd.DIVERGED: "It is not what the agent had before.",
-    MatchEnd.MISSING: "The next block is not there: evicted, dropped or never saved.",
-    MatchEnd.DAMAGED: "The next block did not hold what it should and was put aside.",
+    MatchEnd.COMPLETE: "The prompt reused every matching cached token.",
+    MatchEnd.NEW: "No cached prefix matches it.",
+    MatchEnd.DIVERGED: "The prompt differs from the agent's history.",
+    MatchEnd.MISSING: "The next block is missing: evicted, dropped or never saved.",
+    MatchEnd.DAMAGED: "The next block failed verification, and the store put it aside.",
     MatchEnd.NO_CHECKPOINT: (
-        "The blocks are there, but this model's windows or states can be resumed only at an "
+        "The blocks are there, but this model's windows or states can resume only at an "
         "earlier position."
     ),
     MatchEnd.SLOWER: "Reading the rest would have taken longer than computing it.",
-    MatchEnd.SCORED: "Log-probabilities of the prompt were asked for: all of it was computed.",
+    MatchEnd.SCORED: "The request asked for log-probabilities, which need the whole prompt.",
 }
-_SHARED = "The agent had nothing cached; what other agents had of it was used."
+_SHARED = "The agent had nothing cached; it reused other agents' blocks."
 
 _OF_THE_REQUEST = (MatchEnd.DIVERGED, MatchEnd.COMPLETE)
 
 
 def end_reason(match: MatchReport) -> str:
-    """Why the reused prefix ended where it did, in a sentence."""
+    """Return a sentence that says why the reused prefix ended."""
     if match.end is MatchEnd.NEW and match.reused_tokens:
         return _SHARED
     return _REASONS[match.end]
 
 
 def cache_miss_reason(match: MatchReport) -> str:
-    """Why cached tokens were computed again: the changed part, or what the cache lacks."""
+    """Return why the request computed cached tokens again."""
     if match.lost is None or match.lost.part is None:
         return end_reason(match)
     words = part_words(match.lost.part)
@@ -259,9 +256,9 @@ _CHANGES: Mapping[Change, str] = {
     Change.ADDED: "{} was added",
     Change.REMOVED: "{} was removed",
     Change.MOVED: "{} is at another place in the order",
-    Change.NOT_ANSWERED: "{} is not the answer that was given",
+    Change.NOT_ANSWERED: "{} differs from the model's answer",
     Change.CUT: "{} ended at a stop string, before what the model wrote did",
-    Change.RENDERED: "{} is written differently by the template",
+    Change.RENDERED: "the template writes {} differently",
 }
 _THINKING: Mapping[Change, str] = {
     Change.REMOVED: "the thinking of {} was left out",
@@ -273,7 +270,7 @@ _TEMPLATE = "nothing in the request changed, but the template writes it differen
 
 
 def part_words(part: Difference) -> str:
-    """A clause with the part that changed, and how."""
+    """Return a clause that names the changed part and the change."""
     match part.kind:
         case PartKind.TEMPLATE:
             return _TEMPLATE
@@ -291,15 +288,16 @@ def part_words(part: Difference) -> str:
 
 
 def _numbered(noun: str, part: Difference) -> str:
-    """tool 7 (Bash)."""
     return f"{noun} {part.number} ({part.name})" if part.name else f"{noun} {part.number}"
 
 
 def explain(agent: str, match: MatchReport | None, read: TokenReader) -> Iterator[str]:
-    """The match of an agent's last prompt, a sentence a line. Names of tools and agents are as the
-    client chose them, with their control characters."""
+    """Yield the match of an agent's last prompt, one sentence per line.
+
+    Names of tools and agents keep the client's spelling, control characters included.
+    """
     if match is None:
-        yield f"{agent} has had no prompt since it was forked or imported"
+        yield f"{agent} has had no prompt since its fork or import"
         return
     source = f" from {match.source}" if match.reused_tokens else ""
     cost = f", which took {_seconds(match.seconds)}" if match.computed_tokens else ""
@@ -311,13 +309,13 @@ def explain(agent: str, match: MatchReport | None, read: TokenReader) -> Iterato
     yield from _difference(match, read)
     if match.lost is not None:
         yield (
-            f"{match.lost.tokens} tokens that it had were computed again in "
+            f"The model computed {match.lost.tokens} cached tokens again in "
             f"{_seconds(match.lost.seconds)}: {cache_miss_reason(match)}"
         )
 
 
 def first_difference(position: int, expected: int, got: int, read: TokenReader) -> str:
-    """The sentence about the first token that is not the agent's."""
+    """Return the sentence about the first token that differs from the agent's."""
     return (
         f"At position {position} the agent had {_token(expected, read)}, "
         f"the prompt has {_token(got, read)}."
@@ -343,7 +341,7 @@ def _seconds(seconds: float) -> str:
 
 
 def match_report(request: Request) -> MatchReport:
-    """The report of a request that has ended."""
+    """Return the report of a request that has ended."""
     prompt, reuse = request.prompt, request.reuse
     history = reuse.history or ()
     shared = common_prefix(history, prompt)
@@ -363,10 +361,10 @@ def match_report(request: Request) -> MatchReport:
 
 
 def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | None:
-    """Tokens that the agent had cached and the request computed again; None if there are none.
+    """Return the agent's cached tokens that the request computed again; None if there are none.
 
-    The last prompt token is always computed. Where the prompt is unchanged, less than a block does
-    not count: a store may hold whole blocks only.
+    Every request computes its last prompt token. In an unchanged prompt less than a block does not
+    count: a store may hold whole blocks only.
     """
     computed = min(request.computed, len(request.prompt) - 1)
     held = min(len(request.reuse.history or ()), computed)
@@ -379,10 +377,10 @@ def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | 
 
 
 def _part(request: Request, shared: int) -> Difference | None:
-    """The part of the request that changed; None if the previous request is unknown."""
+    """Return the part of the request that changed; None if the previous request is unknown."""
     saved = request.reuse.manifest
     if saved is None or saved.token_ids != request.reuse.history:
-        return None  # the manifest is of another turn than the idle cache
+        return None  # the manifest belongs to another turn than the idle cache
     before, now = parts_in(saved.note), parts_in(request.note)
     if before is None or now is None:
         return None
@@ -391,7 +389,7 @@ def _part(request: Request, shared: int) -> Difference | None:
 
 
 def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
-    """Why the reused prefix ended; `shared` tokens equal the agent's previous ones."""
+    """Return why the reused prefix ended; `shared` tokens equal the agent's previous ones."""
     end = request.reuse.end
     if request.params.prompt_logprobs is not None and not request.cached_tokens:
         return MatchEnd.SCORED

@@ -1,9 +1,9 @@
 """BlockAllocator: allocates, grows, shares and frees the blocks of requests.
 
-Evicts idle caches, in their order, when the pool is full; preempting a running request
-is the scheduler's decision. Knows the pool, the idle caches and which blocks belong to which
-request; not when a request runs or what its blocks contain. AgentCaches has an agent's cache
-between its requests, idle in the pool or saved in the store.
+Evicts idle caches, in their order, when the pool is full. Only the scheduler preempts running
+requests. Knows the pool, the idle caches and the owner of each block, but not when a request runs
+nor what its blocks contain. AgentCaches covers an agent's cache between requests, idle in the pool
+or saved in the store.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from semantic.domain.value_objects import (
 from semantic.ports.generation import Clock
 
 _LONGEST_EXPECTED = 300.0
-"""Seconds. An agent that is away for longer is as any other: in `benchmarks.absence` wrong hints do
-more harm where they are believed for longer, and right ones gain nothing more."""
+"""Seconds. A longer hinted absence does not count: in `benchmarks.absence` wrong hints do more harm
+if believed for longer, and right ones gain nothing more."""
 
 _DONE, _IDLE, _EXPECTED = range(3)
 
@@ -43,8 +43,8 @@ class IdleCaches:
     """Each agent's newest cache, in least recently used order.
 
     The pool counts an agent as the holder of its cache's blocks, and these references as evictable.
-    The tenant with most tokens in its caches is evicted from; what its agents hint changes the
-    order of its own caches only. Not thread-safe: the caller locks.
+    Evicts from the tenant with most cached tokens. Hints change the order of the tenant's own
+    caches only. Not thread-safe: the caller locks.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class IdleCaches:
         *,
         longest_expected: float = _LONGEST_EXPECTED,
     ) -> None:
-        """An agent that is away for more than `longest_expected` seconds is as any other."""
+        """Ignore a hint that an agent is away for more than `longest_expected` seconds."""
         self._pool = pool
         self._longest_expected = longest_expected
         self._clock = clock
         self._caches: OrderedDict[CacheKey, AgentBlocks] = OrderedDict()
         self._tenants: dict[str, _Order] = {}
-        self._tokens: Counter[str] = Counter()  # of each tenant
+        self._tokens: Counter[str] = Counter()  # per tenant
 
     def get(self, key: CacheKey) -> AgentBlocks | None:
-        """The agent's cache, or None; not a use. The caller must not change it."""
+        """Return the agent's cache, or None. Not a use. The caller must not change it."""
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
-        """Make `blocks` the agent's cache; an older one is freed."""
+        """Make `blocks` the agent's cache and free an older one."""
         older = self.take(key)
         if older is not None and older is not blocks:
             self._drop(older)
@@ -77,8 +77,10 @@ class IdleCaches:
         self._pool.mark_evictable(blocks.all_blocks(), blocks.owner)
 
     def heed(self, key: CacheKey, hints: Hints) -> None:
-        """Evict the agent's cache before its tenant's others if it is done, and after them until it
-        is back; then it counts as used. Without a cache or a hint nothing changes."""
+        """Evict a done agent's cache before its tenant's others, and an expected one's after them.
+
+        On its agent's return a cache counts as used. Without a cache or a hint nothing changes.
+        """
         own = self._tenants.get(key.tenant)
         if own is None or key not in self._caches:
             return
@@ -96,10 +98,9 @@ class IdleCaches:
         return blocks
 
     def evict(self) -> bool:
-        """Free a cache of the tenant with most; False if there is none.
+        """Free a cache of the tenant with most tokens; False if there is none.
 
-        First those of agents that are done, then the least recently used, then the one whose agent
-        is expected last.
+        Caches of done agents go first, then the least recently used, then the latest expected one.
         """
         if not self._caches:
             return False
@@ -120,7 +121,7 @@ class IdleCaches:
         return len(self._caches)
 
     def lru_order(self) -> tuple[CacheKey, ...]:
-        """Keys of all caches, least recently used first."""
+        """Return the keys of all caches, least recently used first."""
         return tuple(self._caches)
 
     def _uncount(self, key: CacheKey, n_tokens: int) -> None:
@@ -136,9 +137,9 @@ class IdleCaches:
 
 
 class _Place(NamedTuple):
-    """A cache's place in its tenant's order; no two have the same `number`.
+    """A cache's place in its tenant's order, with a unique `number`.
 
-    `at` is when it was used, or, negative, when its agent is expected: the latest comes first.
+    `at` is the time of last use, or minus the expected return: the latest comes first.
     """
 
     rank: int
@@ -148,7 +149,7 @@ class _Place(NamedTuple):
 
 
 class _Order:
-    """One tenant's caches, in the order in which they are evicted."""
+    """One tenant's caches in eviction order."""
 
     def __init__(self) -> None:
         self._order: list[_Place] = []
@@ -159,22 +160,20 @@ class _Order:
         return len(self._order)
 
     def add(self, key: CacheKey, now: float) -> None:
-        """Add a cache that was used now."""
+        """Add a cache as used now."""
         self._added += 1
         self._insert(_Place(_IDLE, now, self._added, key))
 
     def move(self, key: CacheKey, rank: int, at: float) -> None:
-        """Give a cache another place."""
         number = self._places[key].number
         self.remove(key)
         self._insert(_Place(rank, -at if rank == _EXPECTED else at, number, key))
 
     def remove(self, key: CacheKey) -> None:
-        """Remove a cache."""
         del self._order[bisect_left(self._order, self._places.pop(key))]
 
     def first(self, now: float) -> CacheKey:
-        """The cache to evict; there must be one."""
+        """Return the cache to evict; there must be one."""
         while (last := self._order[-1]).rank == _EXPECTED and -last.at <= now:
             self.move(last.key, _IDLE, -last.at)
         return self._order[0].key
@@ -204,13 +203,13 @@ class BlockAllocator:
     _prefixes: PrefixStore | None = None
 
     def key(self, agent_id: str, tenant: str = "") -> CacheKey:
-        """The key of the agent's idle cache."""
+        """Return the key of the agent's idle cache."""
         return CacheKey(self._model_id, agent_id, tenant)
 
     def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
         """Raise PoolExhaustedError if `request` could not finish even with the pool to itself.
 
-        Blocks held outside the engine's `agents` cannot be freed here and count as used.
+        Blocks of holders outside the engine's `agents` count as used: nothing here can free them.
         """
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
         if self._pool.can_allocate(counts, after_eviction=True):
@@ -228,8 +227,8 @@ class BlockAllocator:
     def admit(self, request: Request, headroom: int = 0) -> bool:
         """Allocate blocks for the request's tokens and one more, reusing a cached prefix.
 
-        `headroom` blocks per growing layer must stay free besides. Evicts idle caches to make
-        room; returns False, with nothing changed, if that is not enough.
+        Leaves `headroom` more blocks free per growing layer. Evicts idle caches to make room;
+        returns False, with nothing changed, if that is not enough.
         """
         spare = headroom * BLOCK_TOKENS
         if request.scoring:
@@ -259,7 +258,7 @@ class BlockAllocator:
             self._pool.free(restore.blocks.all_blocks(), request.owner)
             return
         for block in restore.blocks.all_blocks():
-            # Data that was not adopted would otherwise stay in memory until the block is refilled.
+            # Data that the backend did not adopt would stay in memory until the block's next use.
             block.layer_data = None
 
     def release(self, request: Request) -> None:
@@ -277,7 +276,7 @@ class BlockAllocator:
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
     def give_back(self, request: Request) -> None:
-        """Undo the admission of a request that computed nothing: an adopted cache is idle again."""
+        """Undo the admission of a request that computed nothing. An adopted cache goes idle."""
         restore = request.restore
         if restore is None or not restore.exclusive:
             self.release(request)
@@ -292,7 +291,7 @@ class BlockAllocator:
         self.keep(request, restore.blocks)
 
     def idle_tokens(self, agent_id: str, tenant: str) -> tuple[int, ...] | None:
-        """The tokens of the agent's idle cache; None if it has none."""
+        """Return the tokens of the agent's idle cache; None if it has none."""
         cache = self._idle.get(self.key(agent_id, tenant))
         return None if cache is None else cache.token_ids
 
@@ -330,9 +329,7 @@ class BlockAllocator:
         for owner, blocks in expected.items():
             held = self._pool.view(owner).n_blocks
             if held != len(blocks):
-                raise IntegrityError(
-                    f"agent {owner!r} holds {held} blocks, {len(blocks)} are known"
-                )
+                raise IntegrityError(f"agent {owner!r} holds {held} blocks, expected {len(blocks)}")
 
     def keep(self, request: Request, blocks: AgentBlocks) -> None:
         """Make the blocks of an ended request its agent's idle cache."""
@@ -349,7 +346,7 @@ class BlockAllocator:
         return " and ".join(parts)
 
     def _find_cache(self, request: Request) -> Restore | None:
-        """The longest usable prefix among the given cache and the agent's idle cache."""
+        """Return the longest usable prefix among the given cache and the agent's idle cache."""
         cache = self._idle.get(self.key(request.agent_id, request.tenant))
         best: Restore | None = None
         for blocks in (cache, request.given_cache):
@@ -357,7 +354,7 @@ class BlockAllocator:
             if blocks is None or length == 0 or (best is not None and length <= best.length):
                 continue
             if self._pool.is_live(blocks.all_blocks()):
-                # A request that is not kept works on a copy: its agent's cache stays as it was.
+                # A request with `keep` off works on a copy: its agent's cache stays unchanged.
                 mine = (
                     blocks is cache
                     and request.keep
@@ -367,7 +364,7 @@ class BlockAllocator:
         return best
 
     def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
-        """Whether the store's prefix is longer than the pool's by at least a block."""
+        """Return whether the store's prefix is longer than the pool's by at least a block."""
         prefix = None if self._prefixes is None else self._prefixes.find(request)
         if self._prefixes is None or prefix is None:
             return False
@@ -379,7 +376,7 @@ class BlockAllocator:
     def _admit_with(self, request: Request, restore: Restore, spare: int) -> bool:
         """Admit `request` on top of a cache, or change nothing.
 
-        The request works on a snapshot: the original may be evicted or reused meanwhile.
+        The request works on a snapshot: the pool may evict or reuse the original meanwhile.
         """
         source = restore.blocks
         if restore.exclusive:
@@ -403,7 +400,7 @@ class BlockAllocator:
         return False
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
-        """Raise the request's capacity to `capacity` tokens; room for `spare` more must be left."""
+        """Raise the request's capacity to `capacity` tokens, if room for `spare` more remains."""
         blocks = request.blocks or [[] for _ in self._spec.layers]
         missing = self._missing(blocks, capacity)
         if not self._make_room(self._missing(blocks, capacity + spare)):
@@ -420,15 +417,12 @@ class BlockAllocator:
         return True
 
     def _missing(self, blocks: list[list[KVBlock]], capacity: int) -> list[int]:
-        """How many blocks per layer `blocks` lack for `capacity` tokens."""
+        """Return how many blocks per layer `blocks` lack for `capacity` tokens."""
         wanted = self._spec.blocks_for(capacity)
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
 
     def _make_room(self, counts: list[int]) -> bool:
-        """Evict idle caches, in their order, until `counts` fit.
-
-        Evicts none if even evicting all would not be enough.
-        """
+        """Evict idle caches in their order until `counts` fit; none if all would not suffice."""
         if self._pool.can_allocate(counts):
             return True
         if not self._pool.can_allocate(counts, after_eviction=True):
@@ -448,11 +442,11 @@ class AgentCaches:
     _lock: threading.RLock
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
-        """The manifest saved after the agent's last turn, or None."""
+        """Return the manifest of the agent's last turn, or None."""
         return None if self._prefixes is None else self._prefixes.manifest(agent_id, tenant)
 
     def recall(self, agent_id: str, tenant: str) -> Reuse:
-        """What the agent has cached, for a new request. May read from disk."""
+        """Return what the agent has cached, for a new request. May read from disk."""
         manifest = self.manifest(agent_id, tenant)
         with self._lock:
             history = self._allocator.idle_tokens(agent_id, tenant)

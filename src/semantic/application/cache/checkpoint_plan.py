@@ -1,7 +1,7 @@
-"""Where the prefill of a prompt stops to take checkpoints.
+"""Positions at which prefill stops to take checkpoints.
 
-A window or a state cannot be cut back, so it is saved at the positions from which a later request
-is likely to continue. Knows positions and sizes; neither requests nor what a checkpoint holds.
+Nothing can cut back a window or a state, so prefill saves it where a later request is likely to
+continue. Knows positions and sizes, but not requests nor the contents of a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec, whole_blocks
 
 FEWEST_TOKENS = 64
-"""Computing so few tokens again costs less than a checkpoint."""
+"""Tokens. Computing fewer again costs less than a checkpoint."""
 MOST_TOKENS = 4096
-"""The largest distance of the grid: what an edit in a long prompt computes again at most."""
+"""Tokens. The largest grid distance: an edit in a long prompt recomputes at most this much."""
 _TIMES_WHERE_LIKELY = 8
-"""The end of a prompt may take so many times the bytes of the keys and values before it, and all
-junctions so many times those of what is computed: there the next requests continue most likely."""
+"""Limits a checkpoint at a prompt's end to this multiple of the bytes of keys and values before it,
+and all junctions to this multiple of the computed ones: requests likely continue there."""
 _FREE_JUNCTIONS = 4
-"""Requests that begin alike may take so many checkpoints where they part whatever they compute."""
+"""Checkpoints at junctions that a group of requests may take before it computes anything."""
 _STATES_ALONE = 512
-"""The grid of a model that caches nothing but states: they are all that it ever stores."""
+"""Tokens. The grid of a model that caches only states, which are then all that it stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """The least tokens between checkpoints: of the grid, and of a prompt's end to the one before.
+    """Least tokens between checkpoints: of the grid, and of a prompt's end to the one before.
 
-    Powers of two, 256 to 4,096 and 64 to 4,096.
+    Powers of two: 256 to 4,096 and 64 to 4,096.
     """
 
     grid: int
@@ -41,10 +41,10 @@ class Distances:
 
 
 def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
-    """The smallest distances at which checkpoints take no more bytes than they may.
+    """Return the smallest distances at which checkpoints stay within their byte limits.
 
-    On the grid that is as much as the keys and values between them (of full attention, or of
-    windows if there is none), with at most two of them in a chunk of `best_chunk` tokens.
+    The limit of the grid is the bytes of the keys and values between two checkpoints (of full
+    attention, else of windows), with at most two checkpoints per chunk of `best_chunk` tokens.
     """
     per_token = _bytes_per_token(spec, LayerKind.FULL)
     if not per_token:
@@ -62,10 +62,7 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
 
 
 def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
-    """Bytes that one more checkpoint takes, `distance` tokens after the one before.
-
-    Windows of two checkpoints share their blocks where they overlap.
-    """
+    """Return the bytes of a checkpoint `distance` tokens after another; windows share blocks."""
     return sum(
         layer.state_bytes
         if layer.window is None
@@ -76,10 +73,10 @@ def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
 
 
 class Junctions:
-    """Which junctions have checkpoints: positions at which other requests continue differently.
+    """Chooses checkpoints at junctions: positions at which other requests continue differently.
 
-    Those of requests that begin alike together take at most eight times the bytes of the keys and
-    values that these compute, beside a few of any size. What is kept saves most tokens.
+    Requests with a common beginning share a limit of eight times the bytes of the keys and values
+    that they compute, plus a few checkpoints of any size. The choice saves most tokens.
     """
 
     def __init__(self, spec: ModelCacheSpec, apart: Distances) -> None:
@@ -90,19 +87,19 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """What requests that begin alike may take before they have computed a token."""
-        whole = 2 * MOST_TOKENS - 1  # behind a whole window, in the middle of a block
+        """Bytes that requests with a common beginning may take before they compute a token."""
+        whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
     def budget(self, n_tokens: int) -> int:
-        """What they may take for each `n_tokens` that are computed."""
+        """Return the bytes that computing `n_tokens` allows."""
         if self._per_token:
             return _TIMES_WHERE_LIKELY * self._per_token * n_tokens
         grid = self._apart.grid  # states alone
         return _TIMES_WHERE_LIKELY * checkpoint_bytes(self._spec, grid) * n_tokens // grid
 
     def bytes_at(self, position: int, before: int) -> int:
-        """Bytes of a checkpoint at `position` beside one at `before`, and of its partial block."""
+        """Return the bytes of a checkpoint at `position` after `before`, and its partial block."""
         return self._full * (position % BLOCK_TOKENS) + sum(
             layer.state_bytes
             if layer.window is None
@@ -116,7 +113,7 @@ class Junctions:
     def choose(
         self, shared: Iterable[int], *, start: int, end: int, budget: int
     ) -> tuple[tuple[int, ...], int]:
-        """Positions after `start` and up to `end`, in order, and the bytes of their checkpoints.
+        """Return positions after `start` up to `end`, in order, and their checkpoints' bytes.
 
         `shared` are the tokens that each other request has in common with the prompt.
         """
@@ -145,10 +142,10 @@ class Junctions:
 def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
-    """The junction between the chosen `left` and `right` with which all requests together compute
-    least: minus the tokens that it saves, minus its index, left and right. None beside those two.
+    """Return the junction between chosen `left` and `right` that saves all requests most tokens.
 
-    `up_to[i]` requests part before junction i.
+    As minus the tokens saved, minus its index, left and right; empty if none is far enough from
+    both. `up_to[i]` requests part before junction i.
     """
     before = near[left] if left >= 0 else start
     last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
@@ -161,9 +158,9 @@ def _most_useful(
 
 
 def _window_tokens(window: int, position: int, before: int) -> int:
-    """Tokens that a window before `position` stores beside one before `before`.
+    """Return the tokens that a window before `position` stores in addition to one before `before`.
 
-    Blocks once; what begins or ends inside a block each time.
+    Counts shared blocks once, but a partial first or last block each time.
     """
     first = max(0, position - window + 1)
     blocks = min(whole_blocks(first), position)
@@ -177,12 +174,12 @@ def _bytes_per_token(spec: ModelCacheSpec, kind: LayerKind) -> int:
 def checkpoint_positions(
     prompt_tokens: int, *, start: int, end: int, apart: Distances, junctions: Iterable[int]
 ) -> tuple[int, ...]:
-    """Positions at which to take checkpoints while computing the tokens from `start` to `end`.
+    """Return the positions of checkpoints for computing the tokens from `start` to `end`.
 
     `start` has a checkpoint. At each of the `junctions` another request continues with other
-    tokens; between them is the grid, at the same positions in all prompts.
-    The last one is where the agent's next prompt is expected to continue. None leaves a single
-    token behind it: some models compute a chunk of one token differently.
+    tokens. The grid lies between them, at the same positions in all prompts. The last checkpoint is
+    where the agent's next prompt should continue. None leaves a single token after it: some models
+    compute a chunk of one token differently.
     """
     near = sorted(_junctions_between(junctions, start, end))
     first = (start // apart.grid + 1) * apart.grid
@@ -197,7 +194,7 @@ def checkpoint_positions(
 
 
 def _junctions_between(positions: Iterable[int], start: int, end: int) -> Counter[int]:
-    """Positions of checkpoints for junctions, and how many requests part at each."""
+    """Return checkpoint positions for junctions, and how many requests part at each."""
     moved = Counter(_leaving_several(one, end) for one in positions)
     return Counter({one: n for one, n in moved.items() if start + FEWEST_TOKENS <= one <= end})
 
@@ -207,6 +204,6 @@ def _leaving_several(position: int, end: int) -> int:
 
 
 def _is_near(position: int, others: Sequence[int]) -> bool:
-    """Whether one of `others`, in order, is less than `FEWEST_TOKENS` away."""
+    """Return whether one of `others`, in order, is less than `FEWEST_TOKENS` away."""
     after = bisect_right(others, position - FEWEST_TOKENS)
     return after < len(others) and others[after] < position + FEWEST_TOKENS

@@ -1,9 +1,9 @@
 """Restores prefixes: reads block bodies into a sequence's memory while other sequences decode.
 
-The stepping thread says where they go and takes the result; reading, verifying and copying run in
-threads of their own, and end when computing overtakes them. BreakEven decides whether a prefix is
-read at all: of each tier it learns what a load costs, a fixed part and a part per byte, from few
-loads of which some were slowed down by something else. Knows the ports; not requests.
+The stepping thread provides the targets and takes the result. Other threads read, verify and copy,
+and stop when computing overtakes them. BreakEven decides whether to read a prefix at all: for each
+tier it learns a load's fixed cost and cost per byte, from few loads, some of them slowed down by
+other work. Knows the ports, but no requests.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from semantic.ports.generation import BatchBackend, BodyTarget, Clock
 from semantic.ports.store import CacheStorePort
 
 _LOADS = 10
-"""Loads by which the cost of a tier is known: the last ones."""
+"""The last loads, which determine the cost of a tier."""
 _OLDER = 0.6
-"""Weight of a load beside the next one. With `_ABOVE` a tier counts as slow after three slow loads
-in a row, and as fast after a single fast one: other work makes a load slower, none faster."""
+"""Weight of a load relative to the next one. With `_ABOVE` a tier counts as slow after three slow
+loads in a row, and as fast after a single fast one: other work only makes loads slower."""
 _ABOVE = 2.0
-"""A line above a load is so many times as wrong as one below it."""
+"""A line above a load is this many times as wrong as one below it."""
 _ALIKE = 0.05
-"""Lines whose errors differ by so little, as a part of the seconds, are equally likely."""
+"""Lines whose errors differ by less, as a part of the seconds, are equally likely."""
 _TRIALS = 3
-"""A local tier is read so often before it may count as slower than computing: it rarely is, and the
-first loads of a process often are."""
+"""Loads of a local tier before it may count as slower than computing: it rarely is, and the first
+loads of a process often are."""
 _MOST_LOST = 1 / 4
-"""A load is given up when so much of the time of computing its prefix is lost by it."""
+"""Loss at which a load stops, as a part of the seconds to compute its prefix."""
 _FIRST_PROBE, _LATER_PROBES = 1 / 8, 1 / 64
-"""What measuring a slow tier again may cost, as a part of the time of computing what was skipped:
-at first, and at last."""
+"""Cost allowed for measuring a slow tier again, as a part of the time to compute the skipped
+prefixes: at first, and at last."""
 FEWEST_AT_ONCE = 8
-"""Bodies of the first reads of a load, unless little is known: as many as a store reads at once."""
+"""Bodies of the first reads of a load, as many as a store reads at once. `Terms` may set fewer."""
 
 _SLOWEST_FIRST = (Tier.REMOTE, Tier.DISK, Tier.UPLOADS, Tier.QUEUE, Tier.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On which a prefix is read.
+    """Conditions for reading a prefix.
 
-    Computing it takes `seconds`. Whether reading is overtaken by that is asked after `first`
-    bodies, and again after each time as many more as before.
+    Computing it takes `seconds`. The load compares itself with computing after `first` bodies, and
+    each time that the number of bodies has doubled.
     """
 
     seconds: float = inf
     first: int = FEWEST_AT_ONCE
 
     def overtaken(self, seconds: float, part: float, *, divisible: bool) -> bool:
-        """Whether it is faster to compute the rest than to read it, and much time is lost already.
+        """Return whether the load has lost much time and computing the rest is faster.
 
-        `part` (more than 0) of the prefix was read in `seconds`; of one that is not `divisible`
-        nothing can be used until all of it is read.
+        The load has read `part` (more than 0) of the prefix in `seconds`. An indivisible prefix is
+        useless until it is complete.
         """
         saved = part * self.seconds if divisible else 0.0
         rest = seconds * (1 - part) / part
@@ -73,25 +73,25 @@ class Terms:
 
 
 NEVER_GIVEN_UP = Terms()
-"""Terms of what is read however long it takes."""
+"""Terms of a load that never stops early."""
 
 
 class Line(NamedTuple):
-    """What loads cost: seconds whatever their size, and seconds per byte."""
+    """Cost of loads: fixed seconds, and seconds per byte."""
 
     fixed: float
     per_byte: float
 
     def seconds(self, n_bytes: float) -> float:
-        """Of a load of so many bytes."""
+        """Return the seconds of a load of `n_bytes`."""
         return self.fixed + n_bytes * self.per_byte
 
 
 class TierCost:
-    """What loads from one tier cost, and what it may cost to measure that again."""
+    """The cost of loads from one tier, and the allowance for measuring it again."""
 
     def __init__(self, trials: int) -> None:
-        """It is not known before `trials` loads."""
+        """The cost is unknown before `trials` loads."""
         self._trials = trials
         self._loads: deque[tuple[float, float]] = deque(maxlen=_LOADS)  # bytes, seconds
         self._lines: list[Line] = []
@@ -100,39 +100,41 @@ class TierCost:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there was a load."""
+        """True if there was a load."""
         return bool(self._loads)
 
     @property
     def is_known(self) -> bool:
-        """Whether there were enough loads to trust what they say."""
+        """True if there were enough loads to trust their cost."""
         return len(self._loads) >= self._trials
 
     @property
     def largest(self) -> float:
-        """Bytes of the largest read that its cost is known by; 0 before the first."""
+        """Bytes of the largest observed read; 0 before the first."""
         return max((n_bytes for n_bytes, _ in self._loads), default=0.0)
 
     def observe(self, n_bytes: float, seconds: float) -> None:
-        """Learn from a load: what its reads took on average."""
+        """Learn from a load's average read."""
         self._loads.append((n_bytes, seconds))
         self._lines = _likely_lines(list(self._loads))
 
     def seconds(self, n_bytes: float) -> float:
-        """Expected of a load; 0 before the first.
+        """Return the expected seconds of a load; 0 before the first.
 
-        The least of what is likely: after loads of one size a larger one may cost no more, and is
-        tried, since it can be given up.
+        Take the smallest likely value: a larger load may cost no more, and can stop early.
         """
         return min((line.seconds(n_bytes) for line in self._lines), default=0.0)
 
     def is_worth_it(self) -> None:
-        """Loads are expected to be faster than computing: nothing is to be measured again."""
+        """Expect loads to be faster than computing: nothing needs measuring again."""
         self._skipped, self._probe = 0.0, _FIRST_PROBE
 
     def is_probed(self, loss: float, seconds: float) -> bool:
-        """Whether to read for once what takes `seconds` to compute, which is expected to be a
-        `loss` of so many seconds: if that is little beside all that was computed instead."""
+        """Return whether to read once at an expected `loss` of seconds, to measure the tier again.
+
+        True if the loss is small against the time spent computing skipped prefixes. This one takes
+        `seconds` to compute.
+        """
         if loss > self._probe * self._skipped:
             self._skipped += seconds
             return False
@@ -143,21 +145,19 @@ class TierCost:
 class BreakEven:
     """Compares the time to restore a prefix with the time to compute it.
 
-    Both are measured while running: of a load everything that is done until the sequence has the
-    blocks, for each tier.
+    Measures both while running. A load's time, per tier, lasts until the sequence has the blocks.
     """
 
     def __init__(self, prefill_seconds: Callable[[int], float | None]) -> None:
-        """`prefill_seconds` is expected of so many prompt tokens, None before the first chunk."""
+        """`prefill_seconds` estimates the seconds of prompt tokens, None before the first chunk."""
         self._prefill_seconds = prefill_seconds
         self._costs = {tier: TierCost(1 if tier is Tier.REMOTE else _TRIALS) for tier in Tier}
 
     def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms | None:
-        """How to load `n_bytes` by tier; None if computing `n_tokens` is expected to be faster.
+        """Return how to load `n_bytes` by tier; None if computing `n_tokens` should be faster.
 
-        A tier that is not known is expected to cost nothing, so that it is measured. One that is
-        slower is measured again at times. A network that was never measured is, as that, begun with
-        a single body.
+        An unknown tier counts as free, so that loads measure it. At times a load measures a slower
+        tier again. It begins with a single body, as does a load over an unmeasured network.
         """
         seconds = self._prefill_seconds(n_tokens)
         if seconds is None:
@@ -178,16 +178,14 @@ class BreakEven:
             return Terms(seconds, 1)
         if len(expected) < len(costs):
             return Terms(seconds)
-        # Of what is known no read is split without need: each has a fixed cost.
+        # With known costs, do not split reads without need: each has a fixed cost.
         tried = min((2 * cost.largest / n for cost, n in costs.items()), default=0.0)
         return Terms(seconds, max(FEWEST_AT_ONCE, int(tried * blocks)))
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
-        """Record a load of `n_bytes` by tier that took `seconds` for so many reads, one after the
-        other.
+        """Record a load of `n_bytes` by tier that took `seconds` for `n_reads` sequential reads.
 
-        It measures the tier that it is expected to have taken longest for; the others take their
-        usual time.
+        The tier with the longest expected time takes the deviation, the others their usual time.
         """
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
@@ -202,15 +200,15 @@ class BreakEven:
 
 
 def total(n_bytes: Mapping[Tier, int]) -> int:
-    """Bytes of all tiers."""
+    """Return the bytes of all tiers."""
     return sum(n_bytes.values())
 
 
 def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
-    """The lines through one or two of `loads`, oldest first, that fit best to all of them.
+    """Return the lines through one or two of `loads`, oldest first, that fit all of them best.
 
-    By the weighted sum of deviations, not of their squares: it has its least value at such a line,
-    and a load that something else has slowed down by far does not move it.
+    By the weighted sum of absolute deviations, not squares: such a line attains its least value,
+    and a load that other work slowed down by far does not move it.
     """
     weights = [_OLDER**age for age in range(len(loads) - 1, -1, -1)]
     errors = [
@@ -228,7 +226,7 @@ def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
 
 
 def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
-    """All lines through one or two of `loads` on which neither part is negative."""
+    """Yield all lines through one or two of `loads` on which neither part is negative."""
     for n_bytes, seconds in loads:
         yield Line(seconds, 0.0)
         yield Line(0.0, seconds / n_bytes)
@@ -240,24 +238,24 @@ def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
 
 
 def _deviation(ratio: float) -> float:
-    """How wrong an expectation is that is `ratio` times what was measured."""
+    """Return the error of an expectation that is `ratio` times the measurement."""
     return _ABOVE * log(ratio) if ratio > 1 else -log(ratio)
 
 
 Target = tuple[BlockHeader, BodyTarget]
-"""A body, and where it goes."""
+"""A body and its destination."""
 
 _THREADS = 4
-"""Concurrent loads; the store reads the bodies of each in parallel besides."""
+"""Concurrent loads. The store reads the bodies of each in parallel too."""
 _GROUP_BYTES = 256 << 20
-"""Bytes that a load reads before they are copied to where they stay: the memory that it needs."""
+"""Bytes that a load reads before it copies them: the memory that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBodies:
-    """Result of reading: how many bodies were verified before the first that was not, the
-    checkpoint's bytes, in how many groups and seconds, and whether it was given up because
-    computing the rest is faster."""
+    """Result of reading: the number of bodies verified before the first bad one, the checkpoint's
+    bytes, the groups and seconds it took, and whether it stopped because computing the rest is
+    faster."""
 
     n_verified: int
     checkpoint: bytes | None
@@ -268,7 +266,7 @@ class ReadBodies:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A prefix that is being read into a sequence on `terms`; it took `seconds` to begin."""
+    """A running load of a prefix into a sequence on `terms`. It took `seconds` to begin."""
 
     prefix: StoredPrefix
     terms: Terms
@@ -284,11 +282,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """How many tokens the sequence holds after a load, why not all that were expected, and the
-    seconds that it took: to begin, to read and to finish, without what it waited for others.
-
-    `bytes_by_tier` were read, in `n_reads` reads one after the other.
-    """
+    """Tokens that the sequence holds after a load, why it holds no more, and the load's seconds to
+    begin, read and finish, without waits for others. It read `bytes_by_tier` in `n_reads`
+    sequential reads."""
 
     length: int
     end: MatchEnd
@@ -309,11 +305,11 @@ class Loader:
         self._clock = clock
         self._group_bytes = _GROUP_BYTES
         self._threads: Executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="load")
-        self._loads = 0  # in progress, guarded by `_ended`
+        self._loads = 0  # in progress; `_ended` guards it
         self._ended = threading.Condition()
 
     def keep_within(self, n_bytes: int) -> None:
-        """Have at most so many bytes read, by all loads together, that are not copied."""
+        """Let all loads together hold at most `n_bytes` that they have read but not copied."""
         self._group_bytes = min(_GROUP_BYTES, n_bytes // _THREADS)
 
     def begin(
@@ -321,8 +317,7 @@ class Loader:
     ) -> Load:
         """Start to read `prefix` into `sequence`, which holds the tokens before `prefix.start`.
 
-        It is given up when computing the rest is faster. Raises BackendError when there is no
-        memory for it.
+        The load stops when computing the rest is faster. Raises BackendError if memory is lacking.
         """
         started = self._clock()
         targets = self._targets(prefix.full, sequence, Part.FULL, prefix.start, prefix.length)
@@ -340,9 +335,9 @@ class Loader:
         return Load(prefix, terms, sequence, self._clock() - started, future, given_up)
 
     def finish(self, load: Load) -> Loaded:
-        """Give the sequence the verified blocks of a `load` that is done.
+        """Give the sequence the verified blocks of a finished `load`. Raises BackendError.
 
-        A prefix with a checkpoint is restored whole or not at all. Raises BackendError.
+        Restores a prefix with a checkpoint whole or not at all.
         """
         read, prefix = load.future.result(), load.prefix
         started = self._clock()
@@ -359,9 +354,9 @@ class Loader:
         try:
             self._model.loaded(load.sequence, length, read.checkpoint if complete else None)
         except CacheReconstructionError:
-            length, complete = prefix.start, False  # the tokens are computed instead
+            length, complete = prefix.start, False  # the engine computes the tokens instead
         end = prefix.end if complete else MatchEnd.DAMAGED
-        # The one that was not verified took its time, too.
+        # The body that failed verification took its time too.
         n_read = len(prefix.headers) if complete else read.n_verified + 1
         if read.overtaken:
             end, n_read = MatchEnd.SLOWER, read.n_verified
@@ -370,15 +365,15 @@ class Loader:
         return Loaded(length, end, seconds, n_bytes, max(1, read.n_groups))
 
     def give_up(self, load: Load) -> None:
-        """The sequence is being closed: read no more than what has begun."""
+        """Stop after the reads in progress: the sequence is closing."""
         load.given_up.set()
 
     def wait(self, loads: Iterable[Load], seconds: float) -> None:
-        """Return when one of `loads` is done, or after `seconds`."""
+        """Return when one of `loads` ends, or after `seconds`."""
         wait([load.future for load in loads], seconds, return_when="FIRST_COMPLETED")
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Return when no load is in progress, or after `seconds`; whether none is. Thread-safe."""
+        """Wait `seconds` at most for all loads to end; return whether they did. Thread-safe."""
         with self._ended:
             return self._ended.wait_for(lambda: not self._loads, seconds)
 
@@ -431,7 +426,7 @@ class Loader:
         return ReadBodies(n_verified, body, n_groups - len(groups), seconds, overtaken)
 
     def _resident(self, headers: Sequence[BlockHeader]) -> dict[BlockKey, bytes | memoryview]:
-        """The bodies that need no reading."""
+        """Return the bodies that are already in memory."""
         sizes = {
             header.key: self._layout.body_bytes(header.part, len(header.link.tokens))
             for header in headers
@@ -440,7 +435,7 @@ class Loader:
         return {key: body for key, body in found.items() if len(body) == sizes[key]}
 
     def _read_group(self, group: list[Target]) -> list[bool]:
-        """Read some bodies to where they stay; which of them were verified."""
+        """Read some bodies to their destinations; return whether each passed verification."""
         try:
             here = self._resident([header for header, _ in group])
             for header, target in group:
@@ -459,7 +454,7 @@ class Loader:
 
 
 def group_ends(first: int, most: int, n_bodies: int) -> Iterator[int]:
-    """Where groups of bodies end: `first` ones, then as many as all before, at most `most`."""
+    """Yield the ends of groups of bodies: `first`, then as many as all before, at most `most`."""
     stop = 0
     while stop < n_bodies:
         stop = min(n_bodies, stop + min(most, max(first, stop)))

@@ -1,8 +1,8 @@
 """PrefixLookup: the longest stored prefix of a prompt, and the bodies to read for it.
 
-A block counts only if every block before it is stored; a layout that needs checkpoints can resume
-only at one. The engine asks the store's index between two steps, and never waits for a network: so
-Discovery asks a slow tier first, before the request is queued. Reads no body.
+A block counts only if the store has every block before it. A layout that needs checkpoints can
+resume only at one. The engine asks the store's index between two steps and never waits for a
+network, so Discovery asks a slow tier first, before the engine queues the request. Reads no body.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 class StoredPrefix:
     """The first `length` tokens of a prompt, as bodies to read.
 
-    `full` are the blocks from position `start` on; the last one may be longer than needed. `known`
-    tokens have their FULL blocks in the store: more than `length` if there is no checkpoint at
-    their end. `junction` is the position where the prompt differs from all that is stored, if a
-    checkpoint there would be worth taking. `is_public`: the bodies are shared with every tenant.
+    `full` are the blocks from position `start` on; the last one may be longer than needed. The
+    store has the FULL blocks of `known` tokens: more than `length` if it has no checkpoint at their
+    end. `junction` is the position where the prompt differs from all stored tokens, if a checkpoint
+    there would pay. `is_public`: every tenant shares the bodies.
     """
 
     length: int
@@ -89,12 +89,12 @@ class StoredPrefix:
 
 
 def window_start(layout: BlockLayout, length: int) -> int:
-    """The first position that window layers need to compute the token at position `length`."""
+    """Return the first position that window layers need to compute the token at `length`."""
     return max(0, length - (layout.window_tokens or 1) + 1)
 
 
 def window_links(layout: BlockLayout, links: Sequence[BlockLink]) -> list[BlockLink]:
-    """The blocks of a sequence of `links` whose WINDOW bodies are needed to resume it."""
+    """Return the blocks among `links` whose WINDOW bodies resuming after them needs."""
     if not layout.window or not links:
         return []
     first = window_start(layout, links[-1].stop)
@@ -111,7 +111,7 @@ class PrefixLookup:
     def find(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], start: int = 0
     ) -> StoredPrefix | None:
-        """The longest prefix of `tokens` that can be restored, or None.
+        """Return the longest prefix of `tokens` that the store can restore, or None.
 
         `links` are its full blocks. With `start`, a multiple of 256, the sequence already holds the
         tokens before it and continues with blocks.
@@ -144,7 +144,7 @@ class PrefixLookup:
         tokens: Sequence[int],
         known: int,
     ) -> StoredPrefix | None:
-        """`prefix` with the position where `tokens` differ from what is stored."""
+        """Return `prefix` with the position where `tokens` differ from the stored ones."""
         parent = _hash_before(scope, links, known // BLOCK_TOKENS)
         junction = known + self._tail(parent, tokens[known:])[1]
         if prefix is not None:
@@ -156,7 +156,7 @@ class PrefixLookup:
     def _at_checkpoint(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], n_blocks: int
     ) -> StoredPrefix | None:
-        """The prefix up to the last usable checkpoint; `n_blocks` have their FULL bodies stored."""
+        """Return the prefix up to the last usable checkpoint, given `n_blocks` FULL bodies."""
         for k in range(n_blocks, -1, -1):
             rest = tokens[k * BLOCK_TOKENS : (k + 1) * BLOCK_TOKENS]
             for checkpoint in self._checkpoints(_hash_before(scope, links, k), rest):
@@ -166,7 +166,7 @@ class PrefixLookup:
         return None
 
     def _checkpoints(self, parent: BlockHash, rest: Sequence[int]) -> Iterator[BlockHeader]:
-        """Checkpoints after `parent` whose tokens are a prefix of `rest`, longest first."""
+        """Yield checkpoints after `parent` whose tokens are a prefix of `rest`, longest first."""
         headers = self._store.nearest(parent, Part.CHECKPOINT, rest)
         for header in sorted(headers, key=lambda h: len(h.link.tokens), reverse=True):
             own = header.link.tokens
@@ -176,7 +176,7 @@ class PrefixLookup:
     def _resume_at(
         self, checkpoint: BlockHeader, links: Sequence[BlockLink], k: int, *, known: int
     ) -> StoredPrefix | None:
-        """The bodies to resume at `checkpoint` in block `k`; None if one of them is missing."""
+        """Return the bodies to resume at `checkpoint` in block `k`; None if one is missing."""
         last = checkpoint.link
         chain = [*links[:k], last]
         window = tuple(
@@ -203,12 +203,12 @@ class PrefixLookup:
         )
 
     def _longer(self, link: BlockLink) -> BlockHeader | None:
-        """A stored block whose first tokens are those of `link`."""
+        """Return a stored block whose first tokens are those of `link`."""
         tail, n_tokens = self._tail(link.parent, link.tokens)
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """The block after `parent` that shares most tokens with `rest`, and how many."""
+        """Return the block after `parent` that shares most tokens with `rest`, and how many."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0
@@ -224,16 +224,16 @@ class PrefixLookup:
 
 
 def _hash_before(scope: Scope, links: Sequence[BlockLink], block: int) -> BlockHash:
-    """The hash of the block before number `block`."""
+    """Return the hash of the block before number `block`."""
     return links[block - 1].hash if block else scope.root
 
 
 _THREADS = 8
-"""Prompts that are looked up at a time."""
+"""Concurrent look-ups of prompts."""
 _SECONDS = 2.0
-"""A request waits for its look-up at least so long."""
+"""Least seconds that a request waits for its look-up."""
 _TOKENS_PER_SECOND = 10_000
-"""And for a long prompt as long as it takes to compute at this rate: more would be no gain."""
+"""Rate that sets the wait of a long prompt: computing it at this rate takes as long."""
 
 
 class Discovery:
@@ -257,13 +257,15 @@ class Discovery:
         self._threads = FairThreads(_THREADS, "look-up")
 
     def begin(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> Future[None]:
-        """`look_up` on another thread."""
+        """Run `look_up` on another thread."""
         look_up = partial(self.look_up, agent_id, tenant, tokens)
         return self._threads.submit(tenant, look_up, is_short=True)
 
     async def wait(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """`begin`, and return when it has ended or is late. What a late one finds is for later
-        requests; one that has not begun by then is not begun."""
+        """Run `begin` and return when it ends or times out.
+
+        Later requests use a late result. A look-up that has not begun by then never runs.
+        """
         begun = asyncio.wrap_future(self.begin(agent_id, tenant, tokens))
         with suppress(TimeoutError):
             await asyncio.wait_for(begun, max(self._seconds, len(tokens) / _TOKENS_PER_SECOND))
@@ -273,10 +275,10 @@ class Discovery:
         self._threads.close()
 
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Let the store know what the slow tier has of an agent and of its prompt `tokens`.
+        """Fetch the slow tier's index entries of an agent and of its prompt `tokens`.
 
-        Asks nothing if all but a block of the prompt is known already. Raises nothing; takes as
-        long as some requests of the slow tier that follow one another.
+        Asks nothing if the store knows all but a block of the prompt. Raises nothing. Takes as long
+        as several sequential requests to the slow tier.
         """
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)
@@ -294,13 +296,13 @@ class Discovery:
     def _chain(
         self, scope: Scope, tokens: Sequence[int]
     ) -> tuple[list[BlockLink], StoredPrefix | None]:
-        """The blocks of `tokens`, and what is known to be stored of them."""
+        """Return the blocks of `tokens`, and their longest known prefix in the store."""
         chain = list(scope.chain(tokens))
         full = [link for link in chain if link.is_full]
         return chain, self._lookup.find(scope, full, tokens)
 
     def _scope(self, agent_id: str, tenant: str) -> Scope:
-        """The scope of an agent's blocks: salted if it was imported."""
+        """Return the scope of an agent's blocks, salted if the agent came from an import."""
         scope = Scope(self._namespace, tenant_tag(self._store.secret, tenant))
         manifest = self._store.agents.manifest(scope, agent_id)
         salt = b"" if manifest is None else manifest.scope.salt

@@ -1,9 +1,9 @@
 """PrefixStore: the prefix cache. Finds, restores and saves requests' blocks in a block store.
 
-Looks up the longest stored prefix of a request, loads it beside the running batch, exports new
-blocks and saves manifests. Keeps its own state by request id. Knows requests, hashes and the ports;
-not when a request runs, nor how many blocks the pool has. A failing store never fails a request:
-its tokens are computed as if there were no store.
+Looks up the longest stored prefix of a request, loads it while the batch runs, exports new blocks
+and saves manifests. Keeps its own state by request id. Knows requests, hashes and the ports, but
+not when a request runs nor how many blocks the pool has. A failing store never fails a request: the
+engine computes the tokens as if there were no store.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import StorePort
 
 _READ_PART = 16
-"""One part in so many of the process' memory, at most, is what loads have read and not copied."""
+"""Denominator of the share of process memory that loads may hold as read but not yet copied."""
 
 
 class PrefixStore:
     """Shares computed blocks between requests with equal prefixes, and across restarts.
 
-    Called by the stepping thread. Submitting threads call `find` and `decline` under the engine's
-    lock, and the methods for agents without it. `shared` says which request computes what is not
-    stored.
+    The stepping thread calls it. Submitting threads call `find` and `decline` under the engine's
+    lock, and the methods for agents without it. `shared` assigns computation of missing blocks.
     """
 
     def __init__(
@@ -57,10 +56,8 @@ class PrefixStore:
         now: Callable[[], float] = time.time,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`prefill_seconds` is expected of so many prompt tokens, None before the first chunk.
-
-        `now` is Unix time in seconds, recorded for display only; `clock` measures loads.
-        """
+        """`prefill_seconds` estimates the seconds for a number of prompt tokens, None before the
+        first chunk. `now` is Unix time in seconds, for display only. `clock` measures loads."""
         self._model = model
         self._spec = model.cache_spec()
         self._layout = model.layout()
@@ -86,22 +83,21 @@ class PrefixStore:
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
-        """Restore in a process of so many bytes: at most a sixteenth is read before it is given to
-        sequences."""
+        """Let loads hold at most a sixteenth of the process' `n_bytes` as read but not copied."""
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
-        """Whether a preempted request can continue from what its sequence holds, once it is saved.
+        """Return whether a preempted request can resume from its sequence's saved tokens.
 
-        Not if that includes its last token, which must run again, and the sequence can be restored
-        only at a checkpoint: that would be after this token. Then it needs the next token, too.
+        False if they include its last token, which must run again, and the layout restores only at
+        checkpoints: the checkpoint would lie after this token.
         """
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
 
     def scope(self, tenant: str) -> Scope:
-        """The scope within which blocks of `tenant` are shared."""
+        """Return the scope within which `tenant` shares blocks."""
         if tenant not in self._scopes:
             tag = tenant_tag(self._store.secret, tenant)
             self._scopes[tenant] = Scope(self._namespace, tag)
@@ -116,25 +112,25 @@ class PrefixStore:
         return self._store.agents.manifest(self.scope(tenant), agent_id)
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Let a fork stay among the blocks of the import that its origin came from."""
+        """Let a fork share the blocks of the import that its origin came from."""
         salt = self._salt(agent_id, tenant, self.manifest(agent_id, tenant))
         if salt:
             self._salts[tenant, new_agent_id] = salt
 
     def fork(self, manifest: Manifest, new_agent_id: str) -> None:
-        """Save `manifest` under another agent's name; the blocks are shared."""
+        """Save `manifest` under another agent's name, sharing the blocks."""
         forked = replace(manifest, agent_id=new_agent_id, parent=manifest.agent_id, pinned=False)
         self._store.agents.save(replace(forked, generation=0, turns=0, saved_at=self._now()))
 
     def forget(self, agent_id: str, tenant: str) -> bool:
-        """Remove the agent's manifest; its blocks stay until they are evicted."""
+        """Remove the agent's manifest. Its blocks stay until eviction."""
         self._salts.pop((tenant, agent_id), None)
         return self._store.agents.remove(self.scope(tenant), agent_id)
 
     # Restoring
 
     def find(self, request: Request) -> StoredPrefix | None:
-        """The stored prefix of a waiting request, looked up once while it waits."""
+        """Return the stored prefix of a waiting request. Look it up once per wait."""
         state, request.reuse.any_chip = self._state(request), self._any_chip
         if not state.searched:
             state.searched = True
@@ -142,21 +138,18 @@ class PrefixStore:
             if prefix is not None:
                 self.shared.parts_at(request, prefix.junction)
                 if not prefix.length:
-                    prefix = None  # blocks of others, with no checkpoint to resume from
+                    prefix = None  # other requests' blocks, with no checkpoint to resume from
             state.prefix = self._worthwhile(prefix, request)
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """The pool has what `find` returned, or more: that is restored if the pool's cannot be."""
+        """Use the pool's prefix: it is as long as the store's, which remains the fallback."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
 
     def begin_load(self, request: Request) -> bool:
-        """Start to read the prefix that `find` returned; False if there is none.
-
-        Raises BackendError when there is no memory for it.
-        """
+        """Start to read the prefix that `find` returned; False if none. Raises BackendError."""
         state = self._state(request)
         prefix, state.prefix = state.prefix, None
         if prefix is not None and state.is_ahead:
@@ -165,23 +158,20 @@ class PrefixStore:
         return prefix is not None and self._begin(request, prefix)
 
     def load_next_blocks(self, request: Request) -> bool:
-        """Start to read what others have computed meanwhile of the request's next blocks.
-
-        False if there is nothing to read. Raises BackendError.
-        """
+        """Start to read next blocks that others computed; False if none. Raises BackendError."""
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
             return False
         if request.computed // BLOCK_TOKENS >= self._blocks_to_compute(request):
-            return False  # less than a block is left
+            return False  # less than a block remains
         if request.reuse.end is MatchEnd.DAMAGED:
             return False  # the lookup would return the same unreadable block
         prefix = self._worthwhile(self._search(request, start=request.computed), request)
         return prefix is not None and self._begin(request, prefix)
 
     def has_next_checkpoint(self, request: Request) -> bool:
-        """Whether a request can continue from a checkpoint that another one has taken meanwhile.
+        """Return whether a request can continue from a checkpoint that another has taken meanwhile.
 
-        `begin_load` then reads all of that prefix, into an empty sequence.
+        `begin_load` then reads all of that prefix into an empty sequence.
         """
         if not self.shared.looks_again(request):
             return False
@@ -194,21 +184,21 @@ class PrefixStore:
         return prefix is not None
 
     def is_loading(self, request: Request) -> bool:
-        """Whether a load of the request has begun and is not finished."""
+        """Return whether the request has an unfinished load."""
         return self._state(request).load is not None
 
     def is_loaded(self, request: Request) -> bool:
-        """Whether nothing is left to read for the request: `finish_load` does not block."""
+        """Return whether the request has nothing left to read: `finish_load` would not block."""
         load = self._state(request).load
         return load is None or load.done
 
     def wait_for_load(self, requests: Iterable[Request], seconds: float) -> None:
-        """Return when a load of one of `requests` is done, or after `seconds`."""
+        """Return when a load of one of `requests` ends, or after `seconds`."""
         loads = (self._state(request).load for request in requests)
         self._loader.wait([load for load in loads if load is not None], seconds)
 
     def finish_load(self, request: Request) -> None:
-        """Give the request the verified blocks of its load. Raises BackendError."""
+        """Give the request its load's verified blocks. Raises BackendError."""
         state, reuse = self._state(request), request.reuse
         load, state.load = state.load, None
         if load is None:
@@ -221,13 +211,13 @@ class PrefixStore:
         request.computed = loaded.length
         request.cached_tokens += loaded.length - load.prefix.start
         request.cached_tokens = min(request.cached_tokens, len(request.prompt) - 1)
-        # Public blocks are of another scope: the agent's own chain is still stored in full.
+        # Public blocks are in another scope: the store still needs the agent's own chain in full.
         state.stored_blocks = 0 if load.prefix.is_public else loaded.length // BLOCK_TOKENS
         self.shared.continues_from(request, loaded.length)
         reuse.end = loaded.end if loaded.length >= state.unread else MatchEnd.DAMAGED
         unreadable = load.prefix.checkpoint is not None and loaded.end is MatchEnd.DAMAGED
         if unreadable and not loaded.length:
-            # A body was damaged, or replaced by a longer block: look for what is left.
+            # The store quarantined a body, or a longer block replaced it: look for the rest.
             self.shared.read_in_vain(request, look_again=not state.unread)
             state.unread = state.unread or load.prefix.length
         if loaded.length > load.prefix.start:
@@ -238,7 +228,7 @@ class PrefixStore:
                 state.read += load.prefix.headers
             self._store.touch([header.key for header in load.prefix.headers])
 
-    # Reading ahead: but for `find_ahead`, called by the thread that does it
+    # Reading ahead. Its thread calls all but `find_ahead`
 
     @property
     def ahead_bytes(self) -> int:
@@ -247,8 +237,7 @@ class PrefixStore:
         return sum(tiers) // 2
 
     def find_ahead(self, request: Request) -> StoredPrefix | None:
-        """What `find` returns of a waiting request, if some of it is on disk; under the engine's
-        lock."""
+        """Return `find`'s result if some of it is on disk. The caller holds the engine's lock."""
         prefix = self.find(request)
         if prefix is None or not prefix.bytes_in(Tier.DISK):
             return None
@@ -287,9 +276,9 @@ class PrefixStore:
             self._search_again(request)
 
     def save_blocks(self, request: Request, *, interim: bool) -> int:
-        """Save everything that an open sequence holds; returns how many tokens that is.
+        """Save everything that an open sequence holds and return its number of tokens.
 
-        The sequence must not be decoding. Not `interim` at the end of a turn.
+        The sequence must not be decoding. `interim` is False at the end of a turn.
         """
         sequence = request.sequence
         if sequence is None:
@@ -301,7 +290,7 @@ class PrefixStore:
 
     def save_turn(self, request: Request, length: int) -> None:
         """Save the agent's manifest: the first `length` tokens of `request`."""
-        # Read again, not taken from the request: it may have been pinned meanwhile.
+        # Not the request's manifest: a caller may have pinned the agent meanwhile.
         before = self.manifest(request.agent_id, request.tenant)
         parent = None if before is None else before.parent
         self._store.agents.save(
@@ -321,10 +310,9 @@ class PrefixStore:
         )
 
     def discard(self, request: Request) -> None:
-        """Drop what the request has stored, with all that follows it: the model computed NaN or
-        infinite values.
+        """Drop what the request stored and all blocks after it: the model computed NaN or infinity.
 
-        Of what others have stored of its tokens that is dropped which holds such values.
+        Blocks that other requests stored of its tokens go only if they hold such values.
         """
         state = self._state(request)
         links = state.full_links(self._scope_of(request), request.tokens)
@@ -334,7 +322,7 @@ class PrefixStore:
     # Life of a request, and of the store
 
     def close_sequence(self, request: Request) -> None:
-        """Give up the request's claim and load: its sequence is being closed."""
+        """Release the request's claim and cancel its load: its sequence is closing."""
         self.shared.release(request)
         state = self._state(request)
         load, state.load = state.load, None
@@ -342,7 +330,7 @@ class PrefixStore:
             self._loader.give_up(load)
 
     def preempt(self, request: Request) -> None:
-        """Look the prefix up again when the request is next admitted: it may be evicted by then."""
+        """Look the prefix up again at the next admission: the store may evict it meanwhile."""
         state = self._state(request)
         state.prefix, state.searched, state.load = None, False, None
         state.unread = state.preferred = 0
@@ -358,7 +346,7 @@ class PrefixStore:
         self._store.flush()
 
     def close(self, *, keep_store: bool = False) -> None:
-        """End the loader's threads and close the store, unless another engine continues with it."""
+        """End the loader's threads and close the store, unless another engine keeps using it."""
         self._loader.close()
         if not keep_store:
             self._store.close()
@@ -371,7 +359,7 @@ class PrefixStore:
         return self._states.setdefault(request.uid, RequestState()) if state is None else state
 
     def _scope_of(self, request: Request) -> Scope:
-        """The scope of the request's blocks: salted if its agent was imported."""
+        """Return the scope of the request's blocks, salted if its agent came from an import."""
         state = self._state(request)
         if state.scope is None:
             scope = self.scope(request.tenant)
@@ -380,23 +368,23 @@ class PrefixStore:
         return state.scope
 
     def _salt(self, agent_id: str, tenant: str, manifest: Manifest | None) -> bytes:
-        """The salt of an imported agent, also after another process has removed its manifest: the
-        pool may still have its cache."""
+        """Return an imported agent's salt, even after another process has removed its manifest: the
+        pool may still hold its cache."""
         if manifest is not None and manifest.scope.salt:
             self._salts[tenant, agent_id] = manifest.scope.salt
         return self._salts.get((tenant, agent_id), b"")
 
     def _begin(self, request: Request, prefix: StoredPrefix) -> bool:
         if request.sequence is None:
-            raise AssertionError("only an opened request is loaded")
-        # A block that is read is not computed: others need not wait for it.
+            raise AssertionError("cannot load a request that is not open")
+        # The request reads this block instead of computing it: others need not wait for it.
         self.shared.release(request)
         state = self._state(request)
         state.load = self._loader.begin(prefix, request.sequence, state.terms)
         return True
 
     def _next_block(self, request: Request) -> BlockHash | None:
-        """The block of the request's next token; None if no other request may reuse it."""
+        """Return the block of the request's next token; None if no other request may reuse it."""
         number, n_full = request.computed // BLOCK_TOKENS, self._blocks_to_compute(request)
         if number >= n_full:
             return None
@@ -406,11 +394,11 @@ class PrefixStore:
         return state.links[number].hash
 
     def _blocks_to_compute(self, request: Request) -> int:
-        """Full blocks of the request's tokens that other requests may reuse."""
+        """Return how many full blocks of the request's tokens others may reuse."""
         return self._spec.reusable(request.n_tokens - 1) // BLOCK_TOKENS
 
     def _search(self, request: Request, start: int) -> StoredPrefix | None:
-        # The last one must run to give the logits of the next.
+        # The last token must run to give the logits of the next.
         tokens = request.tokens[: self._spec.reusable(request.n_tokens - 1)]
         scope = self._scope_of(request)
         state = self._state(request)
@@ -426,7 +414,7 @@ class PrefixStore:
         return public
 
     def _search_public(self, tokens: Sequence[int]) -> StoredPrefix | None:
-        """The longest prefix of `tokens` that is shared with every tenant."""
+        """Return the longest prefix of `tokens` that every tenant shares."""
         length = max((common_prefix(one, tokens) for one in self._public), default=0)
         if not length:
             return None
@@ -436,7 +424,7 @@ class PrefixStore:
         return None if found is None else replace(found, is_public=True)
 
     def _worthwhile(self, prefix: StoredPrefix | None, request: Request) -> StoredPrefix | None:
-        """`prefix`, unless computing it is faster than reading it."""
+        """Return `prefix`, or None if computing it is faster than reading it."""
         if prefix is None:
             return None
         state, n_tokens = self._state(request), prefix.length - request.computed
@@ -450,7 +438,7 @@ class PrefixStore:
         return None
 
     def _search_again(self, leader: Request) -> None:
-        """Let requests that begin like `leader` and compute nothing look for what it has saved."""
+        """Let idle requests that begin like `leader` look for the blocks that it saved."""
         for other in self.shared.beginning_like(leader):
             if other.phase is Phase.WAITING:
                 self._state(other).searched = False
@@ -460,7 +448,7 @@ class PrefixStore:
     def _save_to(
         self, request: Request, sequence: SequenceId, length: int, *, interim: bool
     ) -> None:
-        """Save the first `length` tokens, which are all that the sequence holds."""
+        """Save the first `length` tokens, all that the sequence holds."""
         state = self._state(request)
         reusable = self._spec.reusable(length)
         links = state.all_links(self._scope_of(request), request.tokens[:reusable])

@@ -1,8 +1,8 @@
-"""ReadAhead: brings stored prefixes from disk into memory shortly before they are needed.
+"""ReadAhead: brings stored prefixes from disk into memory shortly before requests need them.
 
-In a thread of its own, one body after the other. Knows when agents are expected and which requests
-wait; neither what is in the pool nor how a body is read. ToolTimes says when they are expected: how
-long an agent is usually away after a call of a tool.
+Its own thread reads one body after the other. Knows when agents should return and which requests
+wait, but not the pool's contents nor how to read a body. ToolTimes predicts returns from how long
+an agent is usually away after calling a tool.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from semantic.domain.value_objects import CacheKey
 from semantic.ports.generation import Clock
 
 LEAD = 3.0
-"""Seconds before an agent is expected: in `benchmarks.returns` longer ones read what is evicted
-again before it is used, and shorter ones end too late for long histories."""
+"""Lead in seconds. In `benchmarks.returns` memory evicts earlier reads again before use, and later
+ones end too late for long histories."""
 _LATE = 60.0
-"""Seconds after which what was read for an agent that is not back no longer counts."""
+"""Seconds after which reads for an agent that has not returned no longer count."""
 _MOST_EXPECTED = 1000
 _REST = 3
-"""How many times as long as it took to read a body nothing is read then: on a CPU a decode has its
-cores back, and the drive is free for what is needed at once."""
+"""Rest after reading a body, as a multiple of the reading time: on a CPU a decode has its cores
+back, and the drive is free for urgent reads."""
 _PATIENCE = 0.05
-"""Seconds to wait for the loads of requests before asking whether the agent is still expected."""
+"""Seconds to wait for the loads of requests before asking again about the agent's return."""
 
 
 class Prefixes(Protocol):
@@ -39,33 +39,33 @@ class Prefixes(Protocol):
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes of memory that may be filled ahead of need."""
+        """Bytes of memory to fill ahead of need."""
         ...
 
     def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
-        """What is stored of the agent's last turn, or None."""
+        """Return the stored prefix of the agent's last turn, or None."""
         ...
 
     def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """Return when no request's prefix is being read, or after `seconds`; whether none is."""
+        """Wait until no request's prefix is loading, at most `seconds`; return whether none is."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A prefix to read at `due`; that of the agent's last turn if it is None."""
+    """A prefix to read at `due`; None stands for that of the agent's last turn."""
 
     due: float
     prefix: StoredPrefix | None = None
 
 
 class ReadAhead:
-    """Reads for one engine. Thread-safe; the thread starts with the first agent that is expected.
+    """Reads for one engine. Thread-safe. The thread starts with the first expected agent.
 
-    Requests that load go first. All that is read and not used yet takes at most
-    `Prefixes.ahead_bytes`; an agent whose cache is in the pool costs nothing.
+    Loading requests go first. Unused reads take at most `Prefixes.ahead_bytes`. An agent whose
+    cache is in the pool costs nothing.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ReadAhead:
         in_pool: Callable[[CacheKey], bool],
         clock: Clock = time.monotonic,
     ) -> None:
-        """`in_pool` says whether an agent's cache is in the pool; any thread may call it."""
+        """`in_pool` says whether an agent's cache is in the pool. Any thread may call it."""
         self._prefixes = prefixes
         self._in_pool = in_pool
         self._clock = clock
@@ -86,15 +86,15 @@ class ReadAhead:
         self._closed = False
 
     def expect(self, key: CacheKey, seconds: float) -> None:
-        """The agent will send its next request in so many seconds."""
+        """Expect the agent's next request in `seconds`."""
         self._add(key, _Job(self._clock() + max(0.0, seconds - LEAD)))
 
     def waits(self, key: CacheKey, prefix: StoredPrefix) -> None:
-        """A request of the agent waits for blocks; it will be restored from `prefix`."""
+        """Read ahead for an agent's request that waits for blocks and will restore `prefix`."""
         self._add(key, _Job(self._clock(), prefix))
 
     def arrived(self, key: CacheKey) -> None:
-        """The agent is back, or its request waits no more: nothing is read for it any longer."""
+        """Stop reading for an agent that is back, or whose request waits no more."""
         with self._changed:
             self._jobs.pop(key, None)
             self._held.pop(key, None)
@@ -103,7 +103,7 @@ class ReadAhead:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread, after the body that it reads."""
+        """End the thread after the current body."""
         with self._changed:
             self._closed = True
             self._jobs.clear()
@@ -113,7 +113,7 @@ class ReadAhead:
             self._thread.join()
 
     def read_due(self) -> float | None:
-        """Read what is due; seconds until the next is, None if nothing is expected."""
+        """Read what is due; return the seconds until the next job, None if none."""
         while (found := self._take()) is not None:
             self._read(*found)
         return self._seconds()
@@ -148,7 +148,7 @@ class ReadAhead:
         return None if due is None else max(0.0, due - self._clock())
 
     def _take(self) -> tuple[CacheKey, _Job] | None:
-        """The job that is due first, if one is."""
+        """Return the job that is due first, if one is."""
         with self._changed:
             key = min(self._jobs, key=lambda one: self._jobs[one].due, default=None)
             if key is None or self._jobs[key].due > self._clock():
@@ -178,7 +178,7 @@ class ReadAhead:
                 self._changed.wait_for(lambda: self._reading != key, rest)
 
     def _left(self, key: CacheKey) -> int:
-        """Bytes that may be read for an agent beside what others have not used yet."""
+        """Return the bytes left for an agent, given others' unused reads."""
         now, most = self._clock(), self._prefixes.ahead_bytes  # not under the lock: it may be slow
         with self._changed:
             others = ((one, *held) for one, held in self._held.items() if one != key)
@@ -194,19 +194,19 @@ class ReadAhead:
 
 
 _LATEST = 32
-"""Absences after each tool that the median is taken of."""
+"""Absences per tool that the median covers."""
 _FEWEST = 3
-"""Absences before which nothing is expected: one of them may be any pause."""
+"""Absences of a tool before any prediction: a single one may be any pause."""
 _MOST_TOOLS = 1000
 _MOST_AWAY = 10_000
 _LONGEST_NAME = 128
-"""Characters. Tools with longer names are not remembered."""
+"""Characters. Tools with longer names do not count."""
 
 
 class ToolTimes:
-    """The median of the latest absences after each tool of a tenant, which no outlier moves far.
+    """The median of the latest absences after each tool of a tenant, robust against outliers.
 
-    What is remembered is bounded, and tenants share the bound. Not thread-safe.
+    Its memory has a bound, which tenants share. Not thread-safe.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -215,10 +215,10 @@ class ToolTimes:
         self._away: FairLru[str, tuple[str, float]] = FairLru(_MOST_AWAY)
 
     def called(self, agent: str, tenant: str, tools: Collection[str]) -> float | None:
-        """The agent has got calls of `tools`; in how many seconds it is usually back.
+        """Record that the agent called `tools`; return the seconds until it is usually back.
 
-        That is when the slowest known one has ended; None if none is known. Only calls of one tool
-        are learned from: of several it is not known which took how long.
+        The slowest known tool decides; None without one. Only calls of a single tool count as
+        samples: with several, the time of each is unknown.
         """
         names = {name for name in tools if len(name) <= _LONGEST_NAME}
         self._away.remove(tenant, agent)
@@ -228,7 +228,7 @@ class ToolTimes:
         return max((seconds for seconds in usual if seconds is not None), default=None)
 
     def returned(self, agent: str, tenant: str) -> None:
-        """The agent has sent its next request."""
+        """Record that the agent has sent its next request."""
         away = self._away.peek(tenant, agent)
         if away is None:
             return

@@ -1,7 +1,7 @@
-"""BlockSaver: exports what a sequence holds into a block store, and drops what must not be reused.
+"""BlockSaver: exports a sequence's blocks into a block store, and drops blocks unfit for reuse.
 
-RequestState is what saving and restoring know of a request. Knows the backend and the store by
-their ports; not when something is saved.
+RequestState is the prefix store's record of a request. Knows the backend and the store by their
+ports, but not when to save.
 """
 
 from __future__ import annotations
@@ -21,49 +21,48 @@ from semantic.ports.store import CacheStorePort
 
 @dataclass(slots=True)
 class RequestState:
-    """What the prefix store knows of one request."""
+    """The prefix store's state of one request."""
 
     links: list[BlockLink] = field(default_factory=list)
-    """Hash chain of the request's full blocks, as far as it has been computed."""
+    """Hash chain of the request's full blocks, as far as computed."""
     stored_blocks: int = 0
-    """How many leading blocks are in the store or have been offered to it."""
+    """Leading blocks that the store has, or that the saver has offered to it."""
     prefix: StoredPrefix | None = None
-    """The stored prefix to restore when the request is opened."""
+    """The stored prefix to restore when the request opens."""
     searched: bool = False
-    """Whether `prefix` has been looked up since the request began to wait."""
+    """True if the store looked `prefix` up since the request began to wait."""
     terms: Terms = NEVER_GIVEN_UP
-    """On which `prefix` is read."""
+    """Terms for reading `prefix`."""
     preferred: int = 0
-    """Tokens up to which computing was found to be faster than reading: that stays decided."""
+    """Tokens up to which computing proved faster than reading. The decision stays."""
     load: Load | None = None
-    """The prefix that is being read into the request's sequence."""
+    """The running load into the request's sequence."""
     put: list[BlockKey] = field(default_factory=list)
-    """What the request has put into the store."""
+    """Keys of bodies that the request put into the store."""
     read: list[BlockHeader] = field(default_factory=list)
-    """What the request has read from the store."""
+    """Headers of bodies that the request read from the store."""
     scope: Scope | None = None
-    """What its blocks are hashed and looked up in."""
+    """The scope that hashes and finds its blocks."""
     is_ahead: bool = False
-    """Whether `prefix` is read ahead: what is in which tier changes."""
+    """True if a thread reads `prefix` ahead: bodies change tiers."""
     unread: int = 0
-    """Tokens of a prefix that could not be read: a shorter one, or other bodies, are looked for."""
+    """Tokens of an unreadable prefix. The request looks for a shorter one or other bodies."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Links of the full blocks of `tokens`, which extend those of earlier calls."""
+        """Return links of the full blocks of `tokens`, which extend those of earlier calls."""
         n_full = len(tokens) // BLOCK_TOKENS
         if len(self.links) < n_full:
             self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])
         return self.links[:n_full]
 
     def all_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Links of all blocks of `tokens`; the last one may be partial."""
+        """Return links of all blocks of `tokens`. The last one may be partial."""
         return scope.continued(self.full_links(scope, tokens), tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The saved part of an open sequence; `put` collects the keys. Not `interim` at a turn's
-    end."""
+    """The saved part of an open sequence; `put` collects keys. Not `interim` at a turn's end."""
 
     sequence: SequenceId
     put: list[BlockKey]
@@ -77,7 +76,7 @@ class BlockSaver:
         self._model = model
         self._layout = model.layout()
         self._store = store
-        self.has_gaps = False  # whether interim blocks may be missing on disk
+        self.has_gaps = False  # True if interim blocks may be missing on disk
 
     def put_full(self, export: Export, links: Sequence[BlockLink]) -> bool:
         """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""
@@ -88,7 +87,7 @@ class BlockSaver:
         )
 
     def put_checkpoint(self, export: Export, links: Sequence[BlockLink]) -> None:
-        """Save what a sequence needs to resume after `links`: window bodies and a checkpoint."""
+        """Save the window bodies and the checkpoint that resume a sequence after `links`."""
         if not self._layout.needs_checkpoint or not links:
             return
         window = window_links(self._layout, links)
@@ -102,8 +101,7 @@ class BlockSaver:
     def drop(
         self, put: Sequence[BlockKey], links: Iterable[BlockLink], read: Iterable[BlockHeader]
     ) -> None:
-        """Drop what was `put`, with all that follows it, and of the FULL blocks of `links` and what
-        was `read` those that have values that are not finite."""
+        """Drop `put` bodies with all that follow, and non-finite bodies of `links` and `read`."""
         headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
         others = {one.key: one for one in (*headers, *read)}
         for key in put:
@@ -121,7 +119,7 @@ class BlockSaver:
         return self._store.put(StoredBlock(header, body, export.interim))
 
     def _is_finite(self, header: BlockHeader) -> bool:
-        """Whether a stored body holds finite values only, or cannot be read."""
+        """Return whether a stored body holds finite values only, or is missing."""
         body = self._store.read(header)
         try:
             return body is None or self._model.is_finite(header.part, body)
@@ -129,7 +127,7 @@ class BlockSaver:
             return False
 
     def _with_dependents(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        """`keys` and what depends on them: other parts of a FULL block, and what follows it."""
+        """Return `keys` and their dependents: other parts of a FULL block, and later blocks."""
         found = dict.fromkeys(keys)
         waiting = list(found)
         while waiting:

@@ -1,8 +1,7 @@
-"""SharedPrefill: of requests that begin alike one computes what they share, the others wait for it.
+"""SharedPrefill: one request computes what requests have in common, the others wait for it.
 
-`CommonPrefixes` compares prompts of one tenant as they arrive; from it follows at which positions
-a request takes checkpoints for the others. Knows requests and which of their blocks are being
-computed; reads and writes no store.
+`CommonPrefixes` compares prompts of one tenant as they arrive, which decides where a request takes
+checkpoints for the others. Knows requests and the blocks that they compute. Uses no store.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from semantic.domain.block_hash import BlockHash
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _MOST_COMPARED = 128
-"""A prompt is compared with so many of those that begin like it: the running, then the oldest."""
+"""Requests with a common beginning to compare a prompt with: the running ones, then the oldest."""
 _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 
 
@@ -32,8 +31,8 @@ _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 class _Group:
     """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens.
 
-    `version` changes when one is added or removed; `compared` are those to compare with, as of
-    `compared_at`. `allowance`: bytes that checkpoints may take where they part.
+    `version` changes with each addition or removal. `compared` are the requests to compare with, as
+    of `compared_at`. `allowance`: bytes that checkpoints may take where they part.
     """
 
     allowance: int
@@ -46,8 +45,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Live:
-    """A request that has not ended; `common` has its common prefixes, by the other's uid, and
-    `longest` is the longest of them."""
+    """A live request. `common` has common prefixes by the other's uid, `longest` the maximum."""
 
     request: Request
     packed: bytes
@@ -58,13 +56,10 @@ class _Live:
 
 
 class CommonPrefixes:
-    """The requests of one engine that have not ended.
-
-    `add` is called by any thread, all else by the stepping thread.
-    """
+    """The live requests of one engine. Any thread calls `add`, the stepping thread all else."""
 
     def __init__(self, allowance: int = 0) -> None:
-        """`allowance`: bytes that requests that begin alike have from the beginning."""
+        """`allowance`: initial bytes of each group of requests with a common beginning."""
         self._allowance = allowance
         self._live: dict[str, _Live] = {}
         self._groups: dict[tuple[str, bytes], _Group] = {}
@@ -75,7 +70,7 @@ class CommonPrefixes:
 
     def add(self, request: Request) -> None:
         """Compare others with `request` from now on."""
-        # The last token of a prompt is never taken from a cache.
+        # No cache supplies the last token of a prompt.
         packed = array("I", request.prompt[:-1]).tobytes()
         if len(packed) < _HEAD_BYTES:
             return
@@ -85,7 +80,7 @@ class CommonPrefixes:
             group.version += 1
 
     def remove(self, request: Request) -> None:
-        """The request has ended."""
+        """Remove a request that has ended."""
         with self._lock:
             own = self._live.pop(request.uid, None)
             if own is None:
@@ -96,12 +91,12 @@ class CommonPrefixes:
                 del self._groups[_head(request, own.packed)]
 
     def version(self, request: Request) -> int:
-        """Changes with the requests that `of` returns."""
+        """Return a number that changes with the requests that `of` returns."""
         own = self._live.get(request.uid)
         return -1 if own is None else own.group.version
 
     def allowance(self, request: Request) -> int:
-        """Bytes that checkpoints may take where requests that begin like this one part."""
+        """Return the bytes that checkpoints may take where requests with this beginning part."""
         own = self._live.get(request.uid)
         return 0 if own is None else own.group.allowance
 
@@ -112,7 +107,7 @@ class CommonPrefixes:
             own.group.allowance += n_bytes
 
     def of(self, request: Request, at_least: int = FEWEST_TOKENS) -> Iterator[tuple[Request, int]]:
-        """Requests of the same tenant and how many tokens they share: `at_least` or more."""
+        """Yield requests of the same tenant and how many tokens they share: `at_least` or more."""
         own = self._live.get(request.uid)
         if own is None:
             return
@@ -136,7 +131,7 @@ class CommonPrefixes:
         own.longest = max(own.common.values(), default=0)
 
     def _others(self, group: _Group) -> tuple[int, list[_Live]]:
-        """The requests of `group` to compare with, and its version."""
+        """Return the requests of `group` to compare with, and its version."""
         with self._lock:
             if group.compared_at != group.version:
                 live = sorted(group.live.values(), key=lambda at: at.request.phase is Phase.WAITING)
@@ -145,15 +140,15 @@ class CommonPrefixes:
 
 
 def computes_before(left: Request, right: Request) -> bool:
-    """Which of two requests computes what they share: one order for all, so that one always does.
+    """Return whether `left` computes the common part: one order for all, so that one always does.
 
-    The one that has computed more; of two equals the one that ends sooner, then the older.
+    The request that has computed more goes first, then the one that ends sooner, then the older.
     """
     return _order(left) < _order(right)
 
 
 def is_computing(request: Request) -> bool:
-    """Whether the request's prompt is being computed and stops at checkpoints."""
+    """Return whether the request's prompt is in prefill and stops at checkpoints."""
     return request.phase is Phase.PREFILL and request.sequence is not None and not request.scoring
 
 
@@ -166,7 +161,7 @@ def _head(request: Request, packed: bytes) -> tuple[str, bytes]:
 
 
 def _n_common(left: bytes, right: bytes) -> int:
-    """Tokens in common of two packed prompts."""
+    """Return the number of common tokens of two packed prompts."""
     size = array("I").itemsize
     same, stop = 0, min(len(left), len(right))
     while same < stop:
@@ -179,44 +174,44 @@ def _n_common(left: bytes, right: bytes) -> int:
 
 
 _MOST_IN_VAIN = 2
-"""A request that has waited for others so often without a use computes all its tokens."""
+"""Vain waits for others after which a request computes all its tokens."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """Where a request takes checkpoints, and for whom it waits."""
+    """A request's checkpoint positions, and the request that it waits for."""
 
     start: int = 0
     """The last position that has a checkpoint in the store."""
     junction: int | None = None
-    """Where the prompt differs from all that was stored when it was looked up."""
+    """The position where the prompt differs from all stored tokens, as of its look-up."""
     positions: tuple[int, ...] = ()
     """Positions at which to take checkpoints."""
     junctions: tuple[int, ...] = ()
-    """Those of `positions` at which other requests continue with other tokens."""
+    """The `positions` at which other requests continue with other tokens."""
     reserved: int = 0
-    """Bytes of their checkpoints."""
+    """Bytes of the junctions' checkpoints."""
     counted: int | None = None
-    """Up to where the tokens that the request computes allow such checkpoints."""
+    """The position up to which computed tokens count towards the allowance."""
     made_for: tuple[int, int] = (-1, -1)
-    """The version of the common prefixes and the start that `positions` was made for."""
+    """The version of the common prefixes and the start that `positions` is for."""
     waits_for: tuple[Request, int] | None = None
     """The request whose checkpoints this one waits for, and how many tokens the two share."""
     looks_again: bool = False
-    """Whether to look for what others have saved, before it computes or waits again."""
+    """True if the request looks for others' blocks before it computes or waits again."""
     waited: int = 0
-    """What that adds to `in_vain` if nothing is found."""
+    """Added to `in_vain` if the current wait finds nothing."""
     in_vain: int = 0
-    """How often it has waited without a use."""
+    """Waits without a use."""
     in_flight: BlockHash | None = None
     """The block this request is computing, for which others may wait."""
 
 
 class SharedPrefill:
-    """Which request computes what several of one engine need.
+    """Decides which request computes what several of one engine need.
 
-    `add` is called by any thread, `continues_from` and `parts_at` under the engine's lock, all else
-    by the stepping thread.
+    Any thread calls `add`. Callers of `continues_from` and `parts_at` hold the engine's lock. The
+    stepping thread calls all else.
     """
 
     def __init__(
@@ -227,9 +222,9 @@ class SharedPrefill:
         needs_checkpoint: bool,
         best_chunk: int,
     ) -> None:
-        """`next_block`: the block of a request's next token, None if others cannot reuse it.
+        """`next_block` returns the block of a request's next token, None if others cannot reuse it.
 
-        `needs_checkpoint`: a sequence can be restored only at a checkpoint; else at any block.
+        `needs_checkpoint`: the backend restores a sequence only at a checkpoint, else at any block.
         """
         self._spec = spec
         self._next_block = next_block
@@ -243,32 +238,32 @@ class SharedPrefill:
     # Life of a request
 
     def add(self, request: Request) -> None:
-        """A request was submitted: others take checkpoints where it will continue.
+        """Add a new request, so that others take checkpoints where it will continue.
 
-        Not for one that is not kept: where another's cache parts from it would tell of its tokens.
+        Skip one with `keep` off: where another's cache parts from it would reveal its tokens.
         """
         if self._needs_checkpoint and request.keep:
             self._common.add(request)
 
     def parts_at(self, request: Request, junction: int | None) -> None:
-        """The prompt differs from all that is stored at `junction`; None if it is not known."""
+        """Record that the prompt differs from all stored tokens at `junction`, None if unknown."""
         self._plan(request).junction = junction
 
     def continues_from(self, request: Request, position: int) -> None:
-        """The request is restored at `position`: it computes what follows."""
+        """Record that the request resumes at `position` and computes what follows."""
         plan = self._plan(request)
         plan.start, plan.counted, plan.waited = position, None, 0
 
     def took_checkpoint(self, request: Request, position: int) -> None:
-        """The request has a checkpoint at `position`, which is in the store."""
+        """Record that the store has the request's checkpoint at `position`."""
         plan = self._plan(request)
         if position in plan.junctions:
-            # Spent: what is left of the reserved bytes is returned when the next are chosen.
+            # Spent. The next choice of junctions returns the rest of the reserved bytes.
             plan.reserved -= self._junctions.bytes_at(position, plan.start)
         plan.start = position
 
     def preempt(self, request: Request) -> None:
-        """Its sequence is closed: it plans anew. What it differs from in the store stays."""
+        """Plan anew, since its sequence closes. The difference from the store stays known."""
         junction = self._plan(request).junction
         self._forget(request)
         self._plans[request.uid] = _Plan(junction=junction)
@@ -282,12 +277,12 @@ class SharedPrefill:
     # Computing a shared block once
 
     def claim(self, request: Request) -> bool:
-        """Whether `request` may compute its next block; False while another request computes it.
+        """Return whether `request` may compute its next block; False while another computes it.
 
-        The claiming request computes the block for all: the others read it from the store. A
-        request in the middle of a block always continues. Where checkpoints are needed the others
-        wait for the last one that the first request takes in the prefix they share. A request that
-        is not kept waits for others, and computes for itself alone.
+        The claiming request computes the block for all, and the others read it from the store. A
+        request in the middle of a block always continues. Where the layout needs checkpoints, the
+        others wait for the last one that the first request takes in their common prefix. A request
+        with `keep` off waits for others, and computes for itself alone.
         """
         if self._needs_checkpoint:
             return not self._waits(request)
@@ -303,7 +298,7 @@ class SharedPrefill:
         return request.computed % BLOCK_TOKENS != 0
 
     def release(self, request: Request) -> None:
-        """Give up the request's claim, if it has one."""
+        """Release the request's claim, if it has one."""
         plan = self._plan(request)
         block, plan.in_flight = plan.in_flight, None
         if block is not None and self._in_flight.get(block) == request.uid:
@@ -312,7 +307,7 @@ class SharedPrefill:
     # Waiting for a checkpoint
 
     def waits_for(self, request: Request) -> Request | None:
-        """The request whose checkpoint this one waits for, and which waits for none itself."""
+        """Return the request that ends this one's chain of waits: it waits for none."""
         first, plan = None, self._plans.get(request.uid)
         while plan is not None and plan.waits_for is not None:
             first = plan.waits_for[0]
@@ -320,47 +315,44 @@ class SharedPrefill:
         return first
 
     def look_again(self, request: Request) -> None:
-        """Others have saved what the request could not find before."""
+        """Make the request look again: others have saved blocks that it could not find before."""
         plan = self._plan(request)
         plan.looks_again = plan.in_vain < _MOST_IN_VAIN
 
     def looks_again(self, request: Request) -> bool:
-        """Whether others may have saved more since the request was looked up; once.
-
-        `in_vain` is called if there is nothing to continue from.
-        """
+        """Return, once, whether others may have saved more since the look-up. See `in_vain`."""
         plan = self._plan(request)
         looks, plan.looks_again = plan.looks_again, False
         return looks
 
     def in_vain(self, request: Request) -> None:
-        """What the request waited for was of no use."""
+        """Record that the request's wait was useless."""
         plan = self._plan(request)
         plan.in_vain += plan.waited
         plan.waited = 0
 
     def read_in_vain(self, request: Request, *, look_again: bool) -> None:
-        """What was read is damaged; `look_again` for what is left."""
+        """Record a damaged read; `look_again` for the rest."""
         plan = self._plan(request)
         plan.in_vain += 1
         if look_again:
             plan.looks_again, plan.waited = True, 1
 
     def beginning_like(self, leader: Request) -> Iterator[Request]:
-        """The requests that have computed nothing and begin like `leader`."""
+        """Return the requests that have computed nothing and begin like `leader`."""
         looking = Phase.WAITING, Phase.LOAD
         return (other for other, _ in self._common.of(leader) if other.phase in looking)
 
     # Taking checkpoints
 
     def checkpoint_at(self, request: Request) -> int | None:
-        """The next position where prefill must stop to take a checkpoint."""
+        """Return the next position where prefill must stop to take a checkpoint."""
         positions = self._positions(request)
         following = bisect_right(positions, request.computed)
         return positions[following] if following < len(positions) else None
 
     def takes_checkpoint(self, request: Request) -> bool:
-        """Whether to take a checkpoint of what the request has computed by now."""
+        """Return whether to take a checkpoint of the tokens computed so far."""
         if not self._needs_checkpoint:
             return False
         plan = self._plan(request)
@@ -377,7 +369,7 @@ class SharedPrefill:
         return self._plans.setdefault(request.uid, _Plan()) if plan is None else plan
 
     def _positions(self, request: Request) -> tuple[int, ...]:
-        """Positions at which the request's prefill takes checkpoints."""
+        """Return the positions at which the request's prefill takes checkpoints."""
         if not self._needs_checkpoint or request.scoring:
             return ()
         plan = self._plan(request)
@@ -396,7 +388,7 @@ class SharedPrefill:
         return plan.positions
 
     def _chosen_junctions(self, request: Request, plan: _Plan, end: int) -> tuple[int, ...]:
-        """Where others continue that the allowance suffices for, with what is yet to compute."""
+        """Return the junctions that fit the allowance, future earnings included."""
         common, computed = self._common, request.computed
         if plan.counted is None:
             plan.counted = computed
@@ -414,18 +406,18 @@ class SharedPrefill:
         return chosen
 
     def _forget(self, request: Request) -> None:
-        """Give up what the request has claimed and reserved."""
+        """Release the request's claim and reserved bytes."""
         self.release(request)
         plan = self._plan(request)
         self._common.allow(request, plan.reserved)
         plan.reserved = 0
 
     def _waits(self, request: Request) -> bool:
-        """Whether another request is about to take a checkpoint from which this one continues.
+        """Return whether the request waits for another to take a checkpoint.
 
-        Once that one takes no more in what they share, or ends, the request looks for what was
-        saved before it waits again, and waits in vain a few times at most: others that arrive
-        later and end sooner cannot keep it waiting.
+        Once the leader takes no more in their common prefix, or ends, the request looks for saved
+        blocks before it waits again. It waits in vain a few times at most: later arrivals that end
+        sooner cannot keep it waiting.
         """
         plan = self._plan(request)
         if plan.looks_again or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
@@ -433,20 +425,20 @@ class SharedPrefill:
         if plan.waits_for is None:
             plan.waits_for = next(self._leaders(request), None)
         elif not self._leads(*plan.waits_for, request):
-            # One that goes on has taken it: then the store does not keep it.
+            # If the leader still runs, it has taken the checkpoint and the store did not keep it.
             goes_on = plan.waits_for[0].phase in (Phase.PREFILL, Phase.DECODE)
             plan.waits_for, plan.looks_again = None, True
             plan.waited = _MOST_IN_VAIN if goes_on else 1
         return plan.waits_for is not None
 
     def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
-        """Requests that compute what `request` needs, and how many tokens they share."""
+        """Yield requests that compute what `request` needs, and how many tokens they share."""
         for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
             if self._leads(other, shared, request):
                 yield other, shared
 
     def _leads(self, leader: Request, shared: int, request: Request) -> bool:
-        """Whether `leader` will take a checkpoint in the `shared` tokens that `request` needs."""
+        """Return whether `leader` will take a checkpoint for `request` in `shared` tokens."""
         if not (is_computing(leader) and computes_before(leader, request)):
             return False
         positions = self._positions(leader)

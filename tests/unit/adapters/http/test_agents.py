@@ -80,7 +80,7 @@ def test_a_list_of_agents(server: RunningServer, served: AgentsWorld) -> None:
             "prompt_tokens": 600,
             "cached_tokens": 599,
             "cached_share": 599 / 600,
-            "reason": "All that was cached of it was used.",
+            "reason": "The prompt reused every matching cached token.",
             "lost_tokens": 0,
             "lost_seconds": 0.0,
         },
@@ -127,7 +127,7 @@ def test_why(server: RunningServer, served: AgentsWorld) -> None:
         "reused_tokens": 0,
         "computed_tokens": 600,
         "end": "diverged",
-        "reason": "It is not what the agent had before.",
+        "reason": "The prompt differs from the agent's history.",
         "source": "none",
         "differs_at": 0,
         "expected": 0,
@@ -140,7 +140,7 @@ def test_why(server: RunningServer, served: AgentsWorld) -> None:
             "differs_at": 0,
             "part": None,
             "end": "diverged",
-            "reason": "It is not what the agent had before.",
+            "reason": "The prompt differs from the agent's history.",
         },
     }
     server.ask("POST", path("ada", "/fork"), {"new_id": "bob"})
@@ -356,14 +356,14 @@ def test_an_operator_is_told_why_without_what_a_tool_is_called(tenants: Tenants)
     data = tenants.ask(OPERATOR, "GET", f"/v1/agents?tenant={tenants.ids[0]}").json["data"]
     assert isinstance(data, list)
     (ada,) = data
-    assert ada["last_turn"]["reason"] == "Nothing was cached that begins like it."
+    assert ada["last_turn"]["reason"] == "No cached prefix matches it."
     lost = CacheMiss(512, 1.5, Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash"))
     match = MatchReport(1000, 256, MatchEnd.DIVERGED, "pool", seconds=3.0, lost=lost)
     of_tenant = _last_turn(match, for_operator=False)
     assert of_tenant["reason"] == "Tool 7 (Bash) changed."
     assert (of_tenant["lost_tokens"], of_tenant["lost_seconds"]) == (512, 1.5)
     of_operator = _last_turn(match, for_operator=True)
-    assert of_operator == {**of_tenant, "reason": "It is not what the agent had before."}
+    assert of_operator == {**of_tenant, "reason": "The prompt differs from the agent's history."}
 
 
 def requests_of(tenants: Tenants, key: str, query: str = "") -> list[dict[str, Any]]:
