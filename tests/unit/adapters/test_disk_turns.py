@@ -183,7 +183,7 @@ def test_where_turns_cannot_be_kept_somebody_is_told_once(tmp_path: Path) -> Non
         assert turns.get(FIRST.point) is None
     turns.close()
     assert len(told) == 1
-    assert "turns cannot be stored on disk" in told[0]
+    assert "cannot store turns on disk" in told[0]
 
 
 def test_an_agent_that_alternates_between_machines_reads_each_turn_once(tmp_path: Path) -> None:

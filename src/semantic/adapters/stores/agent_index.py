@@ -1,6 +1,6 @@
 """Agents of stores: AgentTable in memory, TierAgents of two tiers, QueuedAgents behind a queue.
 
-The latter implement `AgentIndexPort`. Know manifests; no blocks, nor what manifests do to them.
+The last two implement `AgentIndexPort`. Know manifests, but neither blocks nor evictions.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from semantic.domain.stored import AgentName, Manifest, Pinned, Place
 from semantic.ports.store import AgentIndexPort
 
 ENTRY_BYTES = 1024
-"""What a block or manifest costs beside its body and tokens: objects, keys, table entries."""
+"""Bytes of a block or manifest in addition to its body and tokens: objects, keys, table entries."""
 TOKEN_BYTES = 48
-"""What a token costs: an int and two pointers. Ints shared by entries count in each."""
+"""Bytes of a token: an int and two pointers. Ints that entries share count in each."""
 LINK_BYTES = 640
-"""What a manifest costs for each of its blocks: the hash, and which agents need it."""
+"""Bytes of a manifest for each of its blocks: the hash, and the agents that need it."""
 _CHARACTER_BYTES = 4
 
 K = TypeVar("K")
@@ -35,13 +35,13 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class SavedAgent:
-    """A manifest without its tokens, which are packed, and the blocks that follow from it."""
+    """A manifest with packed tokens, and the blocks that follow from it."""
 
     bare: Manifest
     tokens: bytes
     chain: tuple[BlockHash, ...]
     last: tuple[BlockLink, ...]
-    """The last block, if there is any."""
+    """The last block, if any."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> SavedAgent:
@@ -87,7 +87,7 @@ class AgentTable:
         return self._saved.get(agent)
 
     def add(self, saved: SavedAgent) -> None:
-        """An agent that has nothing saved."""
+        """Add an agent without a saved manifest."""
         bare, agent = saved.bare, saved.name  # one tuple for all blocks
         self._saved[agent] = saved
         insort(self._listed.setdefault(bare.scope, []), bare.place)
@@ -134,7 +134,7 @@ class AgentTable:
 
 
 def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
-    """Remove a member, and its group with the last one; a chain may name a block twice."""
+    """Remove a member, and its group with the last one. A chain may name a block twice."""
     members = groups.get(group, {})
     members.pop(member, None)
     if not members:
@@ -143,8 +143,9 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierAgents:
-    """Agents of two tiers. A manifest in `cold` takes precedence, with its generation; pins are for
-    the quota of `pins`, one of the two.
+    """Agents of two tiers. A manifest in `cold` takes precedence, with its generation.
+
+    Pins count against the quota of `pins`, one of the two.
 
     Methods without a docstring: see `AgentIndexPort`.
     """
@@ -154,7 +155,7 @@ class TierAgents:
     _pins: AgentIndexPort
 
     def save(self, manifest: Manifest) -> bool:
-        """See `AgentIndexPort.save`. True when either tier accepts it."""
+        """See `AgentIndexPort.save`. True if either tier accepts it."""
         warm, cold = self._warm.save(manifest), self._cold.save(manifest)
         return warm or cold
 
@@ -166,7 +167,7 @@ class TierAgents:
         return list(dict.fromkeys([*self._warm.scopes(), *self._cold.scopes()]))
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """See `AgentIndexPort.page`. Of `warm` those that `cold` does not have."""
+        """See `AgentIndexPort.page`. Skips agents of `warm` that `cold` has too."""
         cold = ((one, True) for one in walk(self._cold, scope, limit, after))
         warm = ((one, False) for one in walk(self._warm, scope, limit, after))
         found: dict[str, Manifest] = {}
@@ -174,7 +175,7 @@ class TierAgents:
             name = one.agent_id
             if is_cold or (name not in found and self._cold.manifest(scope, name) is None):
                 found[name] = one
-            if len(found) == limit:  # before another is asked for: that would read a page more
+            if len(found) == limit:  # check before the next one, which would read another page
                 break
         return list(found.values())
 
@@ -201,7 +202,7 @@ class _Save:
     manifest: Manifest
     number: int = 0
     generation: int | None = None
-    """The one it will get; determined when it is first needed."""
+    """Its future generation, determined on first need."""
 
     @property
     def agent(self) -> AgentName:
@@ -209,10 +210,9 @@ class _Save:
 
 
 class QueuedAgents:
-    """Manifests that wait in `queue` behind the blocks that were put before them, and those of the
-    store behind it.
+    """Manifests queued behind the blocks put before them, and those of the store behind the queue.
 
-    The queue has only the newest manifest of an agent; a replaced one gets no generation. Methods
+    Keeps only an agent's newest manifest in the queue. A replaced one gets no generation. Methods
     without a docstring: see `AgentIndexPort`.
     """
 
@@ -225,7 +225,6 @@ class QueuedAgents:
         self._saves: OrderedDict[AgentName, _Save] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many manifests are queued."""
         return len(self._saves)
 
     def save(self, manifest: Manifest) -> bool:
@@ -277,7 +276,7 @@ class QueuedAgents:
         return self._inner.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `AgentIndexPort.remove`. Not queued: the agent is removed on return."""
+        """See `AgentIndexPort.remove`. Removes the agent before it returns, not in the queue."""
         agent = scope, agent_id
         with self._changed:
             was_queued = self._saves.pop(agent, None) is not None
@@ -296,7 +295,7 @@ class QueuedAgents:
             return {name: save for (of, name), save in self._saves.items() if of == scope}
 
     def _with_generation(self, save: _Save) -> Manifest:
-        """The queued manifest with the generation that it will have."""
+        """Return the queued manifest with its future generation."""
         with self._changed:
             generation = save.generation
         if generation is None:
@@ -309,7 +308,6 @@ class QueuedAgents:
         return replace(save.manifest, generation=generation)
 
     def _write(self, save: _Save) -> None:
-        """Called by a thread."""
         self._with_generation(save)
         self._queue.attempt(lambda: self._inner.save(save.manifest), "dropped manifests")
         if not self._waits and save.agent not in self._saves:  # removed before

@@ -1,7 +1,7 @@
 """Write-behind queue in front of a slow store: puts return at once, threads write.
 
-Implements `StorePort` in front of another one. Queued blocks are found and read from the queue.
-Knows how many bytes wait; not when, where or how they are written.
+Implements `StorePort` in front of another one. Finds and reads queued blocks in the queue. Knows
+how many bytes wait, but not when, where or how the store writes them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from semantic.domain.stored import (
 from semantic.ports.store import StorePort
 
 QUEUED_BLOCK_BYTES = 1024
-"""What a queued block counts beside its body, so that empty ones are bounded too."""
+"""Bytes of a queued block in addition to its body, so that empty ones have a bound too."""
 _KEPT_FOR_OTHERS = 8
-"""The part of the queue, 1/8, that no tenant alone may take: a full queue drops what others put."""
+"""The part, 1/8, that no tenant alone may take: a full queue drops other tenants' blocks."""
 MAX_TOUCHES = 1000
-"""Queued touches; further ones are dropped, which only worsens the order of eviction."""
+"""Queued touches. The queue drops further ones, which only worsens the order of eviction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,14 +59,14 @@ class _Put:
 
 
 class BackgroundStore:
-    """Accepts writes at once, and threads pass them to `inner`, in `WriteOrder`. Thread-safe.
+    """Accepts writes at once. Threads pass them to `inner`, in `WriteOrder`. Thread-safe.
 
-    At most `max_queued_bytes` of blocks are queued (each counts `QUEUED_BLOCK_BYTES` beside its
-    body), and of several tenants at most 7/8 of that for each, public prefixes not counted as one;
-    what would exceed that is dropped (backpressure), and so is everything during a back-off. Of an
-    agent's manifests only the newest is queued; a replaced one gets no generation. After `close`
-    everything else that was accepted has been passed to `inner`; a process that ends without it
-    loses the queue. A bug that ends the thread is raised by `flush` and `close`.
+    Queues at most `max_queued_bytes` of blocks (each counts `QUEUED_BLOCK_BYTES` in addition to its
+    body). Of several tenants each gets at most 7/8 of that; public prefixes do not count as one.
+    Drops blocks beyond that (backpressure), and everything during a back-off. Queues only the
+    newest of an agent's manifests. A replaced one gets no generation. After `close` everything else
+    that it accepted is in `inner`. A process that ends without it loses the queue. `flush` and
+    `close` raise a bug that ended the thread.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -83,13 +83,14 @@ class BackgroundStore:
         forgets_at_once: bool = False,
         close_seconds: float = math.inf,
     ) -> None:
-        """`tier` is what the queue is called. Blocks are passed on when `pace` allows, unless a
-        `flush` or `close` waits for them: writing takes time from computing. With a pace
-        checkpoints behind a turn's end come last, and are dropped while the queue is half full. Of
-        several `threads` each passes on a block at a time; all else waits for what was put before
-        it, as with one. With `forgets_at_once` it is `inner` that keeps what is written and what is
-        removed in order, and neither `drop` nor `remove` waits for a write. `close` drops what is
-        not passed on `close_seconds` after its begin.
+        """`tier` names the queue. Threads pass a block on when `pace` allows, or `flush` or `close`
+        waits.
+
+        Writing takes time from computing. With a pace, checkpoints before a turn's end come last,
+        and the queue drops them while it is half full. Each of several `threads` passes on a block
+        at a time. All else waits for the blocks put before it, as with one thread. With
+        `forgets_at_once` `inner` orders writes and removals, and neither `drop` nor `remove` waits
+        for a write. `close` drops what remains `close_seconds` after its begin.
 
         Raises InvalidRequestError for a bound below 1.
         """
@@ -108,16 +109,16 @@ class BackgroundStore:
         self._changed = self._queue.changed
         self.agents = QueuedAgents(self._queue, inner.agents, waits=self._waits)
         self._blocks: dict[BlockKey, _Put] = {}
-        self._dropped: set[BlockKey] = set()  # while they were passed on, and not put again
+        self._dropped: set[BlockKey] = set()  # dropped during their write, and not put again
         self._children = Children()  # of `_blocks`
-        self._tenants: Counter[bytes] = Counter()  # the bytes of each, of all that were ever seen
+        self._tenants: Counter[bytes] = Counter()  # bytes of each tenant ever seen
         self._public = tenant_tag(inner.secret, PUBLIC_TENANT)
         self._touches = 0
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. With `forgets_at_once` also while the queue may drop
-        blocks: the end of a turn puts again what is lacking then."""
+        """See `CacheStorePort.holds_back`. With `forgets_at_once` also while blocks may drop. The
+        end of a turn then puts the missing ones again."""
         if self._waits or self.inner.holds_back:
             return self.inner.holds_back
         with self._changed:
@@ -150,8 +151,8 @@ class BackgroundStore:
             return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Not queued; waits for a block that is being written, unless
-        the queue `forgets_at_once`."""
+        """See `CacheStorePort.drop`. Not queued. Waits for a running write of the block, unless the
+        queue `forgets_at_once`."""
         gone = frozenset(keys)
         with self._changed:
             if not self._waits:
@@ -176,7 +177,7 @@ class BackgroundStore:
         with self._changed:
             if not self._queue.accepts() or self._queue.n_bytes >= self._queue.max_bytes:
                 return frozenset()
-            # The end of a turn writes a block at once that is held back.
+            # The end of a turn writes held-back blocks at once.
             unqueued = [
                 key for key in keys if key not in self._blocks or self._queue.order.holds(key)
             ]
@@ -224,13 +225,13 @@ class BackgroundStore:
         return bytes(data)
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """See `CacheStorePort.prefetch`. Not queued; what is queued is in memory."""
+        """See `CacheStorePort.prefetch`. Not queued. Queued blocks are in memory."""
         with self._changed:
             is_queued = header.key in self._blocks
         return is_queued or self.inner.prefetch(header)
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.touch`. Dropped when `MAX_TOUCHES` are queued."""
+        """See `CacheStorePort.touch`. Drops touches beyond `MAX_TOUCHES` queued ones."""
         with self._changed:
             if self._queue.error is None and self._touches < MAX_TOUCHES:
                 self._touches += 1
@@ -240,9 +241,8 @@ class BackgroundStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. The first entry is the queue: its "dropped" were never
-        passed to the inner store, its "back-offs" count the pauses after failed writes.
-        """
+        """See `CacheStorePort.stats`. The first entry is the queue: its "dropped" never reached the
+        inner store, its "back-offs" count the pauses after failed writes."""
         with self._changed:
             queue = StoreStats(
                 self._tier,
@@ -255,12 +255,12 @@ class BackgroundStore:
         return [queue, *self.inner.stats()]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`. Raises IntegrityError when a bug has ended the thread."""
+        """See `CacheStorePort.flush`. Raises IntegrityError if a bug has ended the thread."""
         self._queue.drain()
         self.inner.flush()
 
     def close(self) -> None:
-        """See `CacheStorePort.close`. Raises IntegrityError when a bug has ended the thread."""
+        """See `CacheStorePort.close`. Raises IntegrityError if a bug has ended the thread."""
         try:
             self._queue.close()
         finally:
@@ -271,7 +271,6 @@ class BackgroundStore:
             self._queue.counts["hits"] += n
 
     def _write(self, job: _Put) -> None:
-        """Called by a thread."""
         try:
             self._queue.attempt(lambda: self.inner.put(job.block), "dropped")
         finally:
@@ -298,7 +297,7 @@ class BackgroundStore:
         self._touches -= 1
 
     def _has_room(self, job: _Put) -> bool:
-        """Whether it fits, and leaves a part to other tenants, if there are any."""
+        """Return whether the block fits and leaves a part to other tenants, if any."""
         own, most = self._tenants[job.tenant] + job.n_bytes, self._queue.max_bytes
         if len(self._tenants.keys() - {self._public}) > 1 and own > most - most // _KEPT_FOR_OTHERS:
             return False
@@ -309,7 +308,7 @@ class BackgroundStore:
         return [job for job in puts if job.block.header.key in keys]
 
     def _drop(self, number: int, why: str) -> None:
-        """Give up a queued block."""
+        """Drop a queued block."""
         job = self._queue.take(number)
         if isinstance(job, _Put):
             self._forget(job)
@@ -320,7 +319,7 @@ class BackgroundStore:
             self._drop(number, "superseded")
 
     def _drop_deferred(self) -> None:
-        """Keep half of the queue for what does not give way."""
+        """Keep half of the queue for blocks that do not give way."""
         while self._queue.is_over_half:
             number = self._queue.order.oldest_deferred()
             if number is None:
@@ -328,7 +327,7 @@ class BackgroundStore:
             self._drop(number, "dropped")
 
     def _forget(self, job: _Put) -> None:
-        """The block is no longer queued."""
+        """Forget a block that has left the queue."""
         del self._blocks[job.block.header.key]
         self._children.remove(job.block.header)
         self._queue.n_bytes -= job.n_bytes
@@ -336,6 +335,6 @@ class BackgroundStore:
 
 
 def _joined(written: Sequence[BlockHeader], queued: Sequence[BlockHeader]) -> list[BlockHeader]:
-    """Each block once; the queued header of one that is being written."""
+    """Return each block once, preferring its queued header."""
     keys = {one.key for one in queued}
     return [*(one for one in written if one.key not in keys), *queued]

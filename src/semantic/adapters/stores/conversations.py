@@ -1,7 +1,7 @@
 """Responses and turns on disk, each in one SQLite file that survives the process.
 
-Responses have a fallback to memory; a missing turn is rendered again. Knows records and which
-failures are permanent; no wires.
+Responses fall back to memory. The server renders a missing turn again. Knows records and which
+failures are permanent, but no API.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ def _ignore(_: str) -> None:
 
 
 class SqliteResponses:
-    """Implements `ResponsesPort`; beyond `max_bytes` the oldest responses are deleted, those of the
-    tenant with most first.
+    """Implements `ResponsesPort`. Beyond `max_bytes` deletes the largest tenant's oldest first.
 
-    The file is created on first use; its folder must exist. `notify` receives a sentence when a
-    corrupt file was quarantined.
+    Creates the file on first use, in an existing folder. `notify` receives a sentence when a
+    corrupt file goes to quarantine.
     """
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None] = _ignore) -> None:
@@ -49,7 +48,7 @@ class SqliteResponses:
         self._records.put(key_of(tenant, response.id), encoded(response), owner_of(tenant))
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`. The text is overwritten, in the log too."""
+        """See `ResponsesPort.delete`. Overwrites the text, in the log too."""
         return self._records.delete(key_of(tenant, response_id))
 
     def close(self) -> None:
@@ -121,20 +120,19 @@ class FallbackResponses:
         with self._mutex:
             notified, self._notified = self._notified, True
         if not notified:
-            self._notify(f"{error}; they are stored in memory until the process ends")
+            self._notify(f"{error}; they stay in memory until the process ends")
 
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
-"""Whether it has a parent, the parent's digest, its number of tokens, the thought's digest."""
+"""Parent flag, the parent's digest, its number of tokens, the thought's digest."""
 _NO_POINT: Final = bytes(32)
 
 
 class DiskTurns:
-    """Implements `TurnsPort`; beyond `max_bytes` the oldest turns are deleted, those of the tenant
-    that has most first.
+    """Implements `TurnsPort`. Beyond `max_bytes` deletes the largest tenant's oldest first.
 
-    `notify` receives one sentence when turns cannot be stored, and one when a corrupt file was
-    quarantined. Raises nothing.
+    `notify` receives one sentence if the disk cannot store turns, and one when a corrupt file goes
+    to quarantine. Raises nothing.
     """
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None]) -> None:
@@ -151,7 +149,7 @@ class DiskTurns:
         return None if data is None else decoded_turn(point, data)
 
     def put(self, turn: Turn) -> None:
-        """See `TurnsPort.put`: written on return, for this machine only."""
+        """See `TurnsPort.put`. Written on return, for this machine only."""
         if not turn.tokens and self.get(turn.point) is not None:
             return
         try:
@@ -160,7 +158,7 @@ class DiskTurns:
             self._report(error)
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """See `TurnsPort.look_up`: nothing, `get` reads."""
+        """See `TurnsPort.look_up`. Does nothing, since `get` reads."""
 
     def close(self) -> None:
         self._records.close()
@@ -168,23 +166,23 @@ class DiskTurns:
     def _report(self, error: StoreError) -> None:
         if not self._notified:
             self._notified = True
-            self._notify(f"{error}; after a restart some history is rendered again")
+            self._notify(f"{error}; after a restart the server renders some history again")
 
 
 def turn_key(point: Point) -> bytes:
-    """The key of the turn that ends at `point`, 32 bytes."""
+    """Return the key of the turn that ends at `point`, 32 bytes."""
     return digest("turn-key-v1", point)
 
 
 def encoded_turn(turn: Turn) -> bytes:
-    """`turn` as bytes, without its point and owner."""
+    """Return `turn` as bytes, without its point and owner."""
     parent = turn.parent or _NO_POINT
     head = _HEAD.pack(turn.parent is not None, parent, turn.start, turn.thought)
     return head + pack_tokens(turn.tokens)
 
 
 def decoded_turn(point: Point, data: bytes, owner: bytes = b"") -> Turn | None:
-    """The inverse of `encoded_turn`; None for any other bytes."""
+    """Return the inverse of `encoded_turn`; None for any other bytes."""
     tokens = data[_HEAD.size :]
     if len(data) < _HEAD.size or len(tokens) % TOKEN_BYTES:
         return None

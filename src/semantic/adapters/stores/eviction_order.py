@@ -1,6 +1,6 @@
 """EvictionOrder: which entries of several tenants go first when one quota of bytes is full.
 
-Knows tenants, sizes and uses; not what an entry is, nor how it is dropped.
+Knows tenants, sizes and uses, but not what an entry is nor how to drop it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ E = TypeVar("E", bound=Hashable)
 
 @dataclass(slots=True)
 class _Tenant(Generic[E]):
-    """A tenant's entries, least recently used first, each with when that was by a counter of uses:
-    those that are not pinned, those of them that agents left, and those that are pinned."""
+    """A tenant's entries, least recently used first, each with its last use by a counter of uses.
+    Three queues: unpinned entries, unpinned entries that agents left, and pinned entries."""
 
     lru: OrderedDict[E, int] = field(default_factory=OrderedDict)
     left: OrderedDict[E, int] = field(default_factory=OrderedDict)
@@ -42,16 +42,16 @@ class _Tenant(Generic[E]):
             self.pinned_bytes -= size
 
     def is_evictable(self, entry: E) -> bool:
-        """Whether the entry is here and not pinned."""
+        """Return whether the entry is here and not pinned."""
         return entry in self.lru or entry in self.left
 
     def entries(self, *, pinned: bool) -> Iterator[E]:
-        """In order of eviction, with or without those that are `pinned`."""
+        """Yield entries in order of eviction, with or without `pinned` ones."""
         used = heapq.merge(self.left.items(), self.lru.items(), key=itemgetter(1))
         return itertools.chain(map(itemgetter(0), used), self.pinned if pinned else ())
 
     def abandon(self, entries: Iterable[E]) -> None:
-        """Evict `entries` as if they had been used last at `left_at`."""
+        """Evict `entries` as if their last use was at `left_at`."""
         firsts = (next(iter(one.values()), self.uses) for one in (self.lru, self.left))
         at = left_at(min(firsts), self.uses)
         for entry in entries:
@@ -68,7 +68,7 @@ class _Tenant(Generic[E]):
         order[entry] = self.uses
 
     def _take(self, entry: E) -> OrderedDict[E, int]:
-        """Remove the entry; where it was."""
+        """Remove the entry and return its former queue."""
         orders = (self.lru, self.left, self.pinned)
         order = next(one for one in orders if entry in one)
         del order[entry]
@@ -76,12 +76,12 @@ class _Tenant(Generic[E]):
 
 
 class EvictionOrder(Generic[E]):
-    """Entries that have at most `max_bytes`, if callers evict what `victims` returns.
+    """Entries within `max_bytes`, if callers evict what `victims` returns.
 
-    The least recently used entry goes first, and before an entry those that depend on it. For a
-    tenant entries of those that have more go first, of the largest, pinned ones last, and otherwise
-    its own that are not pinned. The `public` tenant counts as none: beside it alone a tenant may
-    pin everything, and its pins hold against it. Not thread-safe.
+    The least recently used entry goes first, and its dependents before it. To make room for a
+    tenant, entries of larger tenants go first, from the largest, pinned ones last, then the
+    tenant's own unpinned ones. The `public` tenant does not count as one: beside it alone a tenant
+    may pin everything, and its pins hold against it. Not thread-safe.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class EvictionOrder(Generic[E]):
     ) -> None:
         self.max_bytes = max_bytes
         self.n_bytes = 0
-        self.tenants: dict[bytes, _Tenant[E]] = {}  # those that have entries
+        self.tenants: dict[bytes, _Tenant[E]] = {}  # tenants with entries
         self._public = public
         self._size = size
         self._dependents = dependents
@@ -138,10 +138,8 @@ class EvictionOrder(Generic[E]):
     def victims(
         self, tenant: bytes, n_bytes: int, spared: Collection[E] = ()
     ) -> Collection[E] | None:
-        """Return the entries to evict so that `n_bytes` more of `tenant` fit.
-
-        None when they do not fit beside its pinned and spared entries and what others keep.
-        """
+        """Return the entries to evict so that `n_bytes` more of `tenant` fit. None if they do not
+        fit beside its pinned and spared entries and what others keep."""
         excess = self.n_bytes + n_bytes - self.max_bytes
         if excess <= 0:
             return ()
@@ -157,15 +155,14 @@ class EvictionOrder(Generic[E]):
         return found if total >= excess else None
 
     def oldest(self, n_bytes: int) -> Collection[E]:
-        """Return entries of the given bytes to evict, the largest tenants' least recently used
-        first. Pinned ones stay."""
+        """Return `n_bytes` of unpinned entries, the largest tenants' least recently used."""
         return self._first(self._order(b"", 0, (), pins_stay=True), n_bytes)[0]
 
     def _of(self, tenant: bytes) -> _Tenant[E]:
         return self.tenants.get(tenant, _Tenant())
 
     def _first(self, order: Iterable[E], n_bytes: int) -> tuple[Collection[E], int]:
-        """The first different entries that have `n_bytes`, or all, and what they have."""
+        """Return the first distinct entries that have `n_bytes`, or all, and their bytes."""
         found: dict[E, None] = {}
         total = 0
         for entry in order:
@@ -179,11 +176,10 @@ class EvictionOrder(Generic[E]):
     def _order(
         self, tenant: bytes, then: int, spared: Collection[E], *, pins_stay: bool
     ) -> Iterator[E]:
-        """Yield everything evictable for `tenant`, which will have `then` bytes; some entries
-        repeatedly.
+        """Yield everything evictable for `tenant`, which will have `then` bytes; some repeatedly.
 
-        Others give what each has above that, the largest first, pinned ones last, or, if
-        `pins_stay`, not at all.
+        Others give their bytes above that, the largest tenant first, pinned ones last, or with
+        `pins_stay` not at all.
         """
         larger = [
             (-one.n_bytes, tag)
@@ -209,16 +205,14 @@ class EvictionOrder(Generic[E]):
         yield from self._expanded(self._of(tenant).entries(pinned=False), spared)
 
     def _expanded(self, entries: Iterable[E], spared: Collection[E]) -> Iterator[E]:
-        """`entries` that are not spared, each preceded by what depends on it."""
+        """Yield `entries` that are not spared, each after its dependents."""
         for entry in entries:
             if entry not in spared:
                 yield from self._dependents_first(entry)
 
     def _dependents_first(self, entry: E) -> Sequence[E]:
-        """`entry`, preceded by everything that depends on it.
-
-        An entry with pinned or spared dependents is pinned or spared itself: none is skipped.
-        """
+        """Return `entry` after all its dependents. One with pinned or spared dependents is pinned
+        or spared itself, so none needs skipping."""
         found = {entry: None}
         waiting = [entry]
         while waiting:

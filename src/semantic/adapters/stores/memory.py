@@ -1,7 +1,6 @@
 """The memory tier: blocks and manifests in this process, within one quota of bytes, LRU-evicted.
 
-Implements `StorePort` and `AgentIndexPort`. Nothing survives the process; knows no files and starts
-no thread.
+Implements `StorePort` and `AgentIndexPort`. Nothing survives the process. Uses no files or threads.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from semantic.domain.stored import (
 from semantic.ports.store import BlockObserver
 
 _MAX_REFUSED = 1000
-"""Refused blocks that are remembered. Dropping one too early only worsens an eviction."""
+"""Refused blocks to remember. Dropping one too early only worsens an eviction."""
 _SECRET_BYTES = 32
 
 _Entry: TypeAlias = BlockKey | AgentName
@@ -53,10 +52,10 @@ _Entry: TypeAlias = BlockKey | AgentName
 class MemoryStore:
     """At most `max_bytes` of the most recently used blocks and manifests. Thread-safe.
 
-    A block counts its body, its tokens and `ENTRY_BYTES`; a manifest likewise, and both are evicted
-    in one `EvictionOrder`. What an agent's newest manifest needs no more counts as used longer ago,
-    see `left_at`, if no other agent needs it. A block never evicts its ancestors, so a chain that
-    is too long retains its head. Only calls that return all entries cost more because more exist.
+    A block counts its body, its tokens and `ENTRY_BYTES`, a manifest likewise. One `EvictionOrder`
+    evicts both. Blocks that an agent's newest manifest no longer needs count as used longer ago,
+    see `left_at`, if no other agent needs them. A block never evicts its ancestors, so a chain that
+    is too long retains its head. Only calls that return all entries cost more with more entries.
 
     Methods without a docstring: see its ports.
     """
@@ -69,11 +68,8 @@ class MemoryStore:
         counts_bodies: bool = True,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Without `counts_bodies` the quota is for what is known of blocks: their bodies are
-        elsewhere.
-
-        Raises InvalidRequestError for a quota below 1 or a secret of other than 32 bytes.
-        """
+        """Without `counts_bodies` the quota covers all but the bodies, which are elsewhere. Raises
+        InvalidRequestError for a quota below 1 or a secret of other than 32 bytes."""
         if max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         if secret is not None and len(secret) != _SECRET_BYTES:
@@ -93,7 +89,7 @@ class MemoryStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Never: nothing is written."""
+        """See `CacheStorePort.holds_back`. Never: the memory tier writes nothing."""
         return False
 
     @property
@@ -136,7 +132,7 @@ class MemoryStore:
             return frozenset(key for key in keys if key not in self._blocks)
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
-        """The parents of the first blocks of all chains in `namespace`."""
+        """Return the parents of the first blocks of all chains in `namespace`."""
         with self._lock:
             links = [block.header.link for block in self._blocks.values()]
         return frozenset(
@@ -144,13 +140,13 @@ class MemoryStore:
         )
 
     def header(self, key: BlockKey) -> BlockHeader | None:
-        """The header of a block that is here, or None."""
+        """Return the header of a stored block, or None."""
         with self._lock:
             block = self._blocks.get(key)
         return None if block is None else block.header
 
     def headers(self) -> Sequence[BlockHeader]:
-        """The headers of all blocks that are here."""
+        """Return the headers of all stored blocks."""
         with self._lock:
             return [block.header for block in self._blocks.values()]
 
@@ -200,7 +196,7 @@ class MemoryStore:
         return self._save(manifest)
 
     def remember(self, manifest: Manifest) -> bool:
-        """`save` with the generation that another store has given `manifest`."""
+        """Run `save` with the generation that another store has given `manifest`."""
         return self._save(manifest, manifest.generation)
 
     def _save(self, manifest: Manifest, generation: int | None = None) -> bool:
@@ -258,9 +254,8 @@ class MemoryStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. Also counts manifests, "dropped" and "evicted", and partial
-        blocks that were dropped because a longer block contains them, "superseded".
-        """
+        """See `CacheStorePort.stats`. Also counts "dropped" and "evicted" manifests. Counts as
+        "superseded" partial blocks dropped because a longer block contains them."""
         with self._lock:
             return [
                 StoreStats(
@@ -275,10 +270,7 @@ class MemoryStore:
             ]
 
     def release(self, n_bytes: int) -> bool:
-        """Evict so many bytes, the largest tenants' least recently used first; whether any was.
-
-        Pinned entries stay.
-        """
+        """Evict the largest tenants' least recently used unpinned bytes; return whether any."""
         with self._lock:
             victims = self._order.oldest(n_bytes)
             for victim in victims:
@@ -298,7 +290,7 @@ class MemoryStore:
             self._pinned.clear()
             self._refused.clear()
 
-    # Order of use. From here on the lock is held
+    # Order of use. From here on callers hold the lock
 
     def _mark_used(self, keys: Sequence[BlockKey]) -> None:
         for key in reversed(keys):
@@ -306,8 +298,7 @@ class MemoryStore:
                 self._order.use(self._tenant(key), key)
 
     def _abandon(self, chain: Sequence[BlockHash]) -> None:
-        """Let the blocks of `chain` that no agent needs any more be evicted sooner, its end
-        first."""
+        """Let blocks of `chain` that no agent needs any more leave sooner, its end first."""
         left = (name for name in reversed(chain) if name not in self._agents.users)
         keys = [key for key in _keys(left) if key in self._blocks]
         if keys:
@@ -325,15 +316,14 @@ class MemoryStore:
         return self._evict_for(link.scope.tenant, n_bytes, {*_keys(self._lineage(link))})
 
     def _evict_for(self, tenant: bytes, n_bytes: int, spared: Collection[_Entry]) -> bool:
-        """Evict until `n_bytes` more of `tenant` fit; False, with nothing evicted, when they do
-        not."""
+        """Evict until `n_bytes` more of `tenant` fit; False, evicting nothing, if impossible."""
         victims = self._order.victims(tenant, n_bytes, spared)
         for victim in victims or ():
             self._evict(victim)
         return victims is not None
 
     def _dependents(self, key: _Entry) -> Iterator[BlockKey]:
-        """The blocks that are useless without a block."""
+        """Yield the blocks that are useless without a block."""
         if not isinstance(key, BlockKey) or key.part is not Part.FULL:
             return
         others = (BlockKey(key.hash, part) for part in Part if part is not Part.FULL)
@@ -342,7 +332,7 @@ class MemoryStore:
             yield from (header.key for header in self._children.of(key.hash, part))
 
     def _lineage(self, link: BlockLink) -> set[BlockHash]:
-        """The block and its ancestors, up to the first that is not stored."""
+        """Return the block and its ancestors, up to the first missing one."""
         found = {link.hash}
         parent = self._blocks.get(BlockKey(link.parent, Part.FULL))
         while parent is not None and parent.header.link.hash not in found:
@@ -384,7 +374,6 @@ class MemoryStore:
             self._counts["unpublished"] += 1
 
     def _enter(self, key: BlockKey) -> None:
-        """Make a block the most recently used."""
         self._order.add(self._tenant(key), key, pinned=key.hash in self._pinned)
 
     def _leave(self, key: BlockKey) -> None:
@@ -415,10 +404,8 @@ class MemoryStore:
             self._pin(saved.chain, -1)
 
     def _drop_superseded(self, before: Sequence[BlockLink], after: Sequence[BlockLink]) -> None:
-        """Drop partial blocks that no agent needs and a longer block begins with.
-
-        Of `before`, and of those that a block of `after` begins with.
-        """
+        """Drop partial blocks that no agent needs and that begin a longer block. Candidates are
+        `before`, and blocks that begin one of `after`."""
         keys = (link.key(Part.FULL) for link in before)
         found = [self._blocks[key].header for key in keys if key in self._blocks]
         for link in after:
@@ -442,7 +429,7 @@ def _keys(names: Iterable[BlockHash]) -> list[BlockKey]:
 
 
 def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryview | None:
-    """The bytes of a block with this header, waited for; None if they never come."""
+    """Return the bytes of a block with this header, waiting for them; None if they never come."""
     if block is None or block.header != header:
         return None
     try:
@@ -452,11 +439,8 @@ def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryvie
 
 
 def fill(read: BlockRead, block: StoredBlock | None) -> bool:
-    """Copy the body of `block` into the targets of `read`.
-
-    False, with the targets unchanged, when the headers differ in any field or the body does not
-    have the size of the targets.
-    """
+    """Copy the body of `block` into the targets of `read`. False, with the targets unchanged, if
+    the headers differ in any field or the body does not have the size of the targets."""
     data = data_of(block, read.header)
     if data is None or sum(map(len, read.segments)) != len(data):
         return False

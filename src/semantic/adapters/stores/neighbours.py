@@ -1,7 +1,7 @@
-"""Which of the blocks that follow one parent share most tokens with a prompt.
+"""Finds which of the blocks after one parent share most tokens with a prompt.
 
-In the order of their packed tokens, blocks that share many are neighbours: a few searches in that
-order find the nearest of any number. Knows headers and packed tokens; not where bodies are stored.
+Blocks that share many tokens are neighbours in the order of their packed tokens, so a few searches
+find the nearest of any number. Knows headers and packed tokens, but not where bodies are.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from semantic.domain.stored import BlockHeader
 Search = Callable[[bytes], bytes | None]
 
 _FEW = 8
-"""Siblings that are searched one by one: most parents have a single child."""
+"""Siblings to search one by one: most parents have a single child."""
 _BEHIND = b"\xff" * 33
-"""Behind every hash."""
+"""Sorts after every hash."""
 
 
 def nearest(like: bytes, at_most: Search, above: Search) -> list[bytes]:
-    """Of a sorted set of packed tokens, those worth comparing with `like`.
+    """Return the packed tokens of a sorted set that are worth comparing with `like`.
 
-    All that `like` begins with, and one that shares most tokens with it, if `begins_like` holds.
-    `at_most` finds the last of the set that is not after its argument, `above` the first that is.
+    They are all prefixes of `like`, and one that shares most tokens with it, if `begins_like`
+    holds. `at_most` finds the last of the set up to its argument, `above` the first after it.
     """
     found: dict[bytes, None] = {}
     after = above(like)
@@ -45,14 +45,14 @@ def nearest(like: bytes, at_most: Search, above: Search) -> list[bytes]:
             found[before] = None
         if not shared:
             break
-        # What is left to find is a beginning of `rest`, and is before all that differ from it.
+        # All that remains to find is a prefix of `rest`, before all entries that differ from it.
         rest = rest[: shared - TOKEN_BYTES if shared == len(before) else shared]
     tokens = unpack_tokens(like)
     return [one for one in found if begins_like(unpack_tokens(one), tokens)]
 
 
 def shared_bytes(one: bytes, other: bytes) -> int:
-    """Bytes of the common prefix, in whole tokens."""
+    """Return the bytes of the common prefix, in whole tokens."""
     n = min(len(one), len(other))
     differing = int.from_bytes(one[:n], "big") ^ int.from_bytes(other[:n], "big")
     same = n - (differing.bit_length() + 7) // 8
@@ -66,11 +66,11 @@ class Children:
         self._families: dict[tuple[BlockHash, Part], _Family] = {}
 
     def add(self, header: BlockHeader) -> None:
-        """Insert a header; nothing happens if it is there."""
+        """Insert a header; do nothing if it is present."""
         self._families.setdefault((header.link.parent, header.part), _Family()).add(header)
 
     def remove(self, header: BlockHeader) -> None:
-        """Remove a header that was inserted."""
+        """Remove an inserted header."""
         place = header.link.parent, header.part
         family = self._families[place]
         family.remove(header)
@@ -82,7 +82,7 @@ class Children:
         self._families.clear()
 
     def of(self, parent: BlockHash, part: Part) -> list[BlockHeader]:
-        """All that follow `parent`, in the order in which they were inserted."""
+        """Return all headers that follow `parent`, in the order of insertion."""
         family = self._families.get((parent, part))
         return [] if family is None else list(family.headers.values())
 
@@ -91,7 +91,7 @@ class Children:
         return [] if family is None else family.nearest(like)
 
     def longer(self, header: BlockHeader) -> bool:
-        """Whether one of its siblings begins with its tokens and has more."""
+        """Return whether one of its siblings begins with its tokens and has more."""
         family = self._families.get((header.link.parent, header.part))
         packed = pack_tokens(header.link.tokens)
         after = None if family is None else family.above(packed)
@@ -99,7 +99,7 @@ class Children:
 
 
 class _Family:
-    """The blocks of one part that follow one parent; many are also kept in order."""
+    """The blocks of one part that follow one parent. Also sorts them if there are many."""
 
     __slots__ = ("_sorted", "headers")
 

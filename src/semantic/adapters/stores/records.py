@@ -1,8 +1,8 @@
 """Small records in one SQLite file: bytes by key, within a quota of bytes, durable.
 
-Every row has a checksum; a row that does not match it does not exist. SQLite's errors are sorted
-into failures of the system (StoreError) and a corrupt file, which is quarantined and replaced.
-Knows nothing of what the bytes mean, and owners by name only.
+Every row has a checksum. A row that does not match it does not exist. Sorts SQLite's errors into
+system failures (StoreError) and a corrupt file, which it quarantines and replaces. Does not know
+what the bytes mean, and knows owners by name only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from semantic.domain.identity import digest
 
 VERSION: Final = 2
 ROW_BYTES: Final = 512
-"""What a row costs beside its data: key, checksum, entries of two B-trees, the rest of a page."""
+"""Bytes of a row in addition to its data: key, checksum, entries of two B-trees, page slack."""
 
 _APPLICATION: Final = 0x736D5263
 """SQLite's application id in the file's header: identifies a file of this module."""
@@ -33,7 +33,7 @@ _OWNER_ONLY: Final = 0o600
 _WAL_PAGES: Final = 256
 _WAL_BYTES: Final = 1 << 20
 _WAIT_SECONDS: Final = 2.0
-"""How long to wait for another process's lock."""
+"""Longest wait for another process's lock."""
 
 _TABLES: Final = """
 CREATE TABLE records(
@@ -70,34 +70,34 @@ CREATE TRIGGER owners_go AFTER DELETE ON records BEGIN
     UPDATE owners SET bytes = bytes - old.cost WHERE owner = old.owner;
     DELETE FROM owners WHERE owner = old.owner AND bytes <= 0; END
 """
-"""What version 2 has besides; records of version 1 have the empty owner."""
+"""Additions of version 2. Records of version 1 have the empty owner."""
 
 FileId = tuple[int, int]
 """Device and inode."""
 
 _CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-"""SQLITE_ERROR is a table with another definition: the statements are constant."""
+"""SQLITE_ERROR means a table with another definition: the statements are constant."""
 
 _REFUSALS: Final = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""SQLITE_CANTOPEN is none: the file was opened before SQLite does, so descriptors ran out."""
+"""Excludes SQLITE_CANTOPEN: the file opened before SQLite's turn, so descriptors ran out."""
 
 _TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
 
 class BrokenDatabaseError(Exception):
-    """The file is corrupt; it has been quarantined."""
+    """The file was corrupt and is now in quarantine."""
 
 
 class UnusableFileError(StoreError):
-    """The file cannot be used, permanently; nothing was changed."""
+    """The file is permanently unusable. Nothing has changed."""
 
 
 class Records:
-    """The file is created on first use; its folder must exist. Thread-safe.
+    """Records in a file created on first use, in an existing folder. Thread-safe.
 
-    Beyond `max_bytes` the oldest records are deleted: those of the owner that has most, as long as
-    that is more than the one that writes will have, else its own. `noun` names the records in
-    messages; `notify` receives a sentence when a corrupt file was quarantined.
+    Beyond `max_bytes` it deletes the oldest records: those of the largest owner while it has more
+    than the writing owner will have, else the writer's own. `noun` names the records in messages.
+    `notify` receives a sentence when a corrupt file goes to quarantine.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Records:
         self._database = RecordDatabase(path, noun, notify)
 
     def get(self, key: bytes) -> bytes | None:
-        """The record under `key`; None when it is missing or damaged. Raises StoreError."""
+        """Return the record under `key`; None if it is missing or damaged. Raises StoreError."""
         try:
             with self._database.held() as db:
                 row = db.execute("SELECT proof, data FROM records WHERE key = ?", (key,)).fetchone()
@@ -128,7 +128,7 @@ class Records:
             try:
                 self._put(key, data, owner)
             except BrokenDatabaseError as error:
-                raise StoreError(f"{self._noun} cannot be stored: {error}") from error
+                raise StoreError(f"cannot store {self._noun}: {error}") from error
 
     def delete(self, key: bytes) -> bool:
         """Delete and overwrite the record, in the log too; False if missing. Raises StoreError."""
@@ -142,7 +142,7 @@ class Records:
         return gone > 0
 
     def close(self) -> None:
-        """Close the file; the next call opens it again."""
+        """Close the file. The next call opens it again."""
         self._database.close()
 
     def _put(self, key: bytes, data: bytes, owner: bytes) -> None:
@@ -159,7 +159,7 @@ class Records:
             db.execute("COMMIT")
 
     def _evict_for(self, db: sqlite3.Connection, cost: int, owner: bytes) -> None:
-        """Delete the oldest until `cost` more bytes of `owner` fit."""
+        """Delete the oldest records until `cost` more bytes of `owner` fit."""
         over = db.execute("SELECT bytes FROM total").fetchone()[0] + cost - self._max_bytes
         own = db.execute("SELECT bytes FROM owners WHERE owner = ?", (owner,)).fetchone() or (0,)
         while over > 0:
@@ -172,14 +172,14 @@ class Records:
 
 
 def _oldest(db: sqlite3.Connection, owner: bytes) -> tuple[int, int] | None:
-    """Number and cost of an owner's oldest record."""
+    """Return number and cost of an owner's oldest record."""
     sql = "SELECT number, cost FROM records WHERE owner = ? ORDER BY number LIMIT 1"
     found: tuple[int, int] | None = db.execute(sql, (owner,)).fetchone()
     return found
 
 
 def _oldest_of_larger(db: sqlite3.Connection, owner: bytes, n_bytes: int) -> tuple[int, int] | None:
-    """The same of the owner with most beside `owner`, if that is more than `n_bytes`."""
+    """Return the oldest record of the largest other owner with more than `n_bytes`."""
     sql = "SELECT owner FROM owners WHERE owner != ? AND bytes > ? ORDER BY bytes DESC LIMIT 1"
     found = db.execute(sql, (owner, n_bytes)).fetchone()
     return None if found is None else _oldest(db, found[0])
@@ -199,10 +199,10 @@ class RecordDatabase:
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for one thread at a time; an exception rolls its transaction back.
+        """Lend the connection to one thread at a time. An exception rolls its transaction back.
 
-        Raises StoreError when the system fails. A corrupt file is quarantined, and
-        BrokenDatabaseError raised: the next call finds an empty file.
+        Raises StoreError if the system fails. Quarantines a corrupt file and raises
+        BrokenDatabaseError: the next call finds an empty file.
         """
         with self._mutex:
             try:
@@ -216,11 +216,11 @@ class RecordDatabase:
                 raise BrokenDatabaseError(str(error)) from error
             except UnicodeDecodeError as error:  # SQLite quotes stored values in its messages
                 self._roll_back()
-                self._quarantine("it cannot be read")
+                self._quarantine("it is unreadable")
                 raise BrokenDatabaseError(str(error)) from error
 
     def close(self) -> None:
-        """Waits until no other thread uses the connection."""
+        """Close the connection once no other thread uses it."""
         with self._mutex:
             self._close()
 
@@ -239,7 +239,7 @@ class RecordDatabase:
         try:
             return self._open()
         except BrokenDatabaseError as error:
-            raise UnusableFileError(f"{self._noun} cannot be stored on disk: {error}") from error
+            raise UnusableFileError(f"cannot store {self._noun} on disk: {error}") from error
 
     def _open(self) -> sqlite3.Connection:
         self._file = self._prepare_files()
@@ -256,10 +256,8 @@ class RecordDatabase:
         return db
 
     def _prepare_files(self) -> FileId:
-        """Ensure a plain file of this user's that no other user can read; its identity.
-
-        Raises BrokenDatabaseError when anything else has its name, a symbolic link included.
-        """
+        """Ensure a plain file of this user that no other user can read; return its identity. Raises
+        BrokenDatabaseError when anything else has its name, a symbolic link included."""
         self._file = None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -267,23 +265,23 @@ class RecordDatabase:
             for suffix in _SUFFIXES:
                 self._check_file(suffix)
             with suppress(FileExistsError):
-                # Created here, so that SQLite's own files inherit its permissions.
+                # Create it here, so that SQLite's own files inherit its permissions.
                 os.close(os.open(self._path, flags, _OWNER_ONLY))
             return _file_id(self._path)
         except OSError as error:
             kind = StoreError if error.errno in _TRANSIENT else UnusableFileError
             raise kind(
-                f"{self._noun} cannot be stored on disk: {error.strerror or error}"
+                f"cannot store {self._noun} on disk: {error.strerror or error}"
             ) from error
 
     def _require_folder(self) -> None:
-        """Raise UnusableFileError for a link in the folder's place, or another folder than before:
+        """Raise UnusableFileError for a link, or a different folder than before, in its place.
         SQLite would follow it."""
         found = self._path.parent.lstat()
         here = found.st_dev, found.st_ino
         if not stat.S_ISDIR(found.st_mode) or self._folder not in (None, here):
             raise UnusableFileError(
-                f"{self._noun} cannot be stored on disk: {self._path.parent} was replaced"
+                f"cannot store {self._noun} on disk: {self._path.parent} was replaced"
             )
         self._folder = here
 
@@ -295,7 +293,7 @@ class RecordDatabase:
             return
         plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
         if not plain or found.st_uid != os.geteuid():
-            raise BrokenDatabaseError(f"{path.name} is no plain file of this user's")
+            raise BrokenDatabaseError(f"{path.name} is not a plain file of this user")
         if stat.S_IMODE(found.st_mode) != _OWNER_ONLY:
             path.chmod(_OWNER_ONLY)
 
@@ -305,7 +303,7 @@ class RecordDatabase:
                 self._db.execute("ROLLBACK")
 
     def _quarantine(self, reason: str) -> None:
-        """Rename the files, so that new ones can be created. Raises StoreError."""
+        """Rename the files, so that new ones can replace them. Raises StoreError."""
         self._close()
         end = f".bad-{time.time_ns()}"
         try:
@@ -319,10 +317,10 @@ class RecordDatabase:
             return
         except OSError as error:
             raise UnusableFileError(
-                f"{self._noun} cannot be stored on disk: {error.strerror or error}"
+                f"cannot store {self._noun} on disk: {error.strerror or error}"
             ) from error
         self._notify(
-            f"the file of {self._noun} was broken ({reason}) and has been renamed to "
+            f"the file of {self._noun} was broken ({reason}); its new name is "
             f"{self._path.name}{end}; earlier {self._noun} are unavailable"
         )
 
@@ -334,8 +332,7 @@ class RecordDatabase:
 
 
 def _configure(db: sqlite3.Connection) -> None:
-    """Raises BrokenDatabaseError for another program's file, UnusableFileError for one of a later
-    version."""
+    """Raise BrokenDatabaseError for another program's file, UnusableFileError for a newer one."""
     db.execute("PRAGMA trusted_schema = OFF")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
@@ -364,7 +361,7 @@ def _require_tables(db: sqlite3.Connection) -> None:
                 f"expected at most {VERSION}"
             )
     elif db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-        raise BrokenDatabaseError("it is a database of another program")
+        raise BrokenDatabaseError("it belongs to another program")
     for statement in (_OWNERS if is_ours else f"{_TABLES}--{_OWNERS}").split("--"):
         db.execute(statement)
     db.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -372,7 +369,7 @@ def _require_tables(db: sqlite3.Connection) -> None:
 
 
 def _proof_of(key: bytes, data: bytes) -> bytes:
-    """The checksum of a row; covers the key, so that swapped rows are detected."""
+    """Return the checksum of a row. It covers the key, to detect swapped rows."""
     return digest("record-v1", key, data)
 
 
@@ -382,13 +379,13 @@ def _file_id(path: Path) -> FileId:
 
 
 def _is_corrupt(error: sqlite3.Error) -> bool:
-    """Whether the file is the cause, not the system."""
+    """Return whether the file, not the system, is the cause."""
     return _code(error) in _CORRUPT
 
 
 def _system_fault(error: sqlite3.Error, noun: str) -> StoreError:
     kind = UnusableFileError if _code(error) in _REFUSALS else StoreError
-    return kind(f"{noun} cannot be stored on disk: {error}")
+    return kind(f"cannot store {noun} on disk: {error}")
 
 
 def _code(error: sqlite3.Error) -> int | None:

@@ -1,6 +1,6 @@
 """Two tiers as one store: a fast warm one and a durable cold one.
 
-Implements `CacheStorePort`. Everything is written to both, as far as their quotas allow; nothing
+Implements `CacheStorePort`. Writes everything to both tiers, as far as their quotas allow. Nothing
 moves between them. Does not know what either tier is.
 """
 
@@ -29,14 +29,13 @@ from semantic.ports.store import StorePort
 class TieredStore:
     """Reads from `warm` what it has and the rest from `cold`, directly into the targets.
 
-    A block read from `cold` is not copied to `warm`: the sequence that it is restored into puts it
-    again.
+    Does not copy a block that it reads from `cold` to `warm`: the restored sequence puts it again.
 
     Methods without a docstring: see `CacheStorePort`.
     """
 
     def __init__(self, warm: StorePort, cold: StorePort) -> None:
-        """Raises InvalidRequestError when the two do not have the same secret."""
+        """Raises InvalidRequestError unless both tiers have the same secret."""
         if not hmac.compare_digest(warm.secret, cold.secret):
             raise InvalidRequestError("the warm store must be made with the cold store's secret")
         self.warm = warm
@@ -51,7 +50,7 @@ class TieredStore:
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        """See `CacheStorePort.put`. True when either tier accepts it."""
+        """See `CacheStorePort.put`. True if either tier accepts it."""
         warm = self.warm.put(block)
         if block.interim and self.cold.holds_back:
             return warm
@@ -66,7 +65,7 @@ class TieredStore:
         return {**self.cold.find([key for key in keys if key not in warm]), **warm}
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """See `CacheStorePort.lacking`: what `cold` lacks, and what neither has."""
+        """See `CacheStorePort.lacking`: the keys that `cold` lacks, and those that neither has."""
         return self.cold.lacking(keys) | (frozenset(keys) - self.find(keys).keys())
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -114,15 +113,15 @@ class TieredStore:
         self.cold.flush()
 
     def close(self) -> None:
-        """See `CacheStorePort.close`. `cold` is closed even if closing `warm` raises."""
+        """See `CacheStorePort.close`. Closes `cold` even if closing `warm` raises."""
         try:
             self.warm.close()
         finally:
             self.cold.close()
 
     def _body(self, header: BlockHeader, n_bytes: int) -> Body | None:
-        """A verified body of `cold`, in memory that nothing had to clear or copy: that would hold
-        up the thread that steps the engine."""
+        """Return a verified body of `cold`, in memory that needed no clearing or copying. Either
+        would hold up the thread that steps the engine."""
         if header.part is Part.CHECKPOINT or not n_bytes:
             return self.cold.read(header)
         room = memoryview(mmap(-1, n_bytes // len(header.link.tokens) * BLOCK_TOKENS))
@@ -132,7 +131,7 @@ class TieredStore:
 
 @dataclass(frozen=True, slots=True)
 class _Prefetched:
-    """A body that has been read. See `DeferredBody`."""
+    """A body in memory. See `DeferredBody`."""
 
     body: memoryview
 
@@ -144,11 +143,10 @@ class _Prefetched:
 
 
 class SharedTiers(TieredStore):
-    """Tiers of this machine, `warm`, in front of one that several machines share, `cold`.
+    """This machine's tiers, `warm`, in front of `cold`, which several machines share.
 
-    What `warm` has is not asked of `cold`, and what it has not is not asked of `warm`; what is read
-    from `cold` is kept in `warm`, so that a network is asked once. Pins are for the quota of
-    `warm`, and its drive is the one that wears out.
+    Asks each block of one tier only. `warm` keeps what `cold` returns, so that each block crosses
+    the network once. Pins count against the quota of `warm`, whose drive wears out.
     """
 
     def __init__(self, warm: StorePort, cold: StorePort) -> None:
@@ -184,7 +182,7 @@ class SharedTiers(TieredStore):
         return body
 
     def _keep(self, header: BlockHeader, body: bytes) -> None:
-        """Another machine has written it: this one's drive need not."""
+        """Put as interim: another machine has written it, so this one's drive need not."""
         self.warm.put(StoredBlock(header, body, interim=True))
 
 

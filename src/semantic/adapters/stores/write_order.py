@@ -1,6 +1,6 @@
-"""WriteOrder: which of the queued writes is next. UploadPace: when blocks may be uploaded.
+"""WriteOrder picks the next of the queued writes. UploadPace decides when blocks may upload.
 
-Know numbers, headers and times; neither bodies nor stores.
+Know numbers, headers and times, but neither bodies nor stores.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.ports.generation import Clock
 
 LINGER = 60.0
-"""Seconds that a partial interim block waits for the longer one that makes it needless. It is of a
-checkpoint on the way: the end of the turn most likely extends it."""
+"""Seconds that a partial interim block waits for a longer one that makes it needless. It belongs to
+a checkpoint before the end of the turn, which most likely extends it."""
 
 
 class WriteOrder:
     """The order of queued writes. Not thread-safe.
 
-    Writes are numbered in the order in which they are queued, and mostly done in it. Two kinds of a
-    request that has not ended are held back. A partial block of keys and values lingers: a longer
-    one replaces it, most likely at the end of the turn. Checkpoints, and windows for them, that lie
-    behind the end give way to everything else, if asked for: where writes take time from decoding,
-    what the next turn continues from goes first.
+    Numbers writes in the order of arrival and mostly does them in it. Holds back two kinds of an
+    unfinished request's writes. A partial block of keys and values lingers: a longer one most
+    likely replaces it at the end of the turn. If asked for, checkpoints before the end, and windows
+    for them, give way to everything else: where writes take time from decoding, what the next turn
+    continues from goes first.
     """
 
     def __init__(self, clock: Callable[[], float], *, defers: bool) -> None:
@@ -40,7 +40,7 @@ class WriteOrder:
         self._held: dict[BlockKey, int] = {}  # of these two
 
     def add(self, number: int, block: StoredBlock | None = None) -> None:
-        """A write, of a block or of something else; `number` is above all others."""
+        """Add a write, of a block or of something else; `number` is above all others."""
         if block is None or not block.interim:
             self._prompt[number] = None
         elif block.header.part is not Part.FULL and self._defers:
@@ -53,7 +53,7 @@ class WriteOrder:
             self._prompt[number] = None
 
     def discard(self, number: int) -> None:
-        """The write is no longer queued."""
+        """Remove a write that has left the queue."""
         self._prompt.pop(number, None)
         lingering = self._lingering.pop(number, None)
         key = lingering[0].key if lingering else self._deferred.pop(number, None)
@@ -61,23 +61,23 @@ class WriteOrder:
             del self._held[key]
 
     def holds(self, key: BlockKey) -> bool:
-        """True if a block is held back."""
+        """Return whether the order holds a block back."""
         return key in self._held
 
     def hasten(self, key: BlockKey) -> None:
-        """A block is held back no longer: it is of a turn that has ended."""
+        """Release a block, because its turn has ended."""
         number = self._held.get(key)
         if number is not None:
             self.discard(number)
             self._prompt[number] = None
 
     def replaced_by(self, longer: BlockHeader) -> Sequence[int]:
-        """The writes that linger and with whose tokens this block begins."""
+        """Return the lingering writes whose tokens begin this block."""
         return [n for n, (shorter, _) in self._lingering.items() if _extends(longer, shorter)]
 
     def next(self, *, lingers: bool = True) -> int | None:
-        """The write that is due, which is not taken; None if none is. Without `lingers` nothing
-        waits for a longer block."""
+        """Return, but do not take, the next due write, or None. Without `lingers` no write waits
+        for a longer block."""
         number = next(iter(self._prompt), None)
         waiting, (_, due) = next(iter(self._lingering.items()), (None, (None, 0.0)))
         if waiting is not None and not (lingers and due > self._clock()):
@@ -85,17 +85,17 @@ class WriteOrder:
         return next(iter(self._deferred), None) if number is None else number
 
     def oldest_deferred(self) -> int | None:
-        """The write that gives way to all others and came first."""
+        """Return the first write that gives way to all others."""
         return next(iter(self._deferred), None)
 
     def delay(self) -> float | None:
-        """Seconds until what lingers is due; None if nothing does."""
+        """Return seconds until the first lingering write is due; None if none lingers."""
         _, due = next(iter(self._lingering.values()), (None, None))
         return None if due is None else max(0.0, due - self._clock())
 
 
 def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
-    """True if `longer` has all tokens of `shorter`, and more."""
+    """Return whether `longer` has all tokens of `shorter`, and more."""
     mine, other = longer.link, shorter.link
     return (
         longer.part is Part.FULL
@@ -106,86 +106,84 @@ def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
 
 
 MOST_COST = 0.01
-"""Uploads may lengthen decode steps by this part. It is half of the true limit: few steps are
-measured, and effects on the caches of the processor are not seen."""
+"""The part by which uploads may lengthen decode steps, half of the true limit: the samples are few
+and miss effects on the processor's caches."""
 MOST_COST_OF_PREFILL = 0.05
-"""Uploads may lengthen steps without decoding by this part: another replica prefills again what is
-uploaded too late."""
+"""The part by which uploads may lengthen steps without decoding: another replica would repeat the
+prefill of a late upload."""
 ASSUMED_COST = 0.5
-"""Seconds by which a second of uploading lengthens decode steps, before it is measured."""
+"""Assumed seconds by which a second of uploading lengthens decode steps, before measurement."""
 LEAST_REST = 1 / 8
-"""Of the time of uploading: in it the steps run that it is compared with."""
+"""Least rest as a part of the uploading time: its steps serve as the comparison."""
 MOST_BUSY = 0.25
-"""Seconds after which no further upload begins beside others before a rest."""
+"""Seconds after which no further upload joins the running ones before a rest."""
 MOST_REST = 10.0
-"""Seconds of a rest at most: uploads never cease."""
+"""The most seconds of a rest: uploads never cease."""
 MOST_SAVED = 0.05
-"""Seconds of uploading that a while without uploads pays for in advance: the end of a turn is then
-uploaded at once."""
+"""Seconds of uploading that idle time pays for in advance, so that a turn's end uploads at once."""
 IDLE = 1.0
-"""Seconds after the last step of an engine from which on uploads cost nothing."""
+"""Seconds after an engine's last step from which uploads cost nothing."""
 FEWEST_STEPS = 16
-"""Steps beside uploads from which their cost is known."""
+"""Steps with uploads that reveal their cost."""
 _STEPS = 128
-"""Steps beside uploads that count: the last ones."""
+"""The latest steps with uploads, which determine the cost."""
 _FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
-"""Steps without an upload that a step is compared with: at least so many, at most the last so many,
-and none that is older: contexts grow."""
+"""Steps without uploads to compare a step with: at least, at most, and their maximum age in
+seconds, since contexts grow."""
 _MOST_TIMES = 3.0
-"""A step that takes more times what is usual counts as so much: something else held it up."""
+"""Caps a step at this multiple of the usual: something else held it up."""
 _NO_REST = 1e-6
-"""Seconds of a rest that are left by rounding."""
+"""Seconds of rest below which only rounding remains."""
 _ASK_AGAIN = 0.25
-"""Seconds after which what rests looks whether engines still step."""
+"""Seconds between checks of a rest whether engines still step."""
 
 
 class _Beside(NamedTuple):
-    """A step: by how many seconds it was longer, and for how many there was an upload."""
+    """A step: its excess seconds, and its seconds of overlap with uploads."""
 
     excess: float
     overlap: float
 
 
 class UploadPace:
-    """The pace of all uploads of a process, so that decode steps become hardly longer by them.
-    Thread-safe.
+    """Paces all uploads of a process, so that they barely lengthen decode steps. Thread-safe.
 
-    What uploads cost is measured: a decode step that one falls into is compared with the steps of
-    as many requests that none did. A second of uploading lengthens them by so many seconds; the
-    rest after it is so long that, of all the time, that part is `MOST_COST`. Steps that only
-    prefill may become longer by more. Where uploads cost nothing they go on all the time but for
-    what is needed to compare, and while no engine steps nothing holds them up. Where steps of one
-    kind differ much, as beside other programs that compute, the cost is overestimated: uploads fall
-    into the longer ones more often.
+    Measures the cost of uploads: compares a decode step that overlaps one with steps of as many
+    requests that overlap none. A second of uploading lengthens them by the cost in seconds, and the
+    rest after it makes that part of all time `MOST_COST`. Steps that only prefill may lengthen
+    more. If uploads cost nothing, they run all the time but for the steps that the comparison
+    needs, and while no engine steps nothing holds them up. Where steps of one kind differ much, as
+    on a machine with other busy programs, the pace overestimates the cost: longer steps overlap
+    uploads more often.
 
     Uploads call `begin` once `delay` is 0, and `end`. Each engine reports its steps to an observer
-    of its own, of `new_observer`.
+    of its own, from `new_observer`.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._active = 0
-        self._began = 0.0  # the time of uploading that goes on, or was the last
+        self._began = 0.0  # start of the current or last time of uploading
         self._ended = 0.0
         self._before: deque[tuple[float, float]] = deque(maxlen=256)  # when each began, ended
         self._beside: deque[_Beside] = deque(maxlen=_STEPS)
         self._stepped: float | None = None
-        self._owed = 0.0  # seconds of rest; below 0 what is saved
-        self._settled = 0.0  # until when what has passed is paid off
+        self._owed = 0.0  # seconds of rest; negative for savings
+        self._settled = 0.0  # time up to which the rest accounts for uploads
 
     @property
     def cost(self) -> float:
-        """Seconds by which a second of uploading lengthens decode steps; at least 0."""
+        """Seconds by which a second of uploading lengthens decode steps, at least 0."""
         with self._lock:
             return self._cost()
 
     def new_observer(self) -> DecodeSteps:
-        """What learns of the steps of one engine."""
+        """Return an observer of one engine's steps."""
         return DecodeSteps(self)
 
     def delay(self) -> float:
-        """Seconds after which to ask again whether an upload may begin; 0 if it may now."""
+        """Return seconds until the next check whether an upload may begin; 0 if it may now."""
         with self._lock:
             now = self._clock()
             if self._stepped is None or now - self._stepped > IDLE:
@@ -196,7 +194,7 @@ class UploadPace:
             return min(_ASK_AGAIN, self._owed) if self._owed > _NO_REST else 0.0
 
     def begin(self) -> None:
-        """An upload begins, maybe beside others."""
+        """Record the begin of an upload, maybe beside others."""
         with self._lock:
             if not self._active:
                 self._began = self._clock()
@@ -204,7 +202,7 @@ class UploadPace:
             self._active += 1
 
     def end(self) -> None:
-        """An upload has ended."""
+        """Record the end of an upload."""
         with self._lock:
             self._active -= 1
             if not self._active:
@@ -214,7 +212,7 @@ class UploadPace:
                 self._owed = min(MOST_REST, owed)
 
     def stepped(self, seconds: float, *, decoded: bool = True) -> float:
-        """An engine has stepped for `seconds`, until now; for how many there was an upload."""
+        """Record an engine's step of `seconds`, ending now; return its overlap with uploads."""
         with self._lock:
             now = self._stepped = self._clock()
             started = now - seconds
@@ -229,17 +227,17 @@ class UploadPace:
             return found
 
     def compared(self, excess: float, overlap: float) -> None:
-        """A step was `excess` seconds longer than without the upload during `overlap` of it."""
+        """Record a step `excess` seconds longer than one without its `overlap` with uploads."""
         with self._lock:
             self._beside.append(_Beside(excess, overlap))
 
     def _rest(self, now: float, more: float = 0.0) -> None:
-        """Since it was settled there was no upload. `more` seconds count beside those."""
+        """Pay off the rest since the last settlement, without uploads, plus `more` seconds."""
         owed = self._owed - (now - self._settled) - more
         self._owed, self._settled = max(-MOST_SAVED * self._times(), owed), now
 
     def _times(self) -> float:
-        """Returns the seconds of rest after each second of uploading."""
+        """Return the seconds of rest after each second of uploading."""
         return max(LEAST_REST, self._cost() / MOST_COST - 1)
 
     def _cost(self) -> float:
@@ -250,7 +248,7 @@ class UploadPace:
 
 
 class DecodeSteps:
-    """What the decode steps of one engine take with and without uploads. See `StepObserver`."""
+    """Measures one engine's decode steps with and without uploads. See `StepObserver`."""
 
     def __init__(self, pace: UploadPace) -> None:
         self._pace = pace

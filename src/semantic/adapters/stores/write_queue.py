@@ -1,6 +1,6 @@
 """WriteQueue: jobs that threads do in `WriteOrder`, with a pace, a back-off and a bound in bytes.
 
-Knows which jobs wait and whether they fail; not what they write, nor who asks for them.
+Knows which jobs wait and whether they fail, but not what they write nor who asks for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semantic.domain.stored import QUEUE_COUNTERS, StoredBlock
 FAILURES = 3
 """Consecutive failed writes before the queue backs off."""
 FIRST_PAUSE = 1.0
-"""Seconds of the first back-off; each further failure doubles it."""
+"""Seconds of the first back-off. Each further failure doubles it."""
 MAX_PAUSE = 30.0
 
 
@@ -33,10 +33,10 @@ class _Entry:
 
 
 class WriteQueue:
-    """Jobs by number, the oldest first; `changed` guards all that has no other lock.
+    """Jobs by number, the oldest first. `changed` guards all state without another lock.
 
-    A bug that ends a thread is raised by `drain` and `close`. Methods whose docstring does not say
-    otherwise are called with `changed`.
+    `drain` and `close` raise a bug that ended a thread. Callers of methods hold `changed` unless
+    the docstring says otherwise.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class WriteQueue:
         self.changed = threading.Condition()
         self.max_bytes = max_bytes
         self.n_bytes = 0
-        """Bytes of waiting and running writes, by their owner's count."""
+        """Bytes of waiting and running writes, as their owner counts them."""
         self.pace = pace
         self.order = WriteOrder(clock, defers=pace is not None)
         self.counts: Counter[str] = Counter(dict.fromkeys(QUEUE_COUNTERS, 0))
         self.backoff = Backoff(clock)
-        self.is_flushing = 0  # calls that wait for what is queued
+        self.is_flushing = 0  # calls that wait for queued jobs
         self._clock = clock
         self._queue: OrderedDict[int, _Entry] = OrderedDict()
         self._numbers = 0
@@ -90,8 +90,8 @@ class WriteQueue:
         ended: Callable[[], None],
         block: StoredBlock | None = None,
     ) -> int:
-        """Queue a job; its number. A thread calls `write`, and then `ended` with `changed`; for a
-        `block` after the pace's `begin`."""
+        """Queue a job and return its number. A thread calls `write`, then `ended` with `changed`
+        held; for a `block` the pace's `begin` first."""
         self._numbers += 1
         self._queue[self._numbers] = _Entry(job, write, ended, block is not None)
         self.order.add(self._numbers, block)
@@ -105,16 +105,16 @@ class WriteQueue:
         return None if entry is None else entry.job
 
     def waiting(self) -> Sequence[tuple[int, object]]:
-        """The jobs that are queued."""
+        """Return the queued jobs."""
         return [(number, entry.job) for number, entry in self._queue.items()]
 
     def current(self) -> Sequence[object]:
-        """The jobs that threads do now."""
+        """Return the jobs that threads do now."""
         return [entry.job for entry in self._current.values()]
 
     def attempt(self, write: Callable[[], bool], dropped: str) -> None:
-        """Call `write`, without `changed`, unless the queue backs off or must end: that counts as
-        `dropped`."""
+        """Call `write` without holding `changed`, unless the queue backs off or must end. Otherwise
+        count the write as `dropped`."""
         with self.changed:
             if self.backoff.is_on() or self._clock() >= self._ends:
                 self.counts[dropped] += 1
@@ -124,7 +124,7 @@ class WriteQueue:
             self.backoff.record(succeeded=succeeded)
 
     def drain(self) -> None:
-        """Return when all that is queued has been done. Without `changed`."""
+        """Return when all queued jobs have ended. Call without `changed`."""
         with self.changed:
             last = self._numbers
             self.is_flushing += 1
@@ -135,11 +135,11 @@ class WriteQueue:
                 self.is_flushing -= 1
             if self.error is not None:
                 raise IntegrityError(
-                    f"the thread that writes blocks died: {self.error!r}"
+                    f"cannot write blocks: the writing thread died: {self.error!r}"
                 ) from self.error
 
     def close(self) -> None:
-        """`drain`, for some time at most, and end the threads. Without `changed`."""
+        """Run `drain` for `close_seconds` at most, and end the threads. Call without `changed`."""
         with self.changed:
             self._ends = self._clock() + self._close_seconds
         try:
@@ -154,7 +154,7 @@ class WriteQueue:
     # The threads
 
     def _is_done(self, number: int) -> bool:
-        """Whether everything up to `number` has been written."""
+        """Return whether the threads have written everything up to `number`."""
         return all(one > number for one in self._current) and (
             next(iter(self._queue), number + 1) > number
         )
@@ -184,7 +184,7 @@ class WriteQueue:
         return True
 
     def _next(self) -> tuple[int, _Entry] | None:
-        """Wait for the next job, and take it; None when there will be none."""
+        """Wait for the next job and take it; None when no more will come."""
         with self.changed:
             while self.error is None:
                 hurries = self.is_flushing or self._closing or self.is_over_half
@@ -202,8 +202,7 @@ class WriteQueue:
         return None
 
     def _until_start(self, number: int) -> float | None:
-        """Seconds after which to ask again whether a job may be done; None when another one has
-        ended."""
+        """Return seconds until the job may start; None until another job ends."""
         if not self._queue[number].is_block:
             return None if self._current else 0.0
         hurries = self.is_flushing or self._closing
@@ -211,10 +210,10 @@ class WriteQueue:
 
 
 class Backoff:
-    """Exponential back-off: after `FAILURES` consecutive failures no writes for a while.
+    """Exponential back-off: pauses writes after `FAILURES` consecutive failures.
 
-    After the pause one write is tried: it ends the back-off, or begins one twice as long, up to
-    `MAX_PAUSE` seconds. Not thread-safe.
+    After the pause the queue tries one write. It ends the back-off or begins one twice as long, up
+    to `MAX_PAUSE` seconds. Not thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -225,12 +224,12 @@ class Backoff:
         self.times = 0
 
     def is_on(self) -> bool:
-        """Whether writes are paused now."""
+        """Return whether writes pause now."""
         return self._until is not None and self._clock() < self._until
 
     @property
     def has_begun(self) -> bool:
-        """Whether writes are or were paused, and none has succeeded since."""
+        """True if a pause has begun and no write has succeeded since."""
         return self._until is not None
 
     def record(self, *, succeeded: bool) -> None:

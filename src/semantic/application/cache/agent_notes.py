@@ -292,10 +292,8 @@ def _numbered(noun: str, part: Difference) -> str:
 
 
 def explain(agent: str, match: MatchReport | None, read: TokenReader) -> Iterator[str]:
-    """Yield the match of an agent's last prompt, one sentence per line.
-
-    Names of tools and agents keep the client's spelling, control characters included.
-    """
+    """Yield the match of an agent's last prompt, one sentence per line. Names of tools and agents
+    keep the client's spelling, control characters included."""
     if match is None:
         yield f"{agent} has had no prompt since its fork or import"
         return

@@ -78,9 +78,7 @@ class IdleCaches:
 
     def heed(self, key: CacheKey, hints: Hints) -> None:
         """Evict a done agent's cache before its tenant's others, and an expected one's after them.
-
-        On its agent's return a cache counts as used. Without a cache or a hint nothing changes.
-        """
+        On its agent's return a cache counts as used. Without a cache or a hint nothing changes."""
         own = self._tenants.get(key.tenant)
         if own is None or key not in self._caches:
             return
@@ -98,10 +96,8 @@ class IdleCaches:
         return blocks
 
     def evict(self) -> bool:
-        """Free a cache of the tenant with most tokens; False if there is none.
-
-        Caches of done agents go first, then the least recently used, then the latest expected one.
-        """
+        """Free a cache of the tenant with most tokens; False if there is none. Caches of done
+        agents go first, then the least recently used, then the latest expected one."""
         if not self._caches:
             return False
         largest = max(self._tokens, key=self._tokens.__getitem__)
@@ -137,10 +133,8 @@ class IdleCaches:
 
 
 class _Place(NamedTuple):
-    """A cache's place in its tenant's order, with a unique `number`.
-
-    `at` is the time of last use, or minus the expected return: the latest comes first.
-    """
+    """A cache's place in its tenant's order, with a unique `number`. `at` is the time of last use,
+    or minus the expected return: the latest comes first."""
 
     rank: int
     at: float
@@ -374,10 +368,8 @@ class BlockAllocator:
         return False
 
     def _admit_with(self, request: Request, restore: Restore, spare: int) -> bool:
-        """Admit `request` on top of a cache, or change nothing.
-
-        The request works on a snapshot: the pool may evict or reuse the original meanwhile.
-        """
+        """Admit `request` on top of a cache, or change nothing. The request works on a snapshot:
+        the pool may evict or reuse the original meanwhile."""
         source = restore.blocks
         if restore.exclusive:
             self._idle.take(self.key(request.agent_id, request.tenant))
@@ -462,10 +454,8 @@ class AgentCaches:
         return saved or dropped
 
     def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Share everything that `agent_id` has cached with a new agent.
-
-        Raises InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists.
-        """
+        """Share everything that `agent_id` has cached with a new agent. Raises InvalidRequestError
+        if `agent_id` is unknown or `new_agent_id` exists."""
         if not new_agent_id or self.recall(new_agent_id, tenant).history is not None:
             raise InvalidRequestError(f"fork: expected a new agent's name, got {new_agent_id!r}")
         known = self.recall(agent_id, tenant)

@@ -32,9 +32,7 @@ _STATES_ALONE = 512
 @dataclass(frozen=True, slots=True)
 class Distances:
     """Least tokens between checkpoints: of the grid, and of a prompt's end to the one before.
-
-    Powers of two: 256 to 4,096 and 64 to 4,096.
-    """
+    Powers of two: 256 to 4,096 and 64 to 4,096."""
 
     grid: int
     at_end: int
@@ -114,9 +112,7 @@ class Junctions:
         self, shared: Iterable[int], *, start: int, end: int, budget: int
     ) -> tuple[tuple[int, ...], int]:
         """Return positions after `start` up to `end`, in order, and their checkpoints' bytes.
-
-        `shared` are the tokens that each other request has in common with the prompt.
-        """
+        `shared` are the tokens that each other request has in common with the prompt."""
         users = _junctions_between(shared, start, end)
         near = sorted(users)
         n_bytes = sum(map(self.bytes_at, near, [start, *near]))
@@ -159,9 +155,7 @@ def _most_useful(
 
 def _window_tokens(window: int, position: int, before: int) -> int:
     """Return the tokens that a window before `position` stores in addition to one before `before`.
-
-    Counts shared blocks once, but a partial first or last block each time.
-    """
+    Counts shared blocks once, but a partial first or last block each time."""
     first = max(0, position - window + 1)
     blocks = min(whole_blocks(first), position)
     return blocks - first + position - max(blocks, before // BLOCK_TOKENS * BLOCK_TOKENS)

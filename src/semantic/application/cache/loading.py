@@ -52,11 +52,8 @@ _SLOWEST_FIRST = (Tier.REMOTE, Tier.DISK, Tier.UPLOADS, Tier.QUEUE, Tier.MEMORY)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Conditions for reading a prefix.
-
-    Computing it takes `seconds`. The load compares itself with computing after `first` bodies, and
-    each time that the number of bodies has doubled.
-    """
+    """Conditions for reading a prefix. Computing it takes `seconds`. The load compares itself with
+    computing after `first` bodies, and each time that the number of bodies has doubled."""
 
     seconds: float = inf
     first: int = FEWEST_AT_ONCE
@@ -119,10 +116,8 @@ class TierCost:
         self._lines = _likely_lines(list(self._loads))
 
     def seconds(self, n_bytes: float) -> float:
-        """Return the expected seconds of a load; 0 before the first.
-
-        Take the smallest likely value: a larger load may cost no more, and can stop early.
-        """
+        """Return the expected seconds of a load; 0 before the first. Take the smallest likely
+        value: a larger load may cost no more, and can stop early."""
         return min((line.seconds(n_bytes) for line in self._lines), default=0.0)
 
     def is_worth_it(self) -> None:
@@ -143,10 +138,8 @@ class TierCost:
 
 
 class BreakEven:
-    """Compares the time to restore a prefix with the time to compute it.
-
-    Measures both while running. A load's time, per tier, lasts until the sequence has the blocks.
-    """
+    """Compares the time to restore a prefix with the time to compute it. Measures both while
+    running. A load's time, per tier, lasts until the sequence has the blocks."""
 
     def __init__(self, prefill_seconds: Callable[[int], float | None]) -> None:
         """`prefill_seconds` estimates the seconds of prompt tokens, None before the first chunk."""
@@ -184,9 +177,7 @@ class BreakEven:
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
         """Record a load of `n_bytes` by tier that took `seconds` for `n_reads` sequential reads.
-
-        The tier with the longest expected time takes the deviation, the others their usual time.
-        """
+        The tier with the longest expected time takes the deviation, the others their usual time."""
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
             return
@@ -315,10 +306,8 @@ class Loader:
     def begin(
         self, prefix: StoredPrefix, sequence: SequenceId, terms: Terms = NEVER_GIVEN_UP
     ) -> Load:
-        """Start to read `prefix` into `sequence`, which holds the tokens before `prefix.start`.
-
-        The load stops when computing the rest is faster. Raises BackendError if memory is lacking.
-        """
+        """Start to read `prefix` into `sequence`, which holds the tokens before `prefix.start`. The
+        load stops when computing the rest is faster. Raises BackendError if memory is lacking."""
         started = self._clock()
         targets = self._targets(prefix.full, sequence, Part.FULL, prefix.start, prefix.length)
         if prefix.window:
@@ -335,10 +324,8 @@ class Loader:
         return Load(prefix, terms, sequence, self._clock() - started, future, given_up)
 
     def finish(self, load: Load) -> Loaded:
-        """Give the sequence the verified blocks of a finished `load`. Raises BackendError.
-
-        Restores a prefix with a checkpoint whole or not at all.
-        """
+        """Give the sequence the verified blocks of a finished `load`. Raises BackendError. Restores
+        a prefix with a checkpoint whole or not at all."""
         read, prefix = load.future.result(), load.prefix
         started = self._clock()
         n_bodies = len(prefix.full) + len(prefix.window)

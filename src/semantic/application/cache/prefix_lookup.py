@@ -262,10 +262,8 @@ class Discovery:
         return self._threads.submit(tenant, look_up, is_short=True)
 
     async def wait(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Run `begin` and return when it ends or times out.
-
-        Later requests use a late result. A look-up that has not begun by then never runs.
-        """
+        """Run `begin` and return when it ends or times out. Later requests use a late result. A
+        look-up that has not begun by then never runs."""
         begun = asyncio.wrap_future(self.begin(agent_id, tenant, tokens))
         with suppress(TimeoutError):
             await asyncio.wait_for(begun, max(self._seconds, len(tokens) / _TOKENS_PER_SECOND))

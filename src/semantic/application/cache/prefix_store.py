@@ -170,9 +170,7 @@ class PrefixStore:
 
     def has_next_checkpoint(self, request: Request) -> bool:
         """Return whether a request can continue from a checkpoint that another has taken meanwhile.
-
-        `begin_load` then reads all of that prefix into an empty sequence.
-        """
+        `begin_load` then reads all of that prefix into an empty sequence."""
         if not self.shared.looks_again(request):
             return False
         prefix = self._search(request, start=0)
@@ -276,10 +274,8 @@ class PrefixStore:
             self._search_again(request)
 
     def save_blocks(self, request: Request, *, interim: bool) -> int:
-        """Save everything that an open sequence holds and return its number of tokens.
-
-        The sequence must not be decoding. `interim` is False at the end of a turn.
-        """
+        """Save everything that an open sequence holds and return its number of tokens. The sequence
+        must not be decoding. `interim` is False at the end of a turn."""
         sequence = request.sequence
         if sequence is None:
             return 0
@@ -311,9 +307,7 @@ class PrefixStore:
 
     def discard(self, request: Request) -> None:
         """Drop what the request stored and all blocks after it: the model computed NaN or infinity.
-
-        Blocks that other requests stored of its tokens go only if they hold such values.
-        """
+        Blocks that other requests stored of its tokens go only if they hold such values."""
         state = self._state(request)
         links = state.full_links(self._scope_of(request), request.tokens)
         self._saver.drop(state.put, links, state.read)

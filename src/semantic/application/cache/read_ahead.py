@@ -204,10 +204,8 @@ _LONGEST_NAME = 128
 
 
 class ToolTimes:
-    """The median of the latest absences after each tool of a tenant, robust against outliers.
-
-    Its memory has a bound, which tenants share. Not thread-safe.
-    """
+    """The median of the latest absences after each tool of a tenant, robust against outliers. Its
+    memory has a bound, which tenants share. Not thread-safe."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock

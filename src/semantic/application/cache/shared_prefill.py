@@ -141,9 +141,7 @@ class CommonPrefixes:
 
 def computes_before(left: Request, right: Request) -> bool:
     """Return whether `left` computes the common part: one order for all, so that one always does.
-
-    The request that has computed more goes first, then the one that ends sooner, then the older.
-    """
+    The request that has computed more goes first, then the one that ends sooner, then the older."""
     return _order(left) < _order(right)
 
 
@@ -238,10 +236,8 @@ class SharedPrefill:
     # Life of a request
 
     def add(self, request: Request) -> None:
-        """Add a new request, so that others take checkpoints where it will continue.
-
-        Skip one with `keep` off: where another's cache parts from it would reveal its tokens.
-        """
+        """Add a new request, so that others take checkpoints where it will continue. Skip one with
+        `keep` off: where another's cache parts from it would reveal its tokens."""
         if self._needs_checkpoint and request.keep:
             self._common.add(request)
 
