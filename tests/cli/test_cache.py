@@ -418,7 +418,7 @@ def test_doctor_says_where_the_store_is_or_what_is_wrong_with_it(folder: Path) -
     assert finding("--no-store")["detail"] == "not on disk: caches end with the program"
     bad = finding("--store", str(folder))
     assert bad["verdict"] == "warning"
-    assert "can be written by others" in bad["detail"]
+    assert "others can write to" in bad["detail"]
 
 
 # Options of the commands that generate

@@ -310,6 +310,6 @@ def test_the_log_counts_what_a_disk_refuses(caplog: pytest.LogCaptureFixture) ->
         "100",
     ]
     assert caplog.messages[0] == (
-        "the store cannot write, 1 times so far: No space left on device (ENOSPC); what it does "
-        "not keep is computed again after a restart"
+        "cannot write to the store, 1 times so far: No space left on device (ENOSPC); a restart "
+        "computes missing blocks again"
     )

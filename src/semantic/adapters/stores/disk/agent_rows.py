@@ -1,7 +1,6 @@
 """The index's rows of agents: the generations of their manifests, the blocks of their chains.
 
-Functions on an open connection; those that write must be called inside a transaction. Knows no
-files.
+Functions on an open connection. Call writing ones inside a transaction. Knows no files.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Listed:
 
 
 def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
-    """The agent's stored generations, newest first; empty when it has no row."""
+    """Return the agent's stored generations, newest first; empty if it has no row."""
     rows = db.execute(
         "SELECT m.generation FROM manifests AS m JOIN agents AS a ON a.id = m.agent"
         " WHERE a.key = ? ORDER BY m.generation DESC",
@@ -46,7 +45,7 @@ def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
 
 
 def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, bytes]]:
-    """Cost and first bytes of each manifest's file, by agent and generation."""
+    """Return cost and first bytes of each manifest's file, by agent and generation."""
     rows = db.execute(
         "SELECT a.key, m.generation, m.cost, m.frame"
         " FROM manifests AS m JOIN agents AS a ON a.id = m.agent"
@@ -55,7 +54,7 @@ def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, 
 
 
 def outdated(db: sqlite3.Connection) -> list[bytes]:
-    """The agents with a chain that is not that of their newest manifest."""
+    """Return the agents whose chain does not follow from their newest manifest."""
     rows = db.execute(
         "SELECT key FROM agents AS a WHERE generation IS NOT"
         " (SELECT max(generation) FROM manifests WHERE agent = a.id)"
@@ -64,13 +63,13 @@ def outdated(db: sqlite3.Connection) -> list[bytes]:
 
 
 def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> list[BlockHash]:
-    """Insert an installed manifest as its agent's newest; the hashes of its chain."""
+    """Insert an installed manifest as its agent's newest; return the hashes of its chain."""
     manifest = filed.manifest
     hashes = [link.hash for link in manifest.scope.chain(manifest.token_ids)]
     own = _row(filed)
     db.execute(_UPSERT, (*own, schema.agent_proof(*own, chain=hashes)))
     agent = _id(db, filed.key)
-    # Deleted first: the triggers that maintain the sums fire on DELETE and INSERT only.
+    # Delete first: the triggers that maintain the sums fire on DELETE and INSERT only.
     db.execute(
         "DELETE FROM manifests WHERE agent = ? AND generation = ?", (agent, manifest.generation)
     )
@@ -98,7 +97,7 @@ def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None
 
 
 def drop(db: sqlite3.Connection, key: bytes) -> None:
-    """Delete an agent's rows; its blocks become unreferenced unless another agent shares them."""
+    """Delete an agent's rows. Its blocks become unreferenced unless another agent shares them."""
     agent = _id(db, key)
     hashes = _chain(db, agent)
     db.execute("DELETE FROM manifests WHERE agent = ?", (agent,))
@@ -110,10 +109,7 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: bytes | None, *, pinned: bool
 ) -> bytes | None:
-    """A tenant's agent that was saved longest ago, of those that are pinned or that are not.
-
-    Not `spared`; None if there is none.
-    """
+    """Return a tenant's pinned or unpinned agent saved longest ago, but not `spared`; or None."""
     row = db.execute(
         "SELECT key FROM agents WHERE tenant = ? AND pinned = ? AND key IS NOT ?"
         " ORDER BY saved LIMIT 1",
@@ -123,7 +119,7 @@ def lru_victim(
 
 
 def chain_of(db: sqlite3.Connection, key: bytes) -> list[BlockHash]:
-    """The blocks that the agent's newest manifest needs, unordered."""
+    """Return the blocks that the agent's newest manifest needs, unordered."""
     return _chain(db, _id(db, key))
 
 
@@ -131,7 +127,7 @@ def chain_of(db: sqlite3.Connection, key: bytes) -> list[BlockHash]:
 
 
 def page(db: sqlite3.Connection, *, scope: Scope, limit: int, after: Place | None) -> list[Listed]:
-    """At most `limit` agents of a scope that come after `after`, newest first."""
+    """Return at most `limit` agents of a scope that come after `after`, newest first."""
     time, name = _LAST if after is None else after
     rows = db.execute(
         "SELECT key, time, name FROM agents"
@@ -143,24 +139,24 @@ def page(db: sqlite3.Connection, *, scope: Scope, limit: int, after: Place | Non
 
 
 def tenants(db: sqlite3.Connection) -> list[bytes]:
-    """The tags of the tenants that have agents."""
+    """Return the tags of the tenants that have agents."""
     return [blob(row[0]) for row in db.execute("SELECT tag FROM tenants WHERE n_agents > 0")]
 
 
 def bytes_of(db: sqlite3.Connection, tenant: bytes) -> tuple[int, int]:
-    """What a tenant's blocks and manifests count for, and those that are pinned."""
+    """Return the bytes of a tenant's blocks and manifests, and of the pinned ones."""
     row = db.execute("SELECT bytes, pinned FROM tenants WHERE tag = ?", (tenant,)).fetchone()
     return (0, 0) if row is None else (whole(row[0]), whole(row[1]))
 
 
 def larger(db: sqlite3.Connection, n_bytes: int) -> list[bytes]:
-    """The tenants that count for more than `n_bytes`, the largest first."""
+    """Return the tenants that count for more than `n_bytes`, the largest first."""
     rows = db.execute("SELECT tag FROM tenants WHERE bytes > ? ORDER BY bytes DESC", (n_bytes,))
     return [blob(row[0]) for row in rows]
 
 
 def namespaces(db: sqlite3.Connection, tenant: bytes) -> list[bytes]:
-    """The namespaces in which a tenant has agents: one search for each."""
+    """Return the namespaces in which a tenant has agents, with one search for each."""
     rows = db.execute(
         "WITH RECURSIVE known(one) AS ("
         " SELECT min(namespace) FROM agents WHERE tenant = ?1 UNION ALL"
@@ -173,7 +169,7 @@ def namespaces(db: sqlite3.Connection, tenant: bytes) -> list[bytes]:
 
 
 def children(db: sqlite3.Connection, scope: Scope, parent: str) -> list[str]:
-    """The names of the agents in a scope whose parent is `parent`, sorted."""
+    """Return the names of the agents in a scope whose parent is `parent`, sorted."""
     rows = db.execute(
         "SELECT name FROM agents WHERE tenant = ? AND namespace = ? AND parent = ? ORDER BY name",
         (scope.tenant, scope.namespace, packed_name(parent)),
@@ -184,7 +180,7 @@ def children(db: sqlite3.Connection, scope: Scope, parent: str) -> list[str]:
 def users(
     db: sqlite3.Connection, hashes: Sequence[BlockHash]
 ) -> dict[BlockHash, frozenset[AgentName]]:
-    """Two at most of the agents whose newest manifest needs each block."""
+    """Return at most two of the agents whose newest manifest needs each block."""
     found = {}
     for one in hashes:
         rows = db.execute(
@@ -200,13 +196,13 @@ def users(
 
 
 def count_of(db: sqlite3.Connection, tenant: bytes) -> int:
-    """How many agents a tenant has."""
+    """Return how many agents a tenant has."""
     row = db.execute("SELECT n_agents FROM tenants WHERE tag = ?", (tenant,)).fetchone()
     return 0 if row is None else whole(row[0])
 
 
 def _row(filed: FiledManifest) -> tuple[object, ...]:
-    """The agent's own values, in the order of `_UPSERT` and `schema.verify_rows`."""
+    """Return the agent's own values, in the order of `_UPSERT` and `schema.verify_rows`."""
     manifest = filed.manifest
     time, name = manifest.place
     return (
@@ -228,6 +224,6 @@ def _chain(db: sqlite3.Connection, agent: int) -> list[BlockHash]:
 
 
 def _id(db: sqlite3.Connection, key: bytes) -> int:
-    """The agent's row id; -1, which no row has, when there is none."""
+    """Return the agent's row id, or -1, which no row has."""
     row = db.execute("SELECT id FROM agents WHERE key = ?", (key,)).fetchone()
     return -1 if row is None else whole(row[0])

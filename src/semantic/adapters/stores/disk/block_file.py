@@ -14,10 +14,10 @@
       1208   2872  the layout's name in UTF-8 (its hash when it is longer), zero-padded
       4080     16  xxh3-128 of the 4080 bytes before it
 
-All numbers are little-endian; the body follows without a gap and ends the file.
+All numbers are little-endian. The body follows without a gap and ends the file.
 
 `BlockReader` verifies every byte that it returns, reading with several threads. It does not decide
-what happens to a file that fails; knows no index.
+what happens to a file that fails, and knows no index.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ _CODES = {Part.FULL: 1, Part.WINDOW: 2, Part.CHECKPOINT: 3}
 _PARTS = {code: part for part, code in _CODES.items()}
 
 _MAX_VIEWS = 512
-"""Targets of one system call; POSIX promises 16, Linux and macOS accept 1,024."""
+"""Targets of one system call. POSIX promises 16, Linux and macOS accept 1,024."""
 _GROUP_BYTES = 1 << 18
-"""Read and hashed at a time, so that hashing finds the bytes in the processor's cache."""
+"""Bytes to read and hash at a time, so that hashing finds them in the processor's cache."""
 _MAX_THREADS = 8
 
 
@@ -93,14 +93,14 @@ class FileHeader:
 
 
 def layout_stamp(layout: str) -> str:
-    """A layout as stored in a header: its name, or a hash of the name when that is too long."""
+    """Return a header's text for a layout: its name, or a hash of a name that is too long."""
     if len(layout.encode()) <= _LAYOUT_BYTES:
         return layout
     return "sha256:" + digest("layout-v1", layout.encode()).hex()
 
 
 def encode_header(block: StoredBlock) -> bytes:
-    """The 4096 bytes before the body of `block`. Raises ValueError for a bad number of tokens."""
+    """Return the 4096 bytes before `block`'s body. Raises ValueError for a bad number of tokens."""
     link, body = block.header.link, block.data()
     if not 1 <= len(link.tokens) <= BLOCK_TOKENS:
         raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, got {len(link.tokens)}")
@@ -125,10 +125,8 @@ def encode_header(block: StoredBlock) -> bytes:
 
 
 def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
-    """The header in the first bytes of the file of `key`, which is `file_bytes` long.
-
-    Raises NewerFormatError, or DamagedError unless it is intact and belongs to `key`.
-    """
+    """Return the header in the first bytes of the file of `key`, which is `file_bytes` long. Raises
+    NewerFormatError, or DamagedError unless it is intact and belongs to `key`."""
     _check_frame(data)
     (
         _,
@@ -152,7 +150,7 @@ def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
         raise DamagedError("truncated" if file_bytes < HEADER_BYTES + n_body else "too long")
     tokens = unpack_tokens(data[_FIELDS.size : _FIELDS.size + 4 * n_tokens])
     scope = Scope(namespace, tenant)
-    # The hash is recomputed: a header is verified by its contents, not by the file's name.
+    # Recompute the hash: the contents, not the file's name, verify a header.
     if BlockKey(BlockHash(name), _PARTS[code]) != key:
         raise DamagedError("identity")
     if scope.hash_of(BlockHash(parent), tokens) != name:
@@ -213,12 +211,12 @@ class BlockReader:
         self._starting = threading.Lock()
 
     def header(self, key: BlockKey) -> FileHeader:
-        """The verified header of the block's file; the body is not read."""
+        """Return the verified header of the block's file without reading the body."""
         with self._entries.opened(block_entry(key)) as (fd, size):
             return self._header(fd, key, size)
 
     def check(self, key: BlockKey) -> FileHeader:
-        """The verified header, after verifying the body as well."""
+        """Return the verified header, after verifying the body as well."""
         with self._entries.opened(block_entry(key)) as (fd, size):
             found = self._header(fd, key, size)
             scratch = memoryview(bytearray(min(_GROUP_BYTES, found.body_bytes)))
@@ -235,7 +233,7 @@ class BlockReader:
             self._verify(fd, segments, found)
 
     def body(self, header: BlockHeader) -> bytes:
-        """The verified body."""
+        """Return the verified body."""
         with self._entries.opened(block_entry(header.key)) as (fd, size):
             found = self._expected(fd, header, size)
             try:
@@ -246,7 +244,7 @@ class BlockReader:
                 raise OSError(errno.ENOMEM, "no memory for a block's body") from None
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`action` of every item, in order, on several threads: reads release the GIL."""
+        """Return `action` of every item, in order, on several threads: reads release the GIL."""
         if len(items) <= 1:
             return [action(item) for item in items]
         with self._starting:
@@ -282,7 +280,7 @@ class BlockReader:
             raise DamagedError("body checksum")
 
     def _fill_group(self, fd: int, group: Sequence[memoryview], at: int) -> int:
-        """Read from offset `at` until `group` is full; the offset after it."""
+        """Read from offset `at` until `group` is full; return the offset after it."""
         rest = list(group)
         while rest:
             got = self._files.preadv(fd, rest, at)
@@ -294,13 +292,13 @@ class BlockReader:
 
 
 def _repeated(scratch: memoryview, n_bytes: int) -> Iterator[memoryview]:
-    """The same memory again and again, `n_bytes` in total."""
+    """Yield the same memory again and again, `n_bytes` in total."""
     for at in range(0, n_bytes, _GROUP_BYTES):
         yield scratch[: n_bytes - at]
 
 
 def _groups(segments: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """The same bytes in the same order, grouped for one system call each."""
+    """Yield the same bytes in the same order, grouped for one system call each."""
     group: list[memoryview] = []
     n_bytes = 0
     for piece in _pieces(segments):
@@ -320,7 +318,7 @@ def _pieces(segments: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def _after(views: Sequence[memoryview], n_bytes: int) -> list[memoryview]:
-    """The rest of `views` once their first `n_bytes` are filled."""
+    """Return the rest of `views` after their first `n_bytes`."""
     left = []
     for view in views:
         taken = min(n_bytes, len(view))

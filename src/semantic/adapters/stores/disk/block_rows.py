@@ -1,7 +1,7 @@
-"""The index's rows of blocks: which are stored, their parents, their order of use, LRU victims.
+"""The index's rows of blocks: which blocks exist, their parents, their order of use, LRU victims.
 
-Functions on an open connection; those that write must be called inside a transaction. Knows no
-files. An impossible row raises IndexBrokenError.
+Functions on an open connection. Call writing ones inside a transaction. Knows no files. An
+impossible row raises IndexBrokenError.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LEAF = (
     " AND (b.part != 'full'"
     " OR NOT EXISTS (SELECT 1 FROM blocks AS c WHERE c.hash = b.hash AND c.id != b.id))"
 )
-"""`b` is a leaf: no stored block follows it, and no other part of it is stored."""
+"""`b` is a leaf: the index has no block after it, and no other part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Victim:
 
 
 def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
-    """Size of the block's file; None when it has no row."""
+    """Return the size of the block's file; None if it has no row."""
     row = db.execute(
         "SELECT body_bytes FROM blocks WHERE hash = ? AND part = ?", _named(key)
     ).fetchone()
@@ -69,7 +69,7 @@ def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
 
 
 def find(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-    """Those of `keys` that have a row."""
+    """Return the `keys` that have a row."""
     requested = set(keys)
     hashes = list({key.hash for key in requested})
     found = {}
@@ -92,13 +92,13 @@ _HEADERS = (
 
 
 def children(db: sqlite3.Connection, parent: BlockHash, part: Part) -> list[BlockHeader]:
-    """All blocks of `part` that follow `parent`."""
+    """Return all blocks of `part` that follow `parent`."""
     rows = db.execute(f"{_HEADERS} ORDER BY b.id", (parent, part.value))
     return [_header(parent, row) for row in rows]
 
 
 def roots(db: sqlite3.Connection, namespace: bytes) -> frozenset[BlockHash]:
-    """The parents of the first blocks of all chains in `namespace`."""
+    """Return the parents of the first blocks of all chains in `namespace`."""
     rows = db.execute(
         "SELECT DISTINCT b.parent FROM scopes AS s JOIN blocks AS b ON b.scope = s.id"
         " WHERE s.namespace = ? AND b.start = 0",
@@ -121,10 +121,8 @@ def nearest_children(
 
 
 def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search, Search]:
-    """`at_most` and `above` of `nearest`, for the blocks of `part` that follow `parent`.
-
-    Not for those with ids of four bytes, which no vocabulary has.
-    """
+    """Return `at_most` and `above` of `nearest`, for the blocks of `part` that follow `parent`.
+    Ignores blocks with ids of four bytes, which no vocabulary has."""
 
     def search(condition: str, packed: bytes) -> bytes | None:
         row = db.execute(
@@ -141,13 +139,13 @@ def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search,
 
 
 def _narrowable(packed: bytes) -> bytes:
-    """The tokens before the first whose id has four bytes."""
+    """Return the tokens before the first whose id has four bytes."""
     wide = next((i for i, byte in enumerate(packed[3::4]) if byte), None)
     return packed if wide is None else packed[: wide * TOKEN_BYTES]
 
 
 def all_sizes(db: sqlite3.Connection) -> dict[BlockKey, int]:
-    """The size of each block's file."""
+    """Return the size of each block's file."""
     rows = db.execute("SELECT hash, part, body_bytes FROM blocks")
     return {_key(row[0], row[1]): HEADER_BYTES + whole(row[2]) for row in rows}
 
@@ -156,7 +154,7 @@ def all_sizes(db: sqlite3.Connection) -> dict[BlockKey, int]:
 
 
 def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int) -> None:
-    """Insert a block after its file was installed."""
+    """Insert a block after the installation of its file."""
     link = header.link
     scope = (link.scope.namespace, link.scope.tenant, layout_stamp(header.layout))
     db.execute(
@@ -190,13 +188,13 @@ def drop(db: sqlite3.Connection, key: BlockKey) -> None:
 
 
 def tick(db: sqlite3.Connection, n: int = 1) -> int:
-    """Advance the counter of uses by `n`; its previous value."""
+    """Advance the counter of uses by `n` and return its previous value."""
     db.execute("UPDATE numbers SET value = value + ? WHERE name = 'clock'", (n,))
     return one(db, "SELECT value FROM numbers WHERE name = 'clock'") - n
 
 
 def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
-    """Mark `keys` as used now; the first becomes the most recently used."""
+    """Mark `keys` as used now. The first becomes the most recently used."""
     last = tick(db, len(keys)) + len(keys)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ? AND part = ?",
@@ -205,7 +203,7 @@ def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
 
 
 def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
-    """Mark all parts of a chain's blocks as used now; the first becomes the most recently used."""
+    """Mark all parts of a chain's blocks as used now. The first becomes the most recently used."""
     last = tick(db, len(hashes)) + len(hashes)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ?",
@@ -214,8 +212,7 @@ def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
 
 
 def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) -> None:
-    """Evict those of `hashes`, the tenant's, that no agent needs as if they had been used last at
-    `left_at`."""
+    """Evict the tenant's `hashes` that no agent needs as if their last use was at `left_at`."""
     now = tick(db, 0)
     sql = "SELECT used FROM blocks WHERE scope = ? AND pinned = 0 ORDER BY used LIMIT 1"
     firsts = (db.execute(sql, (scope,)).fetchone() for scope in _scopes(db, tenant))
@@ -228,7 +225,7 @@ def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) 
 
 
 def _scopes(db: sqlite3.Connection, tenant: bytes) -> list[int]:
-    """As many as models that the tenant used."""
+    """Return one scope for each model that the tenant used."""
     rows = db.execute("SELECT id FROM scopes WHERE tenant = ?", (tenant,)).fetchall()
     return [whole(row[0]) for row in rows]
 
@@ -254,10 +251,7 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
 ) -> Victim | None:
-    """A tenant's least recently used leaf, of those that are pinned or of those that are not.
-
-    None of `spared`; None when there is none.
-    """
+    """Return a tenant's least recently used pinned or unpinned leaf, except `spared`; or None."""
     places = ",".join("?" * len(spared))
     sql = (
         "SELECT b.used, -b.start, b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
@@ -272,7 +266,7 @@ def lru_victim(
 
 
 def unneeded(db: sqlite3.Connection) -> list[Victim]:
-    """Blocks that belong to no agent, least recently used first."""
+    """Return blocks that belong to no agent, least recently used first."""
     rows = db.execute(
         "SELECT hash, part, cost FROM blocks"
         " WHERE hash NOT IN (SELECT hash FROM chain) ORDER BY used"
@@ -283,10 +277,8 @@ def unneeded(db: sqlite3.Connection) -> list[Victim]:
 def superseded(
     db: sqlite3.Connection, before: Iterable[BlockHash], links: Iterable[BlockLink]
 ) -> list[BlockKey]:
-    """Partial FULL blocks that no agent needs and that a longer block begins with.
-
-    Of those whose hashes are in `before`, and those that one of `links` begins with.
-    """
+    """Return partial FULL blocks that no agent needs and that begin a longer block. Candidates are
+    the hashes in `before`, and blocks that begin one of `links`."""
     names = dict.fromkeys(before)
     for link in links:
         packed = _narrowable(pack_tokens(link.tokens))
@@ -298,11 +290,8 @@ def superseded(
 
 
 def unneeded_checkpoints(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> list[BlockKey]:
-    """What is stored to resume after those of the partial blocks `hashes` that no agent needs.
-
-    Only of those whose checkpoint is larger than the keys and values of the block before: smaller
-    ones are left to eviction.
-    """
+    """Return the checkpoints and windows after partial blocks `hashes` that no agent needs. Only
+    checkpoints larger than the keys and values before: eviction handles smaller ones."""
     large = [name for name in dict.fromkeys(hashes) if _has_large_checkpoint(db, name)]
     keys = [BlockKey(name, part) for name in large for part in (Part.CHECKPOINT, Part.WINDOW)]
     return [key for key in keys if _is_unneeded(db, key)]
@@ -319,7 +308,7 @@ def _has_large_checkpoint(db: sqlite3.Connection, name: BlockHash) -> bool:
 
 
 def _is_unneeded(db: sqlite3.Connection, key: BlockKey) -> bool:
-    """Whether the block is partial, stored, and in no agent's chain."""
+    """Return whether the block is partial, stored, and in no agent's chain."""
     row = db.execute(
         "SELECT 1 FROM blocks WHERE hash = ? AND part = ? AND n_tokens < ?"
         " AND NOT EXISTS (SELECT 1 FROM chain WHERE chain.hash = blocks.hash)",
@@ -329,7 +318,7 @@ def _is_unneeded(db: sqlite3.Connection, key: BlockKey) -> bool:
 
 
 def _has_longer(db: sqlite3.Connection, key: BlockKey) -> bool:
-    """Whether a stored sibling begins with the block's tokens and has more."""
+    """Return whether a stored sibling begins with the block's tokens and has more."""
     row = db.execute(
         "SELECT t.parent, t.packed FROM blocks AS b JOIN tokens AS t ON t.block = b.id"
         " WHERE b.hash = ? AND b.part = ? AND t.width = 3",
@@ -358,7 +347,7 @@ def _key(name: object, part: object) -> BlockKey:
 
 
 def _header(parent: BlockHash, row: tuple[object, ...]) -> BlockHeader:
-    """A row as a header; the hash is recomputed, because rows are not trusted."""
+    """Return a row as a header. Recomputes the hash instead of trusting the row."""
     name, part, start, width, stored, namespace, tenant, layout = row
     key, packed = _key(name, part), packed_in(width, stored)
     match start, packed, namespace, tenant, layout:
@@ -366,7 +355,7 @@ def _header(parent: BlockHash, row: tuple[object, ...]) -> BlockHeader:
             scope = Scope(namespace, tenant)
             link = BlockLink(scope, key.hash, parent, start, unpack_tokens(packed))
         case _:
-            raise IndexBrokenError("a block's row is no block")
+            raise IndexBrokenError("a block's row has values of wrong types")
     if scope.hash_of(parent, link.tokens) != key.hash:
         raise IndexBrokenError("a block's row belongs to another block")
     return BlockHeader(link, key.part, layout)

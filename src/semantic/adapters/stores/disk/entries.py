@@ -1,8 +1,8 @@
-"""Block and manifest files by name: opened, installed, deleted, quarantined. No link is followed.
+"""Block and manifest files by name: opens, installs, deletes and quarantines them. Follows no link.
 
-A name consists of digests and fixed words; no user text becomes part of a path. Each file is
-reached through a descriptor of its shard, so that a symbolic link in place of a shard or file is
-refused, wherever it points. Knows names, costs and kinds of damage; not the contents of a file.
+A name consists of digests and fixed words. No user text becomes part of a path. Reaches each file
+through a descriptor of its shard, and so refuses a symbolic link in place of a shard or file,
+wherever it points. Knows names, costs and kinds of damage, but not the contents of a file.
 """
 
 from __future__ import annotations
@@ -33,29 +33,28 @@ PAGE = 4096
 """Files cost whole pages: the unit in which file systems allocate."""
 MAX_NUMBER = 1 << 62
 """The largest number accepted from a file. The index stores up to twice that, so counters that
-continue from here do not overflow.
-"""
+continue from here do not overflow."""
 MAX_QUARANTINED = 16
-"""Quarantined files that are retained for inspection: the newest."""
+"""Quarantined files to retain for inspection: the newest."""
 _NAME_BYTES = 256
-"""An upper bound of what a name costs in its folder."""
+"""An upper bound of a name's cost in its folder."""
 _MAX_COST = 1 << 44
 """Above any quota, and small enough to sum half a million sparse files of any claimed size."""
 _NOT_PLAIN = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EOPNOTSUPP, errno.EMLINK}
 _SHARD_NAME_LENGTH = 2
 _LAST_NUMBER = 10**20 - 1
-"""Of the names in `bad/`: they have 20 digits, so that they sort."""
+"""The last number of names in `bad/`: they have 20 digits, so that they sort."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _BLOCK = re.compile(r"([0-9a-f]{64})\.(full|window|checkpoint)")
 _MANIFEST = re.compile(r"([0-9a-f]{64})\.([0-9]{20})")
 
 
 class UnreadableError(Exception):
-    """The entry differs from the requested one, or has no reading."""
+    """The entry differs from the requested one, or is unreadable."""
 
 
 class DamagedError(UnreadableError):
-    """A file does not contain what its name promises; the message is the kind of damage."""
+    """A file does not contain what its name promises. The message is the kind of damage."""
 
     @property
     def kind(self) -> str:
@@ -63,11 +62,11 @@ class DamagedError(UnreadableError):
 
 
 class NewerFormatError(UnreadableError):
-    """A file was written by a later version; it is not touched."""
+    """A later version wrote the file. Nothing touches it."""
 
 
 class MismatchError(UnreadableError):
-    """A sound file differs from the one requested; the message names the field."""
+    """A sound file differs from the requested one. The message names the field."""
 
 
 class Kind(StrEnum):
@@ -94,10 +93,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Something found in a shard. `n_bytes` is None unless it is a plain file of this user's.
+    """An entry of a shard. `n_bytes` is None unless it is a plain file of this user.
 
-    `path` is relative to the store's folder and printable, see `escape_name`; `entry` is None for
-    what cannot be part of the store: a folder, or a file in the wrong shard for its name.
+    `path` is relative to the store's folder and printable, see `escape_name`. `entry` is None if it
+    cannot be part of the store: a folder, or a file in the wrong shard for its name.
     """
 
     path: str
@@ -107,7 +106,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A file that was moved to `bad/`: its name there, and its size."""
+    """A file in `bad/`: its name there, and its size."""
 
     name: str
     n_bytes: int
@@ -122,7 +121,7 @@ def manifest_entry(agent: bytes, generation: int) -> Entry:
 
 
 def parse_block(name: str) -> BlockKey | None:
-    """The block of a file name; None for any other name."""
+    """Return the block of a file name; None for any other name."""
     match = _BLOCK.fullmatch(name)
     if match is None:
         return None
@@ -130,39 +129,39 @@ def parse_block(name: str) -> BlockKey | None:
 
 
 def parse_manifest(name: str) -> tuple[bytes, int] | None:
-    """Agent key and generation of a manifest's file name; None for any other name."""
+    """Return agent key and generation of a manifest's file name; None for any other name."""
     match = _MANIFEST.fullmatch(name)
     return None if match is None else (bytes.fromhex(match[1]), int(match[2]))
 
 
 def agent_key(scope: Scope, agent_id: str) -> bytes:
-    """The 32 bytes that identify an agent in file names."""
+    """Return the 32 bytes that identify an agent in file names."""
     name = agent_id.encode("utf-8", "surrogatepass")
     return digest("agent-v1", scope.namespace, scope.tenant, name)
 
 
 def cost_of(n_bytes: int) -> int:
-    """What a file of `n_bytes` counts against the quota: whole pages, and its name."""
+    """Return the quota cost of a file of `n_bytes`: whole pages, and its name."""
     return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
 
 
 def escape_name(name: str) -> str:
-    """A foreign name of any bytes as printable text, percent-encoded; reversible."""
+    """Return a foreign name of any bytes as printable text, percent-encoded and reversible."""
     return quote(os.fsencode(name), safe=_PRINTABLE)
 
 
 def unescape_name(text: str) -> str:
-    """The name from which `escape_name` made `text`."""
+    """Return the name from which `escape_name` made `text`."""
     return os.fsdecode(unquote_to_bytes(text))
 
 
 def is_plain(found: os.stat_result) -> bool:
-    """Whether it is a regular file of this user's with exactly one name."""
+    """Return whether it is a regular file of this user with exactly one name."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
 
 
 class Entries:
-    """The two sharded folders below `root`, and the quarantine `bad/` beside them."""
+    """The two sharded folders below `root`, and the quarantine `bad/` next to them."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
         self.root = root
@@ -176,7 +175,7 @@ class Entries:
 
     @contextmanager
     def opened(self, entry: Entry) -> Iterator[tuple[int, int]]:
-        """Descriptor and size. Raises DamagedError unless it is a plain file, or OSError."""
+        """Yield descriptor and size. Raises DamagedError unless it is a plain file, or OSError."""
         with self._shard(entry.kind, entry.shard) as shard:
             try:
                 fd = self.files.open(entry.name, READ_FLAGS, dir_fd=shard)
@@ -192,11 +191,11 @@ class Entries:
                     raise DamagedError("not a plain file")
                 yield fd, found.st_size
             finally:
-                with suppress(OSError):  # nothing was written through it
+                with suppress(OSError):  # reads only
                     self.files.close(fd)
 
     def size(self, entry: Entry) -> int | None:
-        """Bytes of the file; None when it is missing or no plain file."""
+        """Return the bytes of the file; None if it is missing or not a plain file."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 found = self.files.lstat(entry.name, dir_fd=shard)
@@ -205,7 +204,7 @@ class Entries:
         return found.st_size if is_plain(found) else None
 
     def exists(self, entry: Entry) -> bool:
-        """Whether anything has that name."""
+        """Return whether anything has that name."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 self.files.lstat(entry.name, dir_fd=shard)
@@ -214,7 +213,7 @@ class Entries:
         return True
 
     def install(self, temporary: Path, entry: Entry) -> None:
-        """Rename a finished file to its name, atomically; a folder of that name is quarantined."""
+        """Rename a finished file to its name, atomically. Quarantine a folder of that name."""
         with suppress(FileExistsError):
             self.files.mkdir(self._folder(entry.kind, entry.shard))
         with self._shard(entry.kind, entry.shard) as shard:
@@ -230,14 +229,14 @@ class Entries:
             delete_any(self.files, entry.name, shard)
 
     def sync(self, entry: Entry) -> None:
-        """Order: the file's contents reach the drive before anything synced later."""
+        """Order writes: the file's contents reach the drive before anything synced later."""
         with self.opened(entry) as (fd, _):
             self.files.sync_data(fd)
 
     # Quarantine
 
     def quarantine(self, entry: Entry) -> Quarantined | None:
-        """Move what has that name to `bad/`; None when nothing has."""
+        """Move whatever has that name to `bad/`; None if nothing has."""
         with opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad:
             names = self.quarantined()
             # Numbered, not dated: the order needs no clock.
@@ -254,7 +253,7 @@ class Entries:
             return Quarantined(name, found.st_size)
 
     def quarantined(self) -> list[str]:
-        """Names in `bad/`, oldest first."""
+        """Return the names in `bad/`, oldest first."""
         names = self.files.names(self.bad)
         return sorted(name for name in names if name[:20].isdecimal() and name[20:21] == "-")
 
@@ -269,12 +268,12 @@ class Entries:
     # Shards
 
     def shards(self, kind: Kind) -> list[str]:
-        """The shards that exist."""
+        """Return the existing shards."""
         names = self.files.names(self.root / kind.value)
         return sorted(name for name in names if len(name) == _SHARD_NAME_LENGTH)
 
     def listed(self, kind: Kind) -> Iterator[Listed]:
-        """Everything in the shards of `kind`, whatever its name."""
+        """Yield everything in the shards of `kind`, whatever its name."""
         for name in self.shards(kind):
             try:
                 with self._shard(kind, name) as shard:
@@ -292,7 +291,7 @@ class Entries:
             try:
                 found = self.files.lstat(name, dir_fd=shard)
             except FileNotFoundError:
-                continue  # evicted by another process meanwhile
+                continue  # another process evicted it meanwhile
             foreign = stat.S_ISDIR(found.st_mode) or name[:2] != shard_name
             yield Listed(
                 escape_name(f"{kind}/{shard_name}/{name}"),

@@ -1,7 +1,6 @@
-"""Every system call of the disk store behind one class, so that tests can make each of them fail.
+"""Every system call of the disk store in one class, so that tests can make each of them fail.
 
-Knows how to make data durable on each platform, and counts failures; not blocks, not the layout
-of the folder.
+Knows how to make data durable on each platform, and counts failures. Knows no blocks or layouts.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ _F_BARRIERFSYNC = 85
 
 Where = Path | str
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Never follows a symbolic link, never blocks on a FIFO."""
+"""Never follow a symbolic link, never block on a FIFO."""
 FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PREFIX = 21
-"""Characters of a folder's name that nested folders retain when moved beside it: the number by
-which `bad/` is ordered."""
+"""Characters that nested folders keep of a folder's name when moved: the number that orders `bad/`.
+"""
 
 
 class FileSystem:
     """The real file system. Every method raises OSError as its system call does."""
 
     def open(self, path: Where, flags: int, *, dir_fd: int | None = None) -> int:
-        """A file descriptor; a created file has mode 0600."""
+        """Return a file descriptor. A created file has mode 0600."""
         return os.open(path, flags, 0o600, dir_fd=dir_fd)
 
     def close(self, fd: int) -> None:
         os.close(fd)
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Bytes written, possibly fewer than given."""
+        """Return the bytes written, possibly fewer than given."""
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Bytes read, possibly fewer than fit into `targets`; 0 at the end of the file."""
+        """Return the bytes read, possibly fewer than `targets` hold; 0 at the end of the file."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -74,11 +73,11 @@ class FileSystem:
         os.rmdir(path, dir_fd=dir_fd)
 
     def names(self, folder: Where | int) -> list[str]:
-        """Names in a folder, unordered."""
+        """Return the names in a folder, unordered."""
         return os.listdir(folder)  # noqa: PTH208  # of a descriptor
 
     def try_lock(self, fd: int) -> bool:
-        """Take the exclusive lock of an open file; False when another open file holds it."""
+        """Take the exclusive lock of an open file; False if another open file holds it."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -89,7 +88,7 @@ class FileSystem:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def sync_data(self, fd: int) -> None:
-        """Order: data written to `fd` reaches the drive before anything synced later."""
+        """Order writes: data in `fd` reaches the drive before anything synced later."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, _F_BARRIERFSYNC)
@@ -99,7 +98,7 @@ class FileSystem:
             os.fdatasync(fd)
 
     def sync_all(self, fd: int) -> None:
-        """Durability: `fd`, a file or folder, and all that was synced before survive power loss."""
+        """Make `fd`, a file or folder, and everything synced before survive power loss."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
@@ -110,17 +109,15 @@ class FileSystem:
 
 
 class Counts:
-    """Named counters since the store was opened; some names exist from the start. Thread-safe.
-
-    A kind is counted beside its total, as "damaged: body checksum".
-    """
+    """Named counters since the store opened; some names exist from the start. Thread-safe. Counts a
+    kind in addition to its total, as "damaged: body checksum"."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     def add(self, name: str, kind: str = "", n: int = 1) -> int:
-        """Count `n` more; how many there are of the name."""
+        """Count `n` more and return the total of the name."""
         with self._lock:
             self._counts[name] += n
             if kind:
@@ -128,18 +125,15 @@ class Counts:
             return self._counts[name]
 
     def add_error(self, name: str, error: OSError) -> None:
-        """Count `error` under the name of its errno, as "write_errors: ENOSPC".
-
-        The log gets the first write that fails, the tenth, the hundredth and so on, unless the
-        whole folder is gone.
-        """
+        """Count `error` under the name of its errno, as "write_errors: ENOSPC". Logs the first
+        failing write, the tenth, the hundredth and so on, unless the folder is missing."""
         kind = errno.errorcode.get(error.errno or 0, "unknown")
         n = self.add(name, kind)
         is_write = name == "write_errors" and kind not in {"ENOENT", "ESTALE"}
         if is_write and str(n).strip("0") == "1":
             logger.warning(
-                "the store cannot write, %d times so far: %s (%s); what it does not keep is "
-                "computed again after a restart", n, error.strerror or error, kind
+                "cannot write to the store, %d times so far: %s (%s); a restart computes missing "
+                "blocks again", n, error.strerror or error, kind
             )  # fmt: skip
 
     def snapshot(self) -> Mapping[str, int]:
@@ -151,7 +145,7 @@ class Counts:
 def opened(
     files: FileSystem, path: Where, flags: int, *, dir_fd: int | None = None, reads: bool = False
 ) -> Iterator[int]:
-    """An open descriptor, closed on exit. If it only `reads` an error of that is ignored."""
+    """Yield an open descriptor and close it on exit, ignoring that error if it only `reads`."""
     fd = files.open(path, flags, dir_fd=dir_fd)
     try:
         yield fd
@@ -161,10 +155,8 @@ def opened(
 
 
 def delete_any(files: FileSystem, name: str, folder: int) -> None:
-    """Delete the file, link or folder tree `name` in the open `folder`. Follows no link.
-
-    Raises FileNotFoundError when there is none.
-    """
+    """Delete the file, link or folder tree `name` in the open `folder`. Follow no link. Raises
+    FileNotFoundError if it is missing."""
     try:
         files.unlink(name, dir_fd=folder)
     except OSError as error:
@@ -177,7 +169,7 @@ def delete_any(files: FileSystem, name: str, folder: int) -> None:
 
 
 def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
-    """Nested folders are first moved beside `name`: at any depth, at most three are open."""
+    """Move nested folders beside `name` first: at any depth, at most three are open."""
     left = [name]
     while left:
         this = left[-1]
@@ -203,7 +195,7 @@ def write_whole(files: FileSystem, fd: int, data: bytes | memoryview) -> None:
 
 
 def read_whole(files: FileSystem, fd: int, n_bytes: int) -> bytes:
-    """The first `n_bytes` of a file; fewer when it is shorter."""
+    """Return the first `n_bytes` of a file; fewer if it is shorter."""
     data = bytearray(n_bytes)
     view = memoryview(data)
     at = 0

@@ -1,13 +1,13 @@
-"""The store's folder: created or refused, locked, with a session for unfinished files.
+"""The store's folder: creates or refuses it, locks it, and keeps sessions of unfinished files.
 
     FORMAT        {"format": 1, "secret": digest of the secret}
     secret        32 random bytes
-    lock          held while the folder is changed
+    lock          held during changes of the folder
     blocks/, agents/, bad/, index.sqlite
     tmp/<random>/ a session: unfinished files of one process, which holds the lock file in it
 
-Locks are the system's own and end with their process: no process id and no clock is trusted.
-`agent_names` reads a store that is not opened. Knows nothing else of blocks, agents or the index.
+Locks are the system's own and end with their process. Trusts no process id and no clock.
+`agent_names` reads a store without opening it. Knows nothing else of blocks, agents or the index.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SECRET_BYTES = 32
 
 _FOLDERS = ("blocks", "agents", "bad", "tmp")
 _BEFORE_FORMAT = {"lock", "secret", "secret.new", "FORMAT.new", "lost+found"}
-"""What a folder may contain when its creation was interrupted."""
+"""Names that an interrupted creation may leave in a folder."""
 _MAX_FORMAT_BYTES = 4096
 _LOCK_SECONDS = 10.0
 _OPEN_SECONDS = 60.0
@@ -75,12 +75,10 @@ class Stamp:
 
 class Folder:
     """An open store folder. `locked` excludes other processes and other threads of this one.
-
-    Methods raise OSError unless they state otherwise.
-    """
+    Methods raise OSError unless they state otherwise."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
-        """See `open_folder`; the constructor checks and locks nothing."""
+        """See `open_folder`. The constructor checks and locks nothing."""
         self.root = root
         self.files = files
         self.secret = b""
@@ -95,7 +93,7 @@ class Folder:
         self.on_written: Callable[[int], None] = lambda _: None
 
     def start(self) -> None:
-        """Create what is missing and begin a session. Raises OSError or StoreError."""
+        """Create missing files and begin a session. Raises OSError or StoreError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         self._lock_fd = self.files.open(self.root / "lock", flags)
         found = self.files.lstat(self.root)
@@ -127,10 +125,8 @@ class Folder:
 
     @contextmanager
     def locked(self, seconds: float | None = None) -> Iterator[None]:
-        """Exclusive access to the folder; reentrant within a thread.
-
-        Raises OSError when the lock is not free after `seconds`, or the folder is gone.
-        """
+        """Hold exclusive access to the folder; reentrant within a thread. Raises OSError if the
+        lock is not free after `seconds`, or the folder is gone."""
         seconds = seconds or _LOCK_SECONDS
         if not self._mutex.acquire(timeout=seconds):
             raise OSError(errno.EAGAIN, "another thread holds the lock of the store")
@@ -151,7 +147,7 @@ class Folder:
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """A path for an unfinished file; deleted on exit unless it was renamed."""
+        """Yield a path for an unfinished file; delete it on exit unless renamed."""
         path = self.root / "tmp" / self.session / str(next(self._numbers))
         try:
             yield path
@@ -177,19 +173,19 @@ class Folder:
             self._install(path, name)
 
     def sessions(self) -> dict[str, bool]:
-        """Session names, and whether their process is alive. The lock must be held."""
+        """Return session names, and whether their process is alive. Callers hold the lock."""
         names = self.files.names(self.root / "tmp")
         return {name: name == self.session or self._is_alive(name) for name in names}
 
     def reap(self) -> None:
-        """Delete the sessions of dead processes. The lock must be held."""
+        """Delete the sessions of dead processes. Callers hold the lock."""
         for name, alive in self.sessions().items():
             if not alive:
                 with suppress(OSError):
                     self._delete_session(name)
 
     def leftovers(self) -> int:
-        """The number of unfinished files of dead processes. The lock must be held."""
+        """Return the number of unfinished files of dead processes. Callers hold the lock."""
         dead = [name for name, alive in self.sessions().items() if not alive]
         return sum(self._count_in(name) for name in dead)
 
@@ -200,17 +196,17 @@ class Folder:
         self.files.try_lock(self._session_fd)
 
     def _is_alive(self, session: str) -> bool:
-        """Whether a process holds the session's lock file."""
+        """Return whether a process holds the session's lock file."""
         try:
             with opened(self.files, self.root / "tmp" / session / "lock", READ_FLAGS) as fd:
                 return not self.files.try_lock(fd)
         except (FileNotFoundError, NotADirectoryError):
-            return False  # sessions begin under the folder's lock: it is no new one
+            return False  # sessions begin under the folder's lock: it is not a new one
         except OSError:
-            return True  # unknown: not touched
+            return True  # unknown: do not touch it
 
     def _count_in(self, session: str) -> int:
-        """Names in a dead session's folder; 1 when it is no folder, 0 when it was just deleted."""
+        """Count names in a dead session's folder; 1 if it is not a folder, 0 if just deleted."""
         try:
             with opened(self.files, self.root / "tmp" / session, FOLDER_FLAGS, reads=True) as fd:
                 return len(self.files.names(fd))
@@ -227,7 +223,7 @@ class Folder:
             self.files.unlink(folder)
             return
         with opened(self.files, folder, FOLDER_FLAGS, reads=True) as fd:
-            # The lock file last: until then the session is recognised as dead.
+            # The lock file last: until then others recognise the session as dead.
             for name in sorted(self.files.names(fd), key=lambda name: name == "lock"):
                 delete_any(self.files, name, fd)
         self.files.rmdir(folder)
@@ -254,7 +250,7 @@ class Folder:
 
     def _take_lock(self, seconds: float) -> None:
         if self._lock_fd is None:
-            raise OSError(errno.EBADF, "the store is closed")
+            raise OSError(errno.EBADF, "the store is not open")
         self._require_same_folder()
         until = time.monotonic() + seconds
         pause = 0.0005
@@ -265,8 +261,8 @@ class Folder:
             pause = min(2 * pause, _MAX_PAUSE)
 
     def _require_same_folder(self) -> None:
-        """Raise OSError when the folder was removed or another one, or a link, has its name: files
-        would be written there. Logged the first time."""
+        """Raise OSError if the folder is gone, or another one or a link has its name. Files would
+        go there. Log it the first time."""
         try:
             found = self.files.lstat(self.root)
         except FileNotFoundError:
@@ -277,17 +273,17 @@ class Folder:
         if not self._is_lost:
             self._is_lost = True
             logger.warning(
-                "the store %s was removed or replaced: nothing is written to disk until it is back",
+                "the store %s was removed or replaced: nothing reaches the disk until it is back",
                 self.root,
             )
         raise OSError(errno.ESTALE, f"the folder {self.root} was removed or replaced")
 
 
 def open_folder(root: Path, files: FileSystem) -> Folder:
-    """The store at `root`, created when missing.
+    """Open the store at `root`, creating it if missing.
 
-    Raises StoreError, before anything is changed, for a folder of another user, writable by
-    others, not a store, or of a newer format; and when it cannot be written.
+    Raises StoreError, before changing anything, for a folder of another user, writable by others,
+    not a store, of a newer format, or not writable.
     """
     folder = Folder(root, files)
     try:
@@ -299,17 +295,15 @@ def open_folder(root: Path, files: FileSystem) -> Folder:
     except OSError as error:
         folder.close()
         raise StoreError(
-            f"the store {root} cannot be used: {error.strerror or error}; expected a folder that "
+            f"cannot use the store {root}: {error.strerror or error}; expected a folder that "
             f"this user can write to"
         ) from error
     return folder
 
 
 def read_format(root: Path, files: FileSystem) -> int | None:
-    """The format of the store at `root`; None when there is none yet.
-
-    Raises StoreError when it is newer than `FORMAT`, or damaged.
-    """
+    """Return the format of the store at `root`; None if there is none yet. Raises StoreError if it
+    is newer than `FORMAT`, or damaged."""
     stamp = _read_stamp(root, files)
     return None if stamp is None else stamp.format
 
@@ -351,10 +345,8 @@ def _digest_of(secret: bytes) -> bytes:
 
 
 def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -> bytes:
-    """The store's secret; with `expected` its digest is verified.
-
-    Raises StoreError when it is damaged: no agent can be found without it.
-    """
+    """Return the store's secret; with `expected` verify its digest. Raises StoreError if it is
+    damaged: nothing can find an agent without it."""
     try:
         secret = read_small(root / "secret", files, SECRET_BYTES + 1)
     except FileNotFoundError:
@@ -362,23 +354,23 @@ def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -
     if len(secret) != SECRET_BYTES or not any(secret):
         raise StoreError(
             f"the secret of the store {root} is missing or damaged; expected {SECRET_BYTES} random "
-            f"bytes. Nothing in the store can be found without it: restore the file, or move the "
+            f"bytes. Without it the store finds nothing: restore the file, or move the "
             f"folder away to start empty"
         )
     if expected is not None and not hmac.compare_digest(_digest_of(secret), expected):
         raise StoreError(
             f"the secret of the store {root} does not match the digest in its FORMAT; one of "
-            f"the two files is damaged. Nothing in the store can be found with another secret: "
+            f"the two files is damaged. No other secret finds anything in the store: "
             f"restore the file, or move the folder away to start empty"
         )
     return secret
 
 
 def read_small(path: Path, files: FileSystem, most: int) -> bytes:
-    """The first `most` bytes of a file. Raises OSError, and StoreError for no plain file."""
+    """Return a file's first `most` bytes. Raises OSError, or StoreError unless it is plain."""
     with opened(files, path, READ_FLAGS) as fd:
         if not is_plain(files.fstat(fd)):
-            raise StoreError(f"{path} is not a plain file of this user's; nothing was changed")
+            raise StoreError(f"{path} is not a plain file of this user; nothing has changed")
         return read_whole(files, fd, most)
 
 
@@ -413,14 +405,14 @@ def _require_folder(path: Path, files: FileSystem) -> None:
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StoreError(
-            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); "
+            f"others can write to {path} (mode {stat.S_IMODE(found.st_mode):04o}); "
             f"expected at most 0755"
         )
 
 
 _WAIT_SECONDS = 0.1
 _MOST_STEPS = 3_000_000
-"""Of SQLite's machine: some hundred thousand agents."""
+"""Steps of SQLite's machine: some hundred thousand agents."""
 _NAMES = """
 SELECT name FROM agents WHERE tenant = ?1 AND substr(name, 1, length(?2)) = ?2
 GROUP BY name ORDER BY max(time) DESC LIMIT ?3
@@ -428,11 +420,11 @@ GROUP BY name ORDER BY max(time) DESC LIMIT ?3
 
 
 def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
-    """At most `limit` names that begin so, of agents of requests without a key, last saved first.
+    """Return at most `limit` agent names with this beginning, last saved first.
 
-    For completions in a shell: soon and without a lock. Repairs nothing, so names may be old.
-    Empty for a store that is missing, damaged, of another format or locked, and for one with more
-    agents than can be looked at.
+    For completions in a shell, of agents of requests without a key. Fast and without a lock.
+    Repairs nothing, so names may be old. Empty for a store that is missing, damaged, of another
+    format or locked, and for one with more agents than the search can look at.
     """
     try:
         with (root / "secret").open("rb") as file:
@@ -449,7 +441,7 @@ def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
 
 
 def _opened(index: Path) -> sqlite3.Connection:
-    """Without a log the file is whole, and as immutable SQLite makes no files beside it."""
+    """Open the index. Without a log the file is whole, and as immutable SQLite adds no files."""
     logged = index.with_name(f"{index.name}-wal").exists()
     address = f"file:{quote(str(index))}?{'mode=ro' if logged else 'immutable=1'}"
     return sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)

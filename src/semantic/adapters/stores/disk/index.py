@@ -1,7 +1,7 @@
 """SQLite connections to the index: one that writes under the folder's lock, one that only reads.
 
 Sorts SQLite's errors into faults of the system (OSError: the operation failed) and of the index
-itself (IndexBrokenError: rebuild it). Knows the index's four files; no tables.
+itself (IndexBrokenError: rebuild it). Knows the index's four files, but no tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SYSTEM_FAULTS = {
     sqlite3.SQLITE_INTERRUPT: errno.EINTR,
 }
 _REFUSALS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""Caused by the folder, the process or the index itself: `require_folder` finds out which."""
+"""The folder, the process or the index itself causes them: `require_folder` finds out which."""
 
 _NAMES = (
     "index.sqlite",
@@ -50,7 +50,7 @@ _OPEN_TOGETHER = 4
 """Descriptors that SQLite needs at once, and one to spare."""
 _OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
 _MIN_COST = 5 << 18
-"""Of a small index with a log of its full size: it changes little while a store is small."""
+"""Bytes of a small index with a log of its full size: it changes little while a store is small."""
 _SLACK = 1 << 19
 """Growth not yet visible in the sizes: a checkpoint copies the log into the table file."""
 
@@ -66,8 +66,8 @@ class Index:
     def __init__(
         self, folder: Folder, on_removed: Callable[[Sequence[BlockHash]], None] | None = None
     ) -> None:
-        """`on_removed` is called under the folder's lock with the whole blocks whose rows a
-        transaction has deleted, if it deletes any."""
+        """Calls `on_removed` with the whole blocks whose rows a transaction deleted, if any. Holds
+        the folder's lock during the call."""
         self._folder = folder
         self._on_removed = on_removed
         self._files = IndexFiles(folder)
@@ -77,7 +77,7 @@ class Index:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction under the folder's lock; rolled back when anything is raised."""
+        """Run one transaction under the folder's lock. Any exception rolls it back."""
         with self._folder.locked(), _translated(self._files), self._writer.held() as db:
             db.execute("BEGIN IMMEDIATE")
             with ExitStack() as undo:
@@ -93,14 +93,14 @@ class Index:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The last committed state, which stays the same within. One thread at a time."""
+        """Yield the last committed state, which stays the same within. One thread at a time."""
         with _translated(self._files), self._reader.held() as db, ExitStack() as end:
             db.execute("BEGIN")
             end.callback(_roll_back, db)
             yield db
 
     def is_sound(self) -> bool:
-        """Whether the index can be used. Raises OSError when the system prevents finding out."""
+        """Return whether the index is usable. Raises OSError if the system prevents finding out."""
         try:
             with (
                 self._folder.locked(),
@@ -113,10 +113,8 @@ class Index:
 
     @contextmanager
     def recreating(self) -> Iterator[sqlite3.Connection]:
-        """A new index, within the transaction that also fills it.
-
-        When anything is raised the file has no tables, and is not accepted as an index.
-        """
+        """Yield a new index, within the transaction that also fills it. After an exception the file
+        has no tables and does not count as an index."""
         with self._folder.locked(), _translated(self._files):
             self._writer.close()
             self._files.recreate()
@@ -125,17 +123,17 @@ class Index:
                 yield db
 
     def cost(self) -> int:
-        """Bytes that the index counts against the quota, with slack for growth."""
+        """Return the bytes that the index counts against the quota, with slack for growth."""
         return self._files.cost()
 
     def close(self) -> None:
-        """Waits until no thread uses a connection."""
+        """Close both connections once no thread uses them."""
         self._reader.close()
         self._writer.close()
 
 
 class IndexFiles:
-    """The index's four files: whether they may be opened, their identity, their cost.
+    """The index's four files: whether they may open, their identity, their cost.
 
     Looks at names only: opening and closing a file that SQLite has open in the same process would
     release SQLite's locks.
@@ -147,7 +145,7 @@ class IndexFiles:
         self.path = folder.root / _NAMES[0]
 
     def identity(self) -> Identity | None:
-        """Which files exist; None unless the table file exists and all may be opened.
+        """Return which files exist; None unless the table file exists and all may open.
 
         A symbolic link would lead SQLite out of the folder, a hard link would let it write into a
         file of another program, and on a FIFO it would block for ever.
@@ -158,26 +156,24 @@ class IndexFiles:
         except _UnfitError:
             return None
         if table is None:
-            self._files.lstat(self._folder.root)  # without its folder it cannot be recreated
+            self._files.lstat(self._folder.root)  # without its folder nothing can recreate it
             return None
         return table, log, log_map
 
     def has_table(self, table: FileId) -> bool:
-        """Whether the table file is still `table`: cheaper than `identity`."""
+        """Return whether the table file is still `table`: cheaper than `identity`."""
         try:
             return self._id(_NAMES[0]) == table
         except _UnfitError:
             return False
 
     def recreate(self) -> None:
-        """Remove whatever has the four names and create an empty table file.
-
-        The folder's lock must be held. Raises OSError.
-        """
+        """Remove whatever has the four names and create an empty table file. Callers hold the
+        folder's lock. Raises OSError."""
         for name in _NAMES:
             with suppress(FileNotFoundError):
                 self._remove(self._folder.root / name)
-        # Created here, so that SQLite's own files inherit its permissions.
+        # Create it here, so that SQLite's own files inherit its permissions.
         self._files.close(self._files.open(self.path, CREATE_FLAGS))
 
     def cost(self) -> int:
@@ -188,10 +184,8 @@ class IndexFiles:
         return max(_MIN_COST, actual + _SLACK)
 
     def require_folder(self) -> None:
-        """Raise the OSError that explains why nothing can be opened or written in the folder.
-
-        SQLite does not report the reason. Returns when the folder is not the cause.
-        """
+        """Raise the OSError that explains why the folder allows no opening or writing. SQLite does
+        not report the reason. Returns if the folder is not the cause."""
         with ExitStack() as stack:
             for _ in range(_OPEN_TOGETHER):
                 fd = stack.enter_context(opened(self._files, self._folder.root, FOLDER_FLAGS))
@@ -204,7 +198,7 @@ class IndexFiles:
             )
 
     def _id(self, name: str) -> FileId | None:
-        """Raises _UnfitError for what must not be opened."""
+        """Raise _UnfitError for what SQLite must not open."""
         try:
             found = self._files.lstat(self._folder.root / name)
         except FileNotFoundError:
@@ -217,17 +211,17 @@ class IndexFiles:
         if not stat.S_ISDIR(self._files.lstat(path).st_mode):
             self._files.unlink(path)
             return
-        # A folder may hold foreign files: quarantined, with the number that is evicted first.
+        # A folder may hold foreign files: quarantine it with the number that leaves first.
         name = f"{0:020}-{secrets.token_hex(8)}-{path.name}"
         with opened(self._files, self._folder.root / "bad", FOLDER_FLAGS) as bad:
             self._files.rename(path, name, to=bad)
 
 
 class _Connection:
-    """A connection held by one thread at a time; reopened when the index's files were replaced."""
+    """A connection held by one thread at a time. Reopens when the index's files change."""
 
     def __init__(self, files: IndexFiles, *, checks_log: bool) -> None:
-        """With `checks_log` a replaced log is noticed even when the table file is the same."""
+        """With `checks_log` also notice a replaced log of the same table file."""
         self._files = files
         self._checks_log = checks_log
         self._lock = threading.RLock()
@@ -245,7 +239,7 @@ class _Connection:
             if self._identity is not None and there != self._identity:
                 if there[0] == self._identity[0]:
                     # Another log for the same tables: SQLite would mix the two.
-                    raise IndexBrokenError("the index's log was replaced")
+                    raise IndexBrokenError("another process replaced the index's log")
                 self.close()
             yield self._opened() if self._db is None else self._db
 
@@ -264,12 +258,12 @@ class _Connection:
     def _found(self) -> Identity:
         there = self._files.identity()
         if there is None:
-            raise IndexBrokenError("the index is missing, or is no plain file of this user's")
+            raise IndexBrokenError("the index is missing, or not a plain file of this user")
         return there
 
     def _opened(self) -> sqlite3.Connection:
-        """A connection to the files that are there: a process may replace them meanwhile, and one
-        to files that are gone would see nothing that others write."""
+        """Return a connection to the current files. A process may replace them meanwhile, and a
+        connection to deleted files would miss others' writes."""
         for _ in range(_MOST_OPENINGS):
             before = self._found()
             self._db = self._open()
@@ -277,7 +271,7 @@ class _Connection:
             if self._identity[0] == before[0]:
                 return self._db
             self.close()
-        raise IndexBrokenError("the index is replaced again and again")
+        raise IndexBrokenError("other processes keep replacing the index")
 
     def _open(self) -> sqlite3.Connection:
         uri = f"file:{quote(os.fsencode(self._files.path.absolute()))}?mode=rw"
@@ -300,7 +294,7 @@ class _Connection:
 
 
 class _UnfitError(Exception):
-    """A name of the index belongs to something that is no plain file of this user's."""
+    """A name of the index belongs to something other than a plain file of this user."""
 
 
 def _roll_back(db: sqlite3.Connection) -> None:

@@ -1,6 +1,6 @@
 """Maintenance of a disk store: `check` verifies its files, `collect` garbage-collects them.
 
-`check` changes nothing; `collect` deletes what no agent needs, or reports what it would delete.
+`check` changes nothing. `collect` deletes what no agent needs, or reports what it would delete.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a check. `n_bytes` counts the sound files; `foreign` are paths of files that
-    are not part of the store, `newer` of files that a later version wrote.
-    """
+    """The result of a check. `n_bytes` counts the sound files. `foreign` are paths of files outside
+    the store's scheme, `newer` of files that a later version wrote."""
 
     n_blocks: int
     n_manifests: int
@@ -50,16 +49,16 @@ class CheckReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is damaged."""
+        """True if nothing is damaged."""
         return not self.damaged
 
 
 @dataclass(frozen=True, slots=True)
 class CollectReport:
-    """What was deleted or, with `dry_run`, would be.
+    """Deletions or, with `dry_run`, what they would be.
 
-    Blocks that belong to no agent; unfinished files of dead processes; quarantined files; blocks
-    evicted for the quota. `freed_bytes` is the difference in bytes used.
+    They cover blocks without an agent, unfinished files of dead processes, quarantined files, and
+    blocks evicted for the quota. `freed_bytes` is the difference in bytes used.
     """
 
     dry_run: bool
@@ -77,7 +76,7 @@ class _DryRunError(Exception):
 def check(
     store: OpenStore, *, read_data: bool, subset: tuple[int, int], on_file: Callable[[], None]
 ) -> CheckReport:
-    """See `DiskStore.check`; `on_file` is called after each file."""
+    """See `DiskStore.check`. Calls `on_file` after each file."""
     part, parts = subset
     if not 1 <= part <= parts:
         raise InvalidRequestError(
@@ -91,7 +90,7 @@ def check(
                     checking.check(listed)
                     on_file()
     except OSError as error:
-        raise StoreError(f"the store cannot be read: {error}") from error
+        raise StoreError(f"cannot read the store: {error}") from error
     return checking.report()
 
 
@@ -102,7 +101,7 @@ def collect(store: OpenStore, *, dry_run: bool, on_progress: OnProgress) -> Coll
                 lambda: _collect(store, dry_run=dry_run, on_progress=on_progress)
             )
     except OSError as error:
-        raise StoreError(f"the store cannot be cleaned: {error}") from error
+        raise StoreError(f"cannot clean the store: {error}") from error
 
 
 def _collect(store: OpenStore, *, dry_run: bool, on_progress: OnProgress) -> CollectReport:
@@ -216,7 +215,7 @@ def _roll_back_if(*, dry_run: bool) -> None:
 
 
 def _share(listed: Listed, parts: int) -> int:
-    """The share, of `parts` equal ones, to which a file belongs: by its name, which is a hash."""
+    """Return the share, of `parts` equal ones, of a file by its name, which is a hash."""
     name = "" if listed.entry is None else listed.entry.name
     is_hash = parse_block(name) or parse_manifest(name)
     return int(name[:16], 16) % parts if is_hash else 0

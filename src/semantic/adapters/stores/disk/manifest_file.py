@@ -9,7 +9,7 @@
         40      8  number of tokens
         48      …  the JSON text, then the tokens, u32 each
 
-All numbers are little-endian. Knows no index; `read_manifest` alone opens a file.
+All numbers are little-endian. Knows no index. Only `read_manifest` opens a file.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from semantic.domain.stored import Manifest
 
 VERSION = 1
 MAX_BYTES = 1 << 28
-"""No manifest is longer: some sixty million tokens."""
+"""The most bytes of a manifest: some sixty million tokens."""
 
 _MAGIC = b"SEMAGENT"
 _FRAME = struct.Struct("<8sII16s")
 _SIZES = struct.Struct("<QQ")
 FRAME_BYTES = _FRAME.size + _SIZES.size
-"""What `require_size` needs of a file: magic, version, checksum, sizes."""
+"""Bytes that `require_size` needs of a file: magic, version, checksum, sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """A file's size and its first FRAME_BYTES, of which the checksum identifies its contents."""
+    """A file's size and its first FRAME_BYTES, whose checksum identifies the contents."""
 
     n_bytes: int
     frame: bytes
 
     @classmethod
     def of(cls, data: bytes) -> ManifestFile:
-        """The file with the contents `data`."""
+        """Return the file with the contents `data`."""
         return cls(len(data), data[:FRAME_BYTES])
 
 
 @dataclass(frozen=True, slots=True)
 class FiledManifest:
-    """A manifest as filed: `order` grows with each save of any agent."""
+    """A manifest as filed. `order` grows with each save of any agent."""
 
     manifest: Manifest
     order: int
@@ -72,7 +72,7 @@ class FiledManifest:
 
 
 def encode_manifest(filed: FiledManifest) -> bytes:
-    """The whole file. Raises ValueError when it would be longer than MAX_BYTES."""
+    """Return the whole file. Raises ValueError if it would be longer than MAX_BYTES."""
     manifest = filed.manifest
     fields = {
         "agent_id": manifest.agent_id,
@@ -90,7 +90,7 @@ def encode_manifest(filed: FiledManifest) -> bytes:
         "saved_at": manifest.saved_at,
         "match": None if manifest.match is None else dataclasses.asdict(manifest.match),
     }
-    # Not escaped: two adjacent lone surrogates would be read back as one character.
+    # Not escaped: two adjacent lone surrogates would decode as one character.
     text = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
     rest = _SIZES.pack(len(text), len(manifest.token_ids)) + text + pack_tokens(manifest.token_ids)
     if _FRAME.size + len(rest) > MAX_BYTES:
@@ -99,10 +99,8 @@ def encode_manifest(filed: FiledManifest) -> bytes:
 
 
 def require_size(frame: bytes, file_bytes: int) -> None:
-    """Refuse a file by its first FRAME_BYTES, before the rest is read into memory.
-
-    Raises NewerFormatError, or DamagedError unless its sizes add up to `file_bytes`.
-    """
+    """Refuse a file by its first FRAME_BYTES, before the rest takes memory. Raises
+    NewerFormatError, or DamagedError unless its sizes add up to `file_bytes`."""
     if len(frame) < FRAME_BYTES:
         raise DamagedError("truncated")
     magic, version, _, _ = _FRAME.unpack_from(frame)
@@ -118,10 +116,8 @@ def require_size(frame: bytes, file_bytes: int) -> None:
 
 
 def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
-    """The manifest in the file of the agent `key` with `generation`.
-
-    Raises NewerFormatError, or DamagedError unless it is intact and belongs to that name.
-    """
+    """Return the manifest in the file of the agent `key` with `generation`. Raises
+    NewerFormatError, or DamagedError unless it is intact and belongs to that name."""
     require_size(data, len(data))
     _, version, zero, checksum = _FRAME.unpack_from(data)
     n_text, _ = _SIZES.unpack_from(data, _FRAME.size)
@@ -141,10 +137,7 @@ def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
 def read_manifest(
     entries: Entries, key: bytes, generation: int
 ) -> tuple[FiledManifest, ManifestFile]:
-    """A verified manifest and its file.
-
-    Raises DamagedError, NewerFormatError or OSError.
-    """
+    """Return a verified manifest and its file. Raises DamagedError, NewerFormatError or OSError."""
     with entries.opened(manifest_entry(key, generation)) as (fd, size):
         require_size(read_whole(entries.files, fd, FRAME_BYTES), size)
         data = read_whole(entries.files, fd, size)
@@ -215,8 +208,7 @@ def _parse_part(fields: _Fields) -> Difference:
 
 class _Fields:
     """The fields of a JSON object by type. Raises KeyError or TypeError for any other, and
-    ValueError or OverflowError for a number that is too large.
-    """
+    ValueError or OverflowError for a number that is too large."""
 
     def __init__(self, loaded: object) -> None:
         if not isinstance(loaded, dict):
@@ -227,7 +219,7 @@ class _Fields:
         return self._fields[name]
 
     def optional_since(self, name: str) -> object:
-        """A field that files of older versions lack."""
+        """Return a field that files of older versions lack."""
         return self._fields.get(name)
 
     def text(self, name: str) -> str:
@@ -237,7 +229,7 @@ class _Fields:
         return value
 
     def text_since(self, name: str, before: str) -> str:
-        """A text that files of older versions lack: then `before`."""
+        """Return a text, or `before` in files of older versions."""
         return self.text(name) if name in self._fields else before
 
     def whole(self, name: str) -> int:
@@ -256,7 +248,7 @@ class _Fields:
         return value
 
     def counter_since(self, name: str, before: int) -> int:
-        """A counter that files of older versions lack: then `before`."""
+        """Return a counter, or `before` in files of older versions."""
         return self.counter(name) if name in self._fields else before
 
     def flag(self, name: str) -> bool:
@@ -266,7 +258,7 @@ class _Fields:
         return value
 
     def flag_since(self, name: str, *, before: bool) -> bool:
-        """A flag that files of older versions lack: then `before`."""
+        """Return a flag, or `before` in files of older versions."""
         return self.flag(name) if name in self._fields else before
 
     def number(self, name: str) -> float:

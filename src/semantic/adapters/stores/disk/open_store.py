@@ -1,11 +1,10 @@
 """The shared state of an open disk store: folder, files, index, quota, counters.
 
-Opens it, runs crash recovery when the index is broken, quarantines damaged files. A store that was
-closed in order has a seal and is not compared with every file: a checksum over the index and over
-the last name that came or went in each folder. The seal is deleted before the index is used and
-written when the last process closes the store, so after a crash there is none. A file changed in
-place under its own name is noticed when it is read, not here. Does not know what a block or an
-agent is for.
+Opens it, runs crash recovery on a broken index, quarantines damaged files. A cleanly closed store
+has a seal, and opening it skips the comparison with every file. The seal is a checksum over the
+index and over the last name that came or went in each folder. Opening deletes it before using the
+index, and the last process to close the store writes it, so a crash leaves none. Reading, not
+opening, notices a file changed in place under its own name. Knows no blocks or agents.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ from semantic.ports.store import BlockObserver
 
 
 def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
-    """Move a damaged file to `bad/` and drop its row; its cost still counts against the quota."""
+    """Move a damaged file to `bad/` and drop its row. Its cost still counts against the quota."""
     moved = entries.quarantine(entry)
     key, manifest = parse_block(entry.name), parse_manifest(entry.name)
     if key is not None:
@@ -81,8 +80,8 @@ def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
 class Recovery:
     """One pass over the folder, inside one transaction: the files are the source of truth.
 
-    Deletes only what dead processes left unfinished; damaged files are quarantined. Idempotent:
-    interrupted anywhere, it runs again from the start.
+    Deletes only unfinished files of dead processes and quarantines damaged files. Idempotent: after
+    an interruption it runs again from the start.
     """
 
     _db: sqlite3.Connection
@@ -92,7 +91,7 @@ class Recovery:
     _counts: Counts
 
     def run(self) -> None:
-        """Raises OSError when the folder cannot be read, and IndexBrokenError for wrong rows."""
+        """Raises OSError for an unreadable folder, and IndexBrokenError for wrong rows."""
         schema.verify_rows(self._db)
         self.sessions()
         self._db.execute("DELETE FROM others")
@@ -102,7 +101,7 @@ class Recovery:
         self._recompute_sums()
 
     def sessions(self) -> None:
-        """Only the sessions: delete unfinished files and reservations of dead processes."""
+        """Delete only unfinished files and reservations of dead processes."""
         self._folder.reap()
         alive = set(self._folder.sessions())
         rows = self._db.execute("SELECT DISTINCT session FROM reservations").fetchall()
@@ -159,8 +158,8 @@ class Recovery:
         for agent in {key for key, _ in changed}.union(agent_rows.outdated(self._db)):
             agent_rows.drop(self._db, agent)
             read += self._read_agent(agent, generations.get(agent, []))
-        # In the order in which they were saved: an agent's newest last, and the last saved agent
-        # becomes the most recently used.
+        # In the order of saving: an agent's newest last, and the last saved agent becomes the most
+        # recently used.
         for filed, file in sorted(read, key=lambda one: (one[0].order, one[0].manifest.generation)):
             hashes = agent_rows.add(self._db, filed, file)
             block_rows.touch_chain(self._db, hashes)
@@ -172,7 +171,7 @@ class Recovery:
         block_rows.update_all_pins(self._db)
 
     def _frame(self, agent: bytes, generation: int) -> bytes:
-        """The first bytes of a manifest's file; b"", which no row has, when it is unreadable."""
+        """Return a manifest file's first bytes; b"", which no row has, if it is unreadable."""
         try:
             with self._entries.opened(manifest_entry(agent, generation)) as (fd, _):
                 return read_whole(self._entries.files, fd, FRAME_BYTES)
@@ -215,7 +214,7 @@ class Recovery:
         n_bytes: int,
         error: DamagedError | NewerFormatError | OSError,
     ) -> None:
-        """An unusable file gets no row: quarantined when damaged, else left in place. It counts."""
+        """Count an unusable file without a row. Quarantine it if damaged, else leave it alone."""
         match error:
             case DamagedError():
                 self._counts.add("damaged", error.kind)
@@ -229,13 +228,13 @@ class Recovery:
 
 
 def _add_other(db: sqlite3.Connection, name: str, cost: int) -> None:
-    # Deleted first: the triggers that maintain the sum fire on DELETE and INSERT only.
+    # Delete first: the triggers that maintain the sum fire on DELETE and INSERT only.
     db.execute("DELETE FROM others WHERE name = ?", (name,))
     db.execute("INSERT INTO others VALUES (?, ?)", (name, cost))
 
 
 SEALED_FROM = 2000
-"""Files from which a store is sealed: fewer are compared in less than a tenth of a second."""
+"""Files from which a store gets a seal: comparing fewer takes less than a tenth of a second."""
 
 _NAME = "index.seal"
 _TABLES = "index.sqlite"
@@ -246,7 +245,7 @@ _READ_BYTES = 1 << 20
 
 
 class Seal:
-    """The seal of an open folder. The folder's lock must be held, and no index be open."""
+    """The seal of an open folder. Callers hold the folder's lock, with no index open."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -254,7 +253,7 @@ class Seal:
         self._path = folder.root / _NAME
 
     def take(self) -> bool:
-        """Whether index and folders are as they were sealed. There is no seal afterwards."""
+        """Remove the seal and return whether index and folders still match it."""
         try:
             with opened(self._files, self._path, READ_FLAGS, reads=True) as fd:
                 sealed = read_whole(self._files, fd, _SEAL_BYTES + 1)
@@ -273,14 +272,14 @@ class Seal:
                 self._folder.create(self._path, checksum)
 
     def _is_alone(self) -> bool:
-        """Whether this is the only session: closing a file that SQLite has open elsewhere in this
-        process would release SQLite's locks."""
+        """Return whether this is the only session. Closing a file that SQLite has open elsewhere in
+        this process would release SQLite's locks."""
         return [name for name, lives in self._folder.sessions().items() if lives] == [
             self._folder.session
         ]
 
     def _checksum(self) -> bytes:
-        """Raises OSError, also when the index has a log, which means that it was not closed."""
+        """Raises OSError, also if the index has a log, which means an unclean close."""
         for name in _LOGS:
             with suppress(FileNotFoundError):
                 self._files.lstat(self._folder.root / name)
@@ -297,7 +296,7 @@ class Seal:
         return hashed.digest()
 
     def _folders(self) -> Iterator[bytes]:
-        """Each folder with files, its identity and when a name in it last came or went."""
+        """Yield each folder with files, its identity and when a name in it last came or went."""
         for name in _FOLDERS:
             folder = self._folder.root / name
             inside = () if name == "bad" else sorted(self._files.names(folder))
@@ -310,22 +309,20 @@ class Seal:
 T = TypeVar("T")
 
 Limit = int | Callable[[int], int]
-"""A quota in bytes, or what makes it of the bytes that the folder takes already."""
+"""A quota in bytes, or a function that makes it of the bytes that the folder takes already."""
 _RECOVERY_SECONDS = 60.0
-"""How long to wait for the folder's lock."""
+"""Longest wait for the folder's lock."""
 _OPENING_SECONDS = 30.0
-"""How long an index that another process has locked is tried again: without it the whole life of
-this process passes without a disk."""
+"""Longest retry of an index that another process has locked: without it this process never gets a
+disk."""
 _PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
-"""After a rebuild in vain."""
+"""Retries after a failed rebuild."""
 
 
 class OpenStore:
-    """An open folder with a consistent index.
-
-    `write_lock` is held while a file is written: one at a time in this process.
-    """
+    """An open folder with a consistent index. A thread holds `write_lock` while it writes a file:
+    one at a time in this process."""
 
     def __init__(
         self,
@@ -338,7 +335,7 @@ class OpenStore:
         writes: WriteLimits,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Raises StoreError when the folder cannot be used, before anything in it is changed."""
+        """Raises StoreError, before changing anything, if the folder is unusable."""
         if isinstance(max_bytes, int) and max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         self.durable = durable
@@ -364,7 +361,7 @@ class OpenStore:
             self._opened = True
         except (OSError, IndexBrokenError) as error:
             self.close()
-            raise StoreError(f"the store {root} cannot be read: {error}") from error
+            raise StoreError(f"cannot read the store {root}: {error}") from error
 
     def _open_when_free(self) -> None:
         until = time.monotonic() + _OPENING_SECONDS
@@ -379,7 +376,7 @@ class OpenStore:
                 return
 
     def _open(self) -> None:
-        """`recover`, unless the store was sealed: then only ended sessions are."""
+        """Run `recover`, or for a sealed store only remove ended sessions."""
         with self.folder.locked(_RECOVERY_SECONDS):
             if self._seal.take():
                 with suppress(IndexBrokenError), self.index.writing() as db:
@@ -408,10 +405,10 @@ class OpenStore:
         self._list_anew()
 
     def with_recovery(self, action: Callable[[], T]) -> T:
-        """`action()`; repeated after recovery when the index is broken, then after a rebuild, and
-        several times more: other processes may have replaced it meanwhile.
+        """Run `action`; repeat it after recovering a broken index, then after a rebuild.
 
-        Raises OSError, also when all were in vain.
+        Retries several times more: other processes may have replaced the index meanwhile. Raises
+        OSError, also if all tries fail.
         """
         try:
             return action()
@@ -435,7 +432,7 @@ class OpenStore:
             self.counts.add_error("write_errors", error)
 
     def stored(self, header: BlockHeader) -> None:
-        """The block's row is committed; the folder's lock is held."""
+        """Report a block after the commit of its row. Callers hold the folder's lock."""
         if self._observer is None or not header.is_whole_block:
             return
         if not self._observer.stored(header, Tier.DISK):
@@ -453,7 +450,7 @@ class OpenStore:
             self._observer.listed_anew()
 
     def release(self, reservation: int) -> None:
-        """Release the quota reserved for a file that was not written. Raises nothing."""
+        """Release the quota reserved for a file that does not exist. Raises nothing."""
         with suppress(OSError, IndexBrokenError), self.index.writing() as db:
             self.quota.release(db, reservation)
 
@@ -477,7 +474,7 @@ class OpenStore:
         self.folder.close()
 
     def _has_failed(self) -> bool:
-        """Whether anything went wrong that may have left a file without a row."""
+        """Return whether a failure may have left a file without a row."""
         counts = self.counts.snapshot()
         return any(counts.get(name) for name in ("write_errors", "index mended"))
 

@@ -1,9 +1,9 @@
-"""Limits: what everything in a store's folder costs, with LRU eviction, and what is written a day.
+"""Limits: the cost of everything in a store's folder, with LRU eviction, and bytes written a day.
 
-Counts all models, agents and processes together, unfinished and quarantined files and the index
-included. Evicts quarantined files first, then blocks, then agents, those of the tenant that has
-most. A pin holds against its own tenant, and against others up to an equal part of the quota.
-Public prefixes count as no tenant: of one beside them all pins hold.
+Counts all models, agents and processes together, including unfinished and quarantined files and the
+index. Evicts quarantined files first, then blocks, then agents, from the largest tenant. A pin
+holds against its own tenant, and against others up to an equal part of the quota. Public prefixes
+do not count as a tenant: against one tenant beside them all pins hold.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from semantic.domain.fair_share import equal_part, pins_hold
 from semantic.domain.stored import Pinned, Wear
 
 _FIXED = 10 * PAGE
-"""The folder, its four subfolders, FORMAT, secret and lock, and two pages to spare."""
+"""Bytes of the folder, its four subfolders, FORMAT, secret and lock, and two spare pages."""
 SESSION = 3 * PAGE
-"""A process's folder for unfinished files, with its lock file."""
+"""Bytes of a process's folder for unfinished files, with its lock file."""
 
 
 class Quota:
@@ -57,13 +57,13 @@ class Quota:
         self._counts = counts
 
     def used(self, db: sqlite3.Connection) -> int:
-        """Bytes that the whole folder counts for."""
+        """Return the bytes that the whole folder counts for."""
         files = number(db, "bytes")
         shards = one(db, "SELECT count(*) FROM shards")
         return files + shards * PAGE + _FIXED + self._index.cost()
 
     def pinned(self, db: sqlite3.Connection) -> int:
-        """Bytes of the blocks and manifests of pinned agents."""
+        """Return the bytes of the blocks and manifests of pinned agents."""
         return number(db, "pinned")
 
     def pinned_of(self, db: sqlite3.Connection, tenant: bytes) -> Pinned:
@@ -82,11 +82,10 @@ class Quota:
         agent: bytes | None = None,
         evict: bool = True,
     ) -> int | None:
-        """Reserve `cost` bytes for a tenant's file in `shard`; the id of the reservation.
+        """Reserve `cost` bytes for a tenant's file in `shard` and return the reservation's id.
 
-        Evicts as needed, but neither `hashes` nor `agent`. None when the file does not fit beside
-        what is kept for others and what its tenant has pinned, or, without `evict`, beside
-        everything stored.
+        Evicts as needed, but neither `hashes` nor `agent`. None if the file does not fit beside
+        what others keep and its tenant has pinned, or, without `evict`, beside everything stored.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
         needed = cost if known else cost + PAGE
@@ -100,7 +99,7 @@ class Quota:
         ).lastrowid
 
     def release(self, db: sqlite3.Connection, reservation: int) -> None:
-        """End a reservation: its file is installed and counted, or was given up."""
+        """End a reservation: its file exists and counts, or failed."""
         db.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
 
     def evict_until_fits(
@@ -113,12 +112,12 @@ class Quota:
         agent: bytes | None = None,
         delete: bool = True,
     ) -> bool:
-        """Evict until `needed` more bytes of a tenant fit: quarantined files, then what the largest
-        of the tenants has that are then larger than this one, then its own that is not pinned.
+        """Evict until `needed` more bytes of a tenant fit; False, evicting nothing, if impossible.
 
-        Of each tenant blocks before agents, and what is not pinned before what is. Without a
-        `tenant` of all, the largest first, but nothing that is pinned. False, with nothing evicted,
-        when the bytes do not fit. Without `delete` only the index is changed, so that a rolled-back
+        Quarantined files go first, then entries of the tenants that are then larger than this one,
+        from the largest, then its own unpinned ones. Each tenant's blocks go before its agents, and
+        unpinned entries before pinned ones. Without a `tenant` all tenants give unpinned entries,
+        the largest first. Without `delete` only the index changes, so that a rolled-back
         transaction has evicted nothing.
         """
         if self.used(db) + needed <= self.max_bytes:
@@ -150,7 +149,7 @@ class Quota:
         return True
 
     def _others(self, db: sqlite3.Connection, tenant: bytes) -> int:
-        """How many other tenants have bytes."""
+        """Return how many other tenants have bytes."""
         others = "SELECT count(*) FROM tenants WHERE bytes > 0 AND tag NOT IN (?, ?)"
         return whole(db.execute(others, (tenant, self._public)).fetchone()[0])
 
@@ -163,10 +162,10 @@ class Quota:
         *,
         pins_stay: bool,
     ) -> int:
-        """Bytes used once everything is evicted that may be for a tenant.
+        """Return the bytes in use after the eviction of everything that a tenant may evict.
 
-        It will have `then` bytes, and `own_pinned` of its are pinned. `pins_stay`: nothing that is
-        pinned may be. Others keep what `fair_share.kept` says.
+        The tenant will have `then` bytes, including `own_pinned` pinned ones. With `pins_stay` it
+        may evict nothing pinned. Others keep what `fair_share.kept` says.
         """
         files = number(db, "bytes")
         fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
@@ -207,8 +206,8 @@ class Quota:
         victim = block_rows.lru_victim(db, tenant, spared, pinned=pinned)
         if victim is None:
             return False
-        # The file before its row: a file without a row would no longer count, and could be
-        # deleted just after another process has written it again.
+        # The file before its row: a file without a row would no longer count, and another process
+        # could write it again just before the deletion.
         if delete:
             self._entries.delete(block_entry(victim.key))
             self._counts.add("evicted")
@@ -235,7 +234,7 @@ class Quota:
 
 
 def delete_manifests(db: sqlite3.Connection, entries: Entries, agent: bytes) -> None:
-    """Delete an agent's files, the newest last: if interrupted, the agent is unchanged."""
+    """Delete an agent's files, the newest last: an interruption leaves the agent unchanged."""
     for generation in reversed(agent_rows.generations(db, agent)):
         entries.delete(manifest_entry(agent, generation))
 
@@ -247,13 +246,13 @@ MOST_DAYS = 31
 """Days in the file: the latest, and today whatever the clock says."""
 SETTLE_BYTES = 64 << 20
 SETTLE_SECONDS = 600.0
-"""So much is counted, or so long, before it is written: once in that time, one page."""
+"""Bytes counted, or seconds passed, before one write of the file, a page."""
 _MOST_FILE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """Bytes that may be written a day, and bytes that the drive is rated for; None if unknown."""
+    """Bytes that the store may write a day, and the drive's rated bytes; None if unknown."""
 
     max_a_day: int | None = None
     rated: int | None = None
@@ -276,11 +275,11 @@ class _Written:
 
 
 class WriteLedger:
-    """What a store has written by day, as `Wear`. Thread-safe; raises nothing.
+    """A store's written bytes by day, as `Wear`. Thread-safe. Raises nothing.
 
-    Counts block files, manifests and its own small files, of all processes; SQLite's are not seen.
-    The file is written now and then only, so `kill -9` loses the last minutes of the count. A day
-    is what the clock says: one that jumps counts for another day and loses nothing of the total.
+    Counts block files, manifests and its own small files, of all processes, but not SQLite's.
+    Writes the file now and then only, so `kill -9` loses the last minutes of the count. The clock
+    defines a day: after a jump bytes count for another day, and the total stays right.
     """
 
     def __init__(
@@ -292,7 +291,7 @@ class WriteLedger:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`now` is Unix time in seconds, `clock` any that never jumps."""
+        """`now` is Unix time in seconds, `clock` any clock that never jumps."""
         self._folder = folder
         self._limits = limits
         self._durable = durable
@@ -306,12 +305,12 @@ class WriteLedger:
         folder.on_written = self.add
 
     def add(self, n_bytes: int) -> None:
-        """Count bytes that were written just now."""
+        """Count bytes just written."""
         with self._mutex:
             self._pending[self._day()] += n_bytes
 
     def wear(self) -> Wear:
-        """All that is known."""
+        """Return all counts."""
         with self._mutex:
             pending, known = Counter(self._pending), self._known
         day, limits = self._day(), self._limits
@@ -329,14 +328,14 @@ class WriteLedger:
         if is_reached and self._reported != day:
             self._reported = day
             logger.warning(
-                "the store has written %.3g GiB today, its limit of a day: until midnight only "
-                "ends of turns are written",
+                "the store has written %.3g GiB today, its limit of a day: until midnight it "
+                "writes only ends of turns",
                 most / (1 << 30),
             )
         return is_reached
 
     def settle_if_due(self) -> None:
-        """`settle` when much or long ago was counted since the last time."""
+        """Run `settle` if the count is large or old."""
         with self._mutex:
             is_due = (
                 self._pending.total() >= SETTLE_BYTES
@@ -346,7 +345,7 @@ class WriteLedger:
             self.settle()
 
     def settle(self) -> None:
-        """Add what was counted to the file. What fails is tried again the next time."""
+        """Add the counted bytes to the file. After a failure the next call tries again."""
         with self._mutex:
             self._settled = self._clock()
             counted = Counter(self._pending)
@@ -363,7 +362,7 @@ class WriteLedger:
         return date.fromtimestamp(self._now()).isoformat()  # noqa: DTZ012 - the operator's own day
 
     def _read(self, otherwise: _Written) -> _Written:
-        """The file; `otherwise` if there is none, or it cannot be understood."""
+        """Return the file's contents; `otherwise` if it is missing or unreadable."""
         try:
             data = read_small(self._folder.root / NAME, self._folder.files, _MOST_FILE_BYTES)
             return _decoded(data)
@@ -377,7 +376,7 @@ def _encoded(written: _Written) -> bytes:
 
 
 def _decoded(data: bytes) -> _Written:
-    """Raises ValueError for anything that `_encoded` does not make."""
+    """Raise ValueError for anything that `_encoded` does not make."""
     match json.loads(data):
         case {"since": str(since), "total": int(total), "days": dict(days)}:
             found = _Written(_date(since), _count(total))

@@ -1,17 +1,15 @@
-"""The tables of the index, and whether their rows are as they were written.
+"""The tables of the index, and checksums that detect changed rows.
 
-The index is derived: every row follows from the files, and a missing index is rebuilt from them.
-
-`blocks.used` and `agents.saved` are readings of a counter that grows with each use; no clock.
-`proof` is a checksum of a row's immutable values: SQLite detects no flipped bit inside a value. It
-does not cover the files: an old row verifies, and is compared with its file. `agents.generation`
-is that of the manifest from which the agent's chain follows; `manifests.frame` is the beginning of
-the manifest's file. `agents` lists each manifest by scope and time (see `Manifest.place`) and
-by parent, so that a page of them reads that many files. `tokens` is ordered by what follows a
-parent: the blocks that share most tokens with others are neighbours. Its rows have `width` bytes a
-token: 3, so that four rows fit into a page, or 4 where an id needs it (see `narrow`). Triggers
-maintain the numbers of rows and the sums of costs: checking the quota reads one row, however many
-blocks there are.
+Every row follows from the files, and the store rebuilds a missing index from them. `blocks.used`
+and `agents.saved` are readings of a counter that grows with each use, not of a clock. `proof` is a
+checksum of a row's immutable values: SQLite detects no flipped bit inside a value. It does not
+cover the files: an old row verifies, and the store compares it with its file. `agents.generation`
+is the generation of the manifest that defines the agent's chain. `manifests.frame` is the beginning
+of the manifest's file. `agents` lists each manifest by scope and time (see `Manifest.place`) and by
+parent, so that a page of agents reads one file each. The order of `tokens` makes blocks that share
+most tokens after a parent neighbours. Its rows have `width` bytes a token: 3, so that four rows fit
+into a page, or 4 where an id needs it (see `narrow`). Triggers maintain the numbers of rows and the
+sums of costs: checking the quota reads one row, however many blocks there are.
 """
 
 from __future__ import annotations
@@ -172,9 +170,9 @@ GROUP BY tag
 _PROOF_BYTES = 16
 _WIDTHS = (3, TOKEN_BYTES)
 _BEFORE_TOKENS = 6
-"""Values of a block's own row that its checksum covers before its tokens."""
+"""Values of a block's own row before its tokens in the checksum."""
 _MAX_COUNTER = MAX_NUMBER + (MAX_NUMBER >> 1)
-"""No counter reaches it; SQLite's integers end not far above."""
+"""Above every counter, and not far below the end of SQLite's integers."""
 
 _BLOCKS = """
 SELECT t.width, t.packed, b.proof, b.hash, b.part, b.parent, b.start, b.n_tokens, b.body_bytes,
@@ -199,7 +197,7 @@ SELECT EXISTS (SELECT 1 FROM agents WHERE id NOT IN (SELECT agent FROM manifests
 
 
 class IndexBrokenError(Exception):
-    """The index is missing or inconsistent; it is rebuilt from the files."""
+    """The index is missing or inconsistent and needs a rebuild from the files."""
 
 
 # The database
@@ -217,7 +215,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Whether version and tables are as defined here and SQLite's integrity check passes."""
+    """Return whether version and tables match this module and SQLite's integrity check passes."""
     if db.execute("PRAGMA user_version").fetchone() != (VERSION,):
         return False
     if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
@@ -238,18 +236,16 @@ def _definitions(db: sqlite3.Connection) -> list[tuple[object, ...]]:
 
 
 def watch_removals(db: sqlite3.Connection) -> None:
-    """Let this connection note the whole blocks whose rows it deletes, until it is rolled back.
-
-    In temporary tables: neither the file nor other connections change.
-    """
+    """Let this connection note the whole blocks whose rows it deletes, until a rollback. Uses
+    temporary tables: neither the file nor other connections change."""
     if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'blocks'").fetchone() is None:
-        return  # the index is being created
+        return  # index creation is in progress
     db.execute("CREATE TEMP TABLE IF NOT EXISTS removed(hash BLOB)")
     db.execute(_NOTE_REMOVAL)
 
 
 def take_removals(db: sqlite3.Connection) -> list[BlockHash]:
-    """What `watch_removals` has noted since the last call."""
+    """Return the removals that `watch_removals` noted since the last call."""
     if db.execute("SELECT 1 FROM temp.sqlite_master WHERE name = 'removed'").fetchone() is None:
         return []
     removed = [BlockHash(blob(row[0])) for row in db.execute("SELECT hash FROM temp.removed")]
@@ -259,7 +255,7 @@ def take_removals(db: sqlite3.Connection) -> list[BlockHash]:
 
 
 def recount(db: sqlite3.Connection) -> None:
-    """Recompute all that the triggers maintain."""
+    """Recompute all sums that the triggers maintain."""
     for statement in _RECOUNTS:
         db.execute(statement)
 
@@ -268,12 +264,12 @@ def recount(db: sqlite3.Connection) -> None:
 
 
 def block_proof(*values: object) -> bytes:
-    """The checksum of a block's row: its values in the order of `verify_rows`."""
+    """Return the checksum of a block's row: its values in the order of `verify_rows`."""
     return _hash("block-row-v1", values)
 
 
 def agent_proof(*values: object, chain: Iterable[bytes]) -> bytes:
-    """The checksum of an agent's row and the blocks of its chain, in any order."""
+    """Return the checksum of an agent's row and the blocks of its chain, in any order."""
     return _hash("agent-row-v1", (*values, *sorted(set(chain))))
 
 
@@ -297,7 +293,7 @@ def verify_rows(db: sqlite3.Connection) -> None:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise IndexBrokenError(f"{what} is not what was written")
+        raise IndexBrokenError(f"the index is inconsistent: {what}")
 
 
 def _hash(domain: str, values: Iterable[object]) -> bytes:
@@ -305,7 +301,7 @@ def _hash(domain: str, values: Iterable[object]) -> bytes:
 
 
 def _bytes(value: object) -> bytes:
-    """A value tagged with its type: SQLite stores any type in any column."""
+    """Return a value tagged with its type: SQLite stores any type in any column."""
     match value:
         case bytes():
             return b"b" + value
@@ -314,11 +310,13 @@ def _bytes(value: object) -> bytes:
         case int():
             return b"i" + value.to_bytes(8, "little", signed=True)
         case _:
-            raise IndexBrokenError(f"a row has no {type(value).__name__}")
+            raise IndexBrokenError(
+                f"expected bytes, str or int in a row, got {type(value).__name__}"
+            )
 
 
 def narrow(packed: bytes) -> bytes | None:
-    """Packed tokens in three bytes each, in the same order; None if an id needs four."""
+    """Return packed tokens in three bytes each, in the same order; None if an id needs four."""
     if any(packed[3::4]):
         return None
     narrowed = bytearray(len(packed) // 4 * 3)
@@ -328,7 +326,7 @@ def narrow(packed: bytes) -> bytes | None:
 
 
 def widen(narrowed: bytes) -> bytes:
-    """The packed tokens from which `narrow` made `narrowed`."""
+    """Return the packed tokens from which `narrow` made `narrowed`."""
     packed = bytearray(len(narrowed) // 3 * 4)
     for i in range(3):
         packed[i::4] = narrowed[i::3]
@@ -336,7 +334,7 @@ def widen(narrowed: bytes) -> bytes:
 
 
 def packed_in(width: object, stored: object) -> bytes:
-    """The packed tokens of a row of `tokens`."""
+    """Return the packed tokens of a row of `tokens`."""
     return blob(stored) if width == TOKEN_BYTES else widen(blob(stored))
 
 
@@ -344,7 +342,7 @@ def packed_in(width: object, stored: object) -> bytes:
 
 
 def number(db: sqlite3.Connection, name: str) -> int:
-    """A number that the triggers maintain: "agents", "blocks", "bytes" or "pinned"."""
+    """Return a number that the triggers maintain: "agents", "blocks", "bytes" or "pinned"."""
     row = db.execute("SELECT value FROM numbers WHERE name = ?", (name,)).fetchone()
     if row is None:
         raise IndexBrokenError(f"the index has no number of {name}")
@@ -352,7 +350,7 @@ def number(db: sqlite3.Connection, name: str) -> int:
 
 
 def one(db: sqlite3.Connection, sql: str) -> int:
-    """The single integer that `sql` selects. Raises IndexBrokenError when there is none."""
+    """Return the single integer that `sql` selects. Raises IndexBrokenError without one."""
     row = db.execute(sql).fetchone()
     if row is None:
         raise IndexBrokenError(f"expected a row in the index: {sql}")
@@ -360,14 +358,14 @@ def one(db: sqlite3.Connection, sql: str) -> int:
 
 
 def whole(value: object) -> int:
-    """`value`, which must be an integer: SQLite stores any type in any column."""
+    """Return `value`, which must be an integer: SQLite stores any type in any column."""
     if not isinstance(value, int):
         raise IndexBrokenError(f"expected a whole number in the index, got {type(value).__name__}")
     return value
 
 
 def blob(value: object) -> bytes:
-    """`value`, which must be bytes."""
+    """Return `value`, which must be bytes."""
     if not isinstance(value, bytes):
         raise IndexBrokenError(f"expected bytes in the index, got {type(value).__name__}")
     return value

@@ -1,14 +1,14 @@
 """The disk tier: blocks and manifests as files in one folder, for all models and processes.
 
-Implements `StorePort` and `AgentIndexPort`. Whatever cannot be verified is a miss. Calls block on
+Implements `StorePort` and `AgentIndexPort`. Anything unverifiable is a miss. Calls block on
 the disk; put a write-behind queue in front where that matters.
 
     put    temporary file -> rename -> index row
     save   blocks synced -> manifest synced -> rename -> index row -> folder synced
     read   file -> checksums, hash and tokens compared -> the caller's memory
 
-Forking a process that has a store open is not supported. Knows locks, counters and which failure
-is a miss; not how files and rows are written.
+Do not fork a process that has a store open. Knows locks, counters and which failure is a miss,
+but not how to write files and rows.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ T = TypeVar("T")
 
 NO_LIMITS = WriteLimits()
 _UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
-"""A file that always fails so would be a miss for ever: quarantined, it can be written again."""
+"""Errnos of a file that would be a miss for ever: after quarantine the store can write it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderView:
-    """What a store's folder contains: its format, numbers of files, bytes of all of them."""
+    """The contents of a store's folder: its format, numbers of files, bytes of all of them."""
 
     format: int
     n_blocks: int
@@ -77,10 +77,8 @@ class FolderView:
 
 
 class DiskStore:
-    """At most `max_bytes` in one folder, all processes together. Thread-safe.
-
-    Methods without a docstring: see its ports. None raises for a fault of the disk.
-    """
+    """At most `max_bytes` in one folder, all processes together. Thread-safe. Methods without a
+    docstring: see its ports. None raises for a fault of the disk."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
@@ -100,17 +98,17 @@ class DiskStore:
         writes: WriteLimits = NO_LIMITS,
         observer: BlockObserver | None = None,
     ) -> DiskStore:
-        """The store in `folder`, created when missing. Deletes nothing, even over the quota.
+        """Open the store in `folder`, creating it if missing. Delete nothing, even over the quota.
 
-        `max_bytes` is the quota, or makes it of the bytes that the folder takes already.
+        `max_bytes` is the quota, or a function that makes it of the bytes that the folder takes
+        already. With `durable` a saved agent survives power loss. Without it an agent survives only
+        the end of the process, and a torn file is a miss. A `secret` replaces the folder's own,
+        which stays: the store does not find entries of another secret. `writes` limits the bytes
+        written a day. `observer` learns what this process stores and removes, but not other
+        processes' changes.
 
-        With `durable` a saved agent survives power loss; without it only the end of the process,
-        and a torn file is a miss. A `secret` takes the place of the folder's own, which stays: what
-        was stored with another one is not found. `writes` limits what is written a day. `observer`
-        learns what this process stores and removes; not what others do in the same folder.
-
-        Raises StoreError, with nothing changed, when the folder is not a store, not safe, of a
-        newer format or not writable, and InvalidRequestError for a quota below 1.
+        Raises StoreError, with nothing changed, if the folder is not a store, not safe, of a newer
+        format or not writable, and InvalidRequestError for a quota below 1.
         """
         files = files or FileSystem()
         return cls(
@@ -127,10 +125,8 @@ class DiskStore:
 
     @staticmethod
     def inspect(folder: Path) -> FolderView | None:
-        """The contents of `folder`, without opening or changing it; None when it is no store.
-
-        Raises StoreError when it is a store of a newer format, or cannot be read.
-        """
+        """Return the contents of `folder`, without opening or changing it; None without a store.
+        Raises StoreError for a store that has a newer format or is unreadable."""
         files = FileSystem()
         try:
             number = read_format(folder, files)
@@ -143,7 +139,7 @@ class DiskStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise StoreError(f"the store {folder} cannot be read: {error}") from error
+            raise StoreError(f"cannot read the store {folder}: {error}") from error
         names = [one.entry.name for one in listed if one.entry is not None]
         agents = {parsed[0] for parsed in map(parse_manifest, names) if parsed is not None}
         n_blocks = sum(parse_block(name) is not None for name in names)
@@ -181,7 +177,7 @@ class DiskStore:
         return frozenset(keys) - self.find(keys).keys()
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
-        """The parents of the first blocks of all chains in `namespace`."""
+        """Return the parents of the first blocks of all chains in `namespace`."""
         return self._query(lambda db: block_rows.roots(db, namespace), failed=frozenset())
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -245,12 +241,12 @@ class DiskStore:
         return found
 
     def scopes_of(self, tenant: bytes) -> Sequence[Scope]:
-        """The scopes in which the tenant with this tag has agents: one for each model."""
+        """Return the scopes in which the tenant with this tag has agents, one for each model."""
         found = self._query(lambda db: agent_rows.namespaces(db, tenant), failed=list[bytes]())
         return [Scope(namespace, tenant) for namespace in found]
 
     def count_of(self, tenant: bytes) -> int:
-        """How many agents a tenant has, of all models."""
+        """Return how many agents a tenant has, of all models."""
         return self._query(lambda db: agent_rows.count_of(db, tenant), failed=0)
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
@@ -271,9 +267,8 @@ class DiskStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. `n_bytes` is what counts against the quota: whole pages,
-        folders, manifests, the index and quarantined files included.
-        """
+        """See `CacheStorePort.stats`. `n_bytes` counts against the quota: whole pages, folders,
+        manifests, the index and quarantined files included."""
         n_blocks, n_bytes, n_agents, pinned = self._query(self._sizes, failed=(0, 0, 0, 0))
         return [
             StoreStats(
@@ -289,7 +284,7 @@ class DiskStore:
         ]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`. Blocks that could not be synced are dropped."""
+        """See `CacheStorePort.flush`. Drops blocks that fail to sync."""
         if not self._store.durable:
             return
         with self._store.write_lock:
@@ -313,8 +308,8 @@ class DiskStore:
         """Verify all files, changing none: the headers, and with `read_data` every byte.
 
         `subset` (n, m) checks the n-th of m equal shares. `on_progress` counts files, about as many
-        as the index has. Raises InvalidRequestError when there
-        is no such share, and StoreError when the folder cannot be read.
+        as the index has. Raises InvalidRequestError for a share out of range, StoreError for an
+        unreadable folder.
         """
         known, done = sum(one.n_blocks + one.n_agents for one in self.stats()), count(1)
         total = known // max(1, subset[1])
@@ -326,24 +321,25 @@ class DiskStore:
         return maintenance.check(self._store, read_data=read_data, subset=subset, on_file=on_file)
 
     def gc(self, *, dry_run: bool, on_progress: OnProgress = no_progress) -> CollectReport:
-        """Delete blocks without an agent, unfinished and quarantined files, and what exceeds the
-        quota; with `dry_run` only report it. `on_progress` counts blocks without an agent. Raises
-        StoreError when that fails.
+        """Delete blocks without an agent, unfinished and quarantined files, and excess bytes.
+
+        With `dry_run` only report it. `on_progress` counts blocks without an agent. Raises
+        StoreError on failure.
         """
         return maintenance.collect(self._store, dry_run=dry_run, on_progress=on_progress)
 
     def rebuild_index(self) -> None:
-        """Derive the index from the files again. Raises StoreError when that fails."""
+        """Derive the index from the files again. Raises StoreError on failure."""
         try:
             with self._store.write_lock:
                 self._store.rebuild()
         except (OSError, IndexBrokenError) as error:
-            raise StoreError(f"the index cannot be rebuilt: {error}") from error
+            raise StoreError(f"cannot rebuild the index: {error}") from error
 
-    # What fails is counted
+    # Failures count
 
     def _query(self, query: Callable[[sqlite3.Connection], T], *, failed: T) -> T:
-        """What `query` reads from the index; `failed` when the disk fails."""
+        """Return the result of `query` on the index; `failed` if the disk fails."""
 
         def read() -> T:
             with self._store.index.reading() as db:
@@ -356,7 +352,7 @@ class DiskStore:
             return failed
 
     def _change(self, action: Callable[[], T], *, failed: T) -> T:
-        """`action()`; `failed` when the disk fails."""
+        """Return the result of `action`; `failed` if the disk fails."""
         try:
             return self._store.with_recovery(action)
         except OSError as error:
@@ -364,7 +360,8 @@ class DiskStore:
             return failed
 
     def _verified(self, key: BlockKey, read: Callable[[], T]) -> T | None:
-        """What `read` returns of a verified block; None when it fails, with the reason counted."""
+        """Return the result of `read` on a verified block; on failure count the reason, return
+        None."""
         try:
             result = read()
         except DamagedError as damage:
@@ -386,7 +383,7 @@ class DiskStore:
         return None
 
     def _is_unreadable(self, key: BlockKey) -> bool:
-        """Whether reading the file fails again: the first failure may have been transient."""
+        """Return whether reading the file fails again: the first failure may be transient."""
         try:
             self._store.reader.check(key)
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Writing blocks and agents' manifests: quota reserved, temporary file, rename, index row.
+"""Writes blocks and manifests: reserves quota, writes a temporary file, renames it, adds the row.
 
-A manifest is durable after the blocks that it needs, and before an older generation is deleted: of
-each agent the newest stays and the one before. Raises what goes wrong; `DiskStore` turns it into
-counters and misses.
+A manifest is durable after the blocks that it needs, and before the deletion of an older
+generation. Each agent keeps its newest two. Raises failures, which `DiskStore` turns into counters
+and misses.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from semantic.domain.prefix import continues, ends_of_turn
 from semantic.domain.stored import Manifest, StoredBlock
 
 _TRIES = 64
-"""Races against other processes before a call gives up."""
+"""Races against other processes before a call fails."""
 _GENERATIONS = 2
-"""The newest, and one to fall back to when that turns out to be damaged."""
+"""The newest, and a fallback against damage."""
 
 
 class QuotaExceededError(Exception):
@@ -57,24 +57,20 @@ class QuotaExceededError(Exception):
 
 
 class Agents:
-    """The manifests of an open store. Raises OSError or IndexBrokenError.
-
-    The store's `write_lock` must be held by callers of `save` and `remove`.
-    """
+    """The manifests of an open store. Raises OSError or IndexBrokenError. Callers of `save` and
+    `remove` hold the store's `write_lock`."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
         self._counts = store.counts
 
     def save(self, manifest: Manifest) -> bool:
-        """Write `manifest` as its agent's next generation. Raises QuotaExceededError.
-
-        False when other processes have saved the agent first each time.
-        """
+        """Write `manifest` as its agent's next generation. Raises QuotaExceededError. False if
+        other processes have saved the agent first each time."""
         return any(self._store.with_recovery(lambda: self._save(manifest)) for _ in range(_TRIES))
 
     def newest(self, key: bytes) -> Manifest | None:
-        """The newest sound manifest of an agent, or None."""
+        """Return the newest sound manifest of an agent, or None."""
         for _ in range(_TRIES):
             generations = self._store.with_recovery(lambda: self._generations(key))
             found = self._first_sound(key, generations)
@@ -83,7 +79,7 @@ class Agents:
         return None
 
     def remove(self, key: bytes) -> bool:
-        """Delete the agent's manifests; False when it has none."""
+        """Delete the agent's manifests; False if it has none."""
         store = self._store
         with store.index.writing() as db:
             if not agent_rows.generations(db, key):
@@ -98,7 +94,7 @@ class Agents:
     # Saving
 
     def _save(self, manifest: Manifest) -> bool:
-        """One try; False when another process has just saved the same generation."""
+        """Try once; False if another process has just saved the same generation."""
         store = self._store
         key = agent_key(manifest.scope, manifest.agent_id)
         with store.index.writing() as db:
@@ -132,24 +128,20 @@ class Agents:
         return True
 
     def _next_generation(self, known: Sequence[int], key: bytes) -> int:
-        """One more than the newest; never the name of a file without a row.
-
-        Raises OSError when a foreign manifest has used the last number.
-        """
+        """Return one more than the newest generation, skipping files without a row. Raises OSError
+        if a foreign manifest has used the last number."""
         generation = 1 + max(known, default=0)
         while self._store.entries.exists(manifest_entry(key, generation)):
             generation += 1
         if generation > MAX_NUMBER:
-            raise OSError(errno.EOVERFLOW, "an agent's generations are used up")
+            raise OSError(errno.EOVERFLOW, "an agent has no generation number left")
         return generation
 
     def _install(
         self, filed: FiledManifest, entry: Entry, data: bytes, reservation: int
     ) -> list[BlockHash] | None:
-        """Write, rename and add the row; the agent's previous blocks, None when too late.
-
-        Under the folder's lock no process can take the name between the check and the rename.
-        """
+        """Write, rename and add the row; return the agent's previous blocks, None if too late.
+        Under the folder's lock no process can take the name between the check and the rename."""
         store = self._store
         with store.folder.temporary() as path:
             store.folder.create(path, data, sync=store.durable)
@@ -168,11 +160,10 @@ class Agents:
         return before
 
     def _delete_superseded(self, filed: FiledManifest, before: Sequence[BlockHash]) -> None:
-        """Delete what the saved manifest replaces: generations with the checkpoints of their turns,
-        and partial blocks, of those that it needed before and those that a new one begins with.
+        """Delete what the saved manifest replaces. A failure only delays that.
 
-        What is left of a history that it does not continue is evicted sooner. A failure only delays
-        that.
+        Old generations go, with their turns' checkpoints, and partial blocks that it needed before
+        or that begin a new one. The rest of a history that it does not continue leaves sooner.
         """
         store, manifest = self._store, filed.manifest
         known = set(before)
@@ -205,10 +196,10 @@ class Agents:
     def _ends_of_old_turns(
         self, key: bytes, last: Sequence[BlockLink]
     ) -> dict[int, list[BlockHash]]:
-        """The last blocks at the ends of the turns, and of their prompts, that are to be deleted.
+        """Return, by generation, the last blocks of turns and prompts to delete.
 
-        By generation; read before the index is locked, and only if the newest turn, which ends with
-        `last`, has a checkpoint: else the model takes none.
+        Reads before the index locks, and only if the newest turn, which ends with `last`, has a
+        checkpoint: else the model takes none.
         """
         with self._store.index.reading() as db:
             if not block_rows.find(db, [link.key(Part.CHECKPOINT) for link in last]):
@@ -220,10 +211,10 @@ class Agents:
         }
 
     def _ends_of_turn(self, key: bytes, generation: int, newer: int) -> list[BlockHash]:
-        """The last blocks at the end of a turn and of its prompt.
+        """Return the last blocks at the end of a turn and of its prompt.
 
-        None if its manifest cannot be read, or if the `newer` one does not continue its prompt, as
-        after a compaction: the agent may return to it. Their checkpoints are evicted in time.
+        Empty if its manifest is unreadable, or if the `newer` one does not continue its prompt, as
+        after a compaction: the agent may return to it. Their checkpoints leave in time.
         """
         try:
             old, after = (
@@ -241,7 +232,7 @@ class Agents:
             return agent_rows.generations(db, key)
 
     def _first_sound(self, key: bytes, generations: Sequence[int]) -> FiledManifest | None:
-        """The first sound one; damaged ones before it are quarantined, missing ones dropped."""
+        """Return the first sound manifest. Quarantine damaged ones before it, drop missing ones."""
         for generation in generations:
             try:
                 filed, file = read_manifest(self._store.entries, key, generation)
@@ -266,10 +257,8 @@ class Agents:
 
 
 class Blocks:
-    """The block files of an open store. Raises OSError or IndexBrokenError.
-
-    The store's `write_lock` must be held by callers of `put`, `drop` and `sync`.
-    """
+    """The block files of an open store. Raises OSError or IndexBrokenError. Callers of `put`,
+    `drop` and `sync` hold the store's `write_lock`."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
@@ -306,7 +295,7 @@ class Blocks:
         return True
 
     def sync(self) -> list[Entry]:
-        """Make the blocks written since the last call survive power loss; those that failed."""
+        """Make blocks written since the last call survive power loss; return the failed ones."""
         return self._flusher.flush()
 
     def drop(self, entry: Entry) -> None:
@@ -327,7 +316,7 @@ class Blocks:
                 block_rows.drop(db, key)
 
     def _is_stored(self, key: BlockKey) -> bool:
-        """Whether the block has a row and its file; drops a row without its file."""
+        """Return whether the block has a row and its file. Drop a row without its file."""
         with self._store.index.reading() as db:
             known = block_rows.file_bytes(db, key)
         if known is None:
@@ -339,7 +328,7 @@ class Blocks:
         return False
 
     def _write(self, block: StoredBlock, entry: Entry, reservation: int) -> None:
-        """Temporary file, rename, row: all or nothing."""
+        """Write temporary file, rename and row: all or nothing."""
         store = self._store
         body = block.data()
         header = encode_header(block)
@@ -358,10 +347,8 @@ class Blocks:
 
 
 class Flusher:
-    """Block files that are not known to be durable. Not thread-safe: callers lock.
-
-    Syncs the contents first, then the folders that name them; a manifest is written after both.
-    """
+    """Block files not known to be durable. Not thread-safe: callers lock. Syncs the contents first,
+    then the folders that name them. A manifest follows both."""
 
     def __init__(self, entries: Entries, counts: Counts) -> None:
         self._entries = entries
@@ -369,15 +356,12 @@ class Flusher:
         self._waiting: dict[Entry, None] = {}
 
     def add(self, entry: Entry) -> None:
-        """The block was written just now."""
+        """Add a block just written."""
         self._waiting[entry] = None
 
     def flush(self) -> list[Entry]:
-        """Sync all that wait; those for which that failed, which must not be trusted.
-
-        Never retried: after a failed sync the system may report the next one as successful though
-        nothing was written.
-        """
+        """Sync all waiting files; return the failed ones, which nothing may trust. Never retry:
+        after a failed sync the system may report success without having written."""
         waiting, self._waiting = list(self._waiting), {}
         failed = [entry for entry in waiting if not self._sync(entry)]
         bad = {shard for shard in {e.shard for e in waiting} if not self._sync_shard(shard)}
@@ -407,7 +391,7 @@ class Flusher:
 
 
 def _is_reachable(db: sqlite3.Connection, link: BlockLink) -> bool:
-    """Whether the parent is stored: without it the block is useless, and evicts nothing."""
+    """Return whether the index has the parent. Without it the block may evict nothing."""
     if link.parent == link.scope.root:
         return True
     return block_rows.file_bytes(db, BlockKey(link.parent, Part.FULL)) is not None
