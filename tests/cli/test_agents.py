@@ -433,7 +433,7 @@ def test_a_damaged_file_is_refused_with_one_line(ada: Manifest, tmp_path: Path) 
     ran = agents("import", str(bodies), "--as", "eve")
     assert (ran.code, ran.out) == (2, "")
     assert re.fullmatch(
-        r"error: .*x\.safetensors: body 000002\.full is damaged: its checksum does not hold\n",
+        r"error: .*x\.safetensors: body 000002\.full is damaged: its checksum does not match\n",
         ran.err,
     )
     assert names() == ["ada"]

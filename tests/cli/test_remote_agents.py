@@ -172,7 +172,7 @@ def test_an_import_that_is_refused_says_why_and_leaves_nothing(
     assert agents("export", here, "ada", str(file)).code == 0
     whole = file.read_bytes()
     for spoilt, message in (
-        (whole[:-3000] + b"#" + whole[-2999:], "is damaged: its checksum does not hold"),
+        (whole[:-3000] + b"#" + whole[-2999:], "is damaged: its checksum does not match"),
         (whole[:-2000], "the archive ends before"),
         (bytes(8 << 20), "expected agent.json in a tar file"),  # refused before it is sent
     ):

@@ -1,9 +1,9 @@
 """Agents as archives: the document and the container of an export in one stream, a tar file.
 
-Its two members are `agent.json` and `agent.safetensors`, in this order: all that the document says
-is checked before the first body is taken. What `tar` makes of two such files is read, and reads
-what is written; links, other names and extended headers are refused, and no name of a member
-becomes a path. Knows the store by its port and a model by its layout; no transport.
+Its two members are `agent.json` and `agent.safetensors`, in this order: the reader checks
+everything in the document before it takes the first body. Reads what `tar` makes of two such files,
+and `tar` reads what this writes. Refuses links, other names and extended headers, and makes no path
+of a member's name. Knows the store by its port and a model by its layout, but no transport.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ DOCUMENT, CONTAINER = "agent.json", "agent.safetensors"
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(2 * _BLOCK)
 _MOST_END_BYTES = 1 << 20
-"""Zeros after the last member; `tar` fills a record of 10 KiB unless it is asked for more."""
+"""Zeros after the last member: `tar` fills a record of 10 KiB by default."""
 _MAX_DOCUMENT_BYTES = 16 << 20
-"""Of 1.5 million tokens, more than a server's context has. Parsing holds the interpreter."""
+"""Bytes of 1.5 million tokens, more than a server's context has. Parsing holds the interpreter."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -64,10 +64,12 @@ class AgentArchives:
         model: str,
         model_name: str,
     ) -> None:
-        """Exports are read from `store`. Imports are written to `durable`, its most durable tier,
-        which waits for the disk where a queue would drop them; `folder` gets what is received,
-        as a file without a name, which ends with the process. None: the system's for such files.
-        Imported agents get `model`, what the model is loaded from; exported ones have `model_name`.
+        """Exports read from `store`. Imports write to `durable`, its most durable tier.
+
+        `durable` waits for the disk where a queue would drop blocks. `folder` gets received bytes
+        as a file without a name, which ends with the process; None means the system's folder for
+        such files. Imported agents get `model`, the model's source. Exported ones have
+        `model_name`.
         """
         self._store = store
         self._durable = durable
@@ -82,7 +84,7 @@ class AgentArchives:
         for header, entry in stored_bodies(self._store, manifest):
             check()
             body = self._store.read(header)
-            if body is not None:  # else it was evicted a moment ago
+            if body is not None:  # else the store has just evicted it
                 found = replace(entry, n_bytes=len(body), checksum=checksum(body))
                 bodies.append((header, found))
         return Outgoing(self._store, replace(manifest, model=self._model_name), bodies)
@@ -98,7 +100,7 @@ class AgentArchives:
     def _require_model(self, document: AgentDocument) -> None:
         if document.namespace != self._namespace:
             raise InvalidRequestError(
-                f"this agent is of another model ({document.model!r:.200}, id "
+                f"this agent belongs to another model ({document.model!r:.200}, id "
                 f"{document.namespace.hex()[:12]}): expected one of the served model, id "
                 f"{self._namespace.hex()[:12]}"
             )
@@ -108,7 +110,7 @@ class AgentArchives:
                 body.part, tokens_in_block(body.block, n_tokens)
             )
             if document.layout != self._layout.name or not fits:
-                raise InvalidRequestError(f"body {body.name} has not the layout of the model")
+                raise InvalidRequestError(f"body {body.name} does not have the layout of the model")
 
     def _require_room(self, document: AgentDocument) -> None:
         room = self._durable.stats()[0].max_bytes
@@ -121,7 +123,7 @@ class AgentArchives:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Implements `OutgoingArchive`: bodies are read again, as each is sent."""
+    """Implements `OutgoingArchive`: reads each body again when sending it."""
 
     store: StorePort
     manifest: Manifest
@@ -140,7 +142,7 @@ class Outgoing:
         for header, entry in self.bodies:
             body = self.store.read(header)
             if body is None or checksum(body) != entry.checksum:
-                raise StoreError(f"body {entry.name} was evicted, or has changed")
+                raise StoreError(f"cannot send body {entry.name}: it was evicted or has changed")
             yield from _divided(body)
         yield bytes(_padding(n_bytes)) + _END
 
@@ -199,7 +201,7 @@ class Incoming:
             self._file.close()
 
     def _read(self) -> Generator[int, bytes, None]:
-        """Yields how many bytes it wants next, and is sent them."""
+        """Yield the next number of wanted bytes, and receive them."""
         n_bytes = _size(DOCUMENT, (yield _BLOCK))
         if n_bytes > _MAX_DOCUMENT_BYTES:
             raise InvalidRequestError(f"{DOCUMENT} has more than {_MAX_DOCUMENT_BYTES} bytes")
@@ -238,7 +240,7 @@ def _header(name: str, n_bytes: int) -> bytes:
 
 
 def _size(name: str, header: bytes) -> int:
-    """The bytes of the member that begins with `header`. Raises InvalidRequestError unless it is a
+    """Return the bytes of the member with this `header`. Raises InvalidRequestError unless it is a
     regular file of this name."""
     try:
         member = tarfile.TarInfo.frombuf(header, "ascii", "surrogateescape")
@@ -263,10 +265,8 @@ def _divided(data: bytes) -> Iterator[bytes]:
 
 
 def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
-    """A new file of which the system forgets everything when it is closed or its process ends.
-
-    Raises CapacityError when its file system has not so much room.
-    """
+    """Open a new file that vanishes when it closes or its process ends. Raises CapacityError if its
+    file system lacks the room."""
     if shutil.disk_usage(folder or tempfile.gettempdir()).free < n_bytes:
         raise CapacityError(f"the disk has no room for {n_bytes} bytes more")
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder))
@@ -274,8 +274,8 @@ def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
 
 @contextmanager
 def _out_of_room() -> Iterator[None]:
-    """Raises CapacityError where the file system raises OSError."""
+    """Raise CapacityError where the file system raises OSError."""
     try:
         yield
     except OSError as error:
-        raise CapacityError(f"the archive cannot be held: {error.strerror}") from error
+        raise CapacityError(f"cannot hold the archive: {error.strerror}") from error

@@ -1,8 +1,8 @@
 """The formats of an exported agent's two files: a JSON document and a safetensors container.
 
 The document holds the agent's tokens and the list of its block bodies. Its first field is a
-checksum over the whole file, which detects any changed bit; every field is checked before it is
-used. The container holds the bodies, one tensor of bytes each, in order and without gaps. Its
+checksum over the whole file, which detects any changed bit. The reader checks every field before
+using it. The container holds the bodies, one tensor of bytes each, in order and without gaps. Its
 header follows from the list of bodies, byte for byte: a reader compares it and parses nothing.
 Knows neither stores nor the file system.
 """
@@ -72,12 +72,12 @@ class AgentDocument:
 
 
 def checksum(data: bytes) -> str:
-    """xxh3-128 as hexadecimal digits."""
+    """Return the xxh3-128 in hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def write_document(document: AgentDocument) -> bytes:
-    """The bytes of the JSON file."""
+    """Return the bytes of the JSON file."""
     fields = {
         "format": FORMAT,
         "version": VERSION,
@@ -99,7 +99,7 @@ def write_document(document: AgentDocument) -> bytes:
 
 
 def read_document(data: bytes) -> AgentDocument:
-    """Parse and check `data`. Raises InvalidRequestError naming the first field that is wrong."""
+    """Parse and check `data`. Raises InvalidRequestError naming the first wrong field."""
     fields = _verified(data)
     kind, version = fields.get("format"), fields.get("version")
     if kind != FORMAT:
@@ -127,7 +127,7 @@ def read_document(data: bytes) -> AgentDocument:
 
 
 def container_header(bodies: Sequence[BodyEntry]) -> bytes:
-    """The container's bytes before the first body."""
+    """Return the container's bytes before the first body."""
     entries: dict[str, object] = {}
     offset = 0
     for body in bodies:
@@ -143,20 +143,20 @@ def container_header(bodies: Sequence[BodyEntry]) -> bytes:
 
 
 def tokens_in_block(block: int, n_tokens: int) -> int:
-    """Tokens of the block with index `block` in a sequence of `n_tokens`."""
+    """Return the tokens of the block with index `block` in a sequence of `n_tokens`."""
     return min(BLOCK_TOKENS, n_tokens - block * BLOCK_TOKENS)
 
 
 def _verified(data: bytes) -> dict[str, object]:
-    """The fields of the document. Raises InvalidRequestError unless its checksum matches."""
+    """Return the document's fields. Raises InvalidRequestError unless its checksum matches."""
     given = data[len(_OPENING) : _SUM_END]
     zeroed = _OPENING + _ZEROS + data[_SUM_END:]
     if not data.startswith(_OPENING) or given != checksum(zeroed).encode("ascii"):
-        raise InvalidRequestError("it is damaged: its checksum does not hold")
+        raise InvalidRequestError("it is damaged: its checksum does not match")
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError("it is no JSON document") from error
+        raise InvalidRequestError("it is not a JSON document") from error
     if not isinstance(fields, dict):
         raise InvalidRequestError("expected a JSON object")
     return fields
@@ -182,7 +182,7 @@ def _require_order(bodies: Sequence[BodyEntry]) -> None:
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:
-    """Bytes per token are the same in every body of a part; checkpoints do not depend on tokens."""
+    """Raise unless a part's bodies have equal bytes per token, checkpoints aside."""
     per_token: dict[Part, tuple[int, int]] = {}
     for body in bodies:
         if body.part is Part.CHECKPOINT:

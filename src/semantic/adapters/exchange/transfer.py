@@ -1,10 +1,10 @@
 """Exports an agent with its blocks to two files, and imports it into another store.
 
-FILE.safetensors holds the bodies, FILE.json the agent; `archive` has both in one stream. An import
-checks all of both files before it puts anything. Hashes are computed anew from the tokens, for the
-importing tenant; those of the source are not used. The numbers in the bodies cannot be checked:
-their author is trusted for this agent, and the chain of its hashes begins with a salt of the
-import, so no other agent finds them. Knows the store by its port; no model.
+FILE.safetensors holds the bodies, FILE.json the agent. `archive` has both in one stream. An import
+checks all of both files before it puts anything. It computes hashes anew from the tokens, for the
+importing tenant, and ignores those of the source. It cannot check the numbers in the bodies: it
+trusts their author for this agent, and the chain of its hashes begins with a salt of the import, so
+no other agent finds them. Knows the store by its port, but no model.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from semantic.ports.store import StorePort
 _SUFFIXES = (".safetensors", ".json")
 _OWNER_ONLY = 0o600
 _MAX_DOCUMENT_BYTES = 32 << 20
-"""Of three million tokens; what JSON becomes in memory is many times as large."""
+"""Bytes of three million tokens. JSON takes many times as much memory."""
 _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
 _DESCRIPTORS = Path("/proc/self/fd")
 _SYNC_BYTES = 64 << 20
-"""Bytes of bodies after which a store is flushed: its writers would wait for a longer flush."""
+"""Bytes of bodies between flushes of a store: its writers would wait for a longer flush."""
 _NO_CHECKSUM = "0" * 32
-"""Placeholder while only the sizes of the bodies are known."""
+"""Placeholder for checksums of unread bodies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class AgentFiles:
 
     @classmethod
     def of(cls, given: Path) -> AgentFiles:
-        """Both paths, of `given` with either suffix or none."""
+        """Return both paths, of `given` with either suffix or none."""
         stem = given.with_suffix("") if given.suffix in _SUFFIXES else given
         if stem.name in ("", ".."):
             raise InvalidRequestError(f"expected the name of a file, got {str(given)!r}")
@@ -73,14 +73,14 @@ class AgentFiles:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export; `n_blocks` are the agent's, stored or not."""
+    """The result of an export. `n_blocks` are the agent's, stored or not."""
 
     files: AgentFiles
     n_bodies: int
     n_bytes: int
     n_blocks: int
     missing_blocks: int
-    """Blocks without any stored body; they are computed again after an import."""
+    """Blocks without any stored body, which the model computes again after an import."""
 
 
 def export_agent(
@@ -89,10 +89,10 @@ def export_agent(
     given: Path,
     on_progress: OnProgress = no_progress,
 ) -> Exported:
-    """Write an agent and its stored bodies to two new files; `on_progress` counts bytes of bodies.
+    """Write an agent and its stored bodies to two new files. `on_progress` counts bytes of bodies.
 
-    Raises InvalidRequestError when one of them exists or cannot be written, or when a body cannot
-    be read; neither file remains then.
+    Raises InvalidRequestError if one of them exists or is not writable, or a body is not readable,
+    and leaves neither file.
     """
     files = AgentFiles.of(given)
     if os.path.lexists(files.document):
@@ -120,7 +120,7 @@ def export_agent(
 
 
 def stored_bodies(store: StorePort, manifest: Manifest) -> list[tuple[BlockHeader, BodyEntry]]:
-    """An agent's stored bodies in the order of a container; their checksums are not known yet."""
+    """Return an agent's stored bodies in the order of a container, without checksums yet."""
     headers = dict(_headers(store, list(manifest.scope.chain(manifest.token_ids))))
     found = store.find([header.key for header in headers.values()])
     return [
@@ -133,7 +133,7 @@ def stored_bodies(store: StorePort, manifest: Manifest) -> list[tuple[BlockHeade
 def document_of(
     manifest: Manifest, bodies: Sequence[tuple[BlockHeader, BodyEntry]]
 ) -> AgentDocument:
-    """The document of an agent with these bodies."""
+    """Return the document of an agent with these bodies."""
     return AgentDocument(
         namespace=manifest.scope.namespace,
         layout=bodies[0][0].layout if bodies else "",
@@ -149,7 +149,7 @@ def document_of(
 def _headers(
     store: StorePort, links: Sequence[BlockLink]
 ) -> Iterator[tuple[tuple[int, Part], BlockHeader]]:
-    """The header of every stored body, by the index of its block and its part."""
+    """Yield the header of every stored body, by the index of its block and its part."""
     for block, link in enumerate(links):
         for part in Part:
             for header in store.nearest(link.parent, part, link.tokens):
@@ -161,7 +161,7 @@ def _read_body(store: StorePort, header: BlockHeader, entry: BodyEntry) -> bytes
     body = store.read(header)
     if body is None or len(body) != entry.n_bytes:
         raise InvalidRequestError(
-            f"body {entry.name} cannot be read any more: it was evicted or is damaged; "
+            f"cannot read body {entry.name}: it was evicted or is damaged; "
             "export again for what is left"
         )
     return body
@@ -169,7 +169,7 @@ def _read_body(store: StorePort, header: BlockHeader, entry: BodyEntry) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The result of an import: the agent as it was saved, and its bodies."""
+    """The result of an import: the saved agent, and its bodies."""
 
     manifest: Manifest
     n_bodies: int
@@ -186,10 +186,10 @@ def import_agent(
 ) -> Imported:
     """Put an exported agent into `store`, under `name` or its own.
 
-    One body is in memory at a time. `on_progress` counts bytes, those that are verified and those
-    that are put. Raises InvalidRequestError, before anything is put, when a file
-    is missing, damaged, malformed or of a newer version, or when the name is taken; CapacityError
-    when its blocks exceed the store's quota; StoreError when the agent cannot be saved.
+    Holds one body in memory at a time. `on_progress` counts verified bytes and put bytes. Raises
+    InvalidRequestError, before putting anything, if a file is missing, damaged, malformed or of a
+    newer version, or the name exists; CapacityError if its blocks exceed the store's quota;
+    StoreError if the store cannot save the agent.
     """
     files = AgentFiles.of(given)
     document = _read_document(files.document)
@@ -217,17 +217,14 @@ class _Progress:
         self._done = 0
 
     def add(self, n_bytes: int) -> None:
-        """`n_bytes` more are done."""
+        """Count `n_bytes` more."""
         self._done += n_bytes
         self._on_progress(self._done, self._total)
 
 
 def manifest_of(document: AgentDocument, tenant: bytes, name: str | None) -> Manifest:
-    """The agent of `document` under `name`, or its own, for the tenant with this tag.
-
-    With a salt of its own: its numbers cannot be checked, so only requests of this agent and its
-    forks may find them.
-    """
+    """Return the agent of `document` under `name`, or its own, for the tenant with this tag. Its
+    new salt hides its unchecked numbers from all requests but this agent's and its forks'."""
     scope = Scope(document.namespace, tenant, secrets.token_bytes(_SALT_BYTES))
     return Manifest(
         scope,
@@ -248,25 +245,26 @@ def put_agent(
     check: Callable[[], None] = lambda: None,
     check_save: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put the bodies of a container, then save the agent. None of them stays if that fails.
+    """Put the bodies of a container, then save the agent. Keep none of them on failure.
 
-    `check` is called before each body is put, `check_save` before the save; both may raise. Raises
-    InvalidRequestError for a damaged body, CapacityError when the store takes one no more, and
-    StoreError when the agent is not saved.
+    Calls `check` before each put, `check_save` before the save. Both may raise. Raises
+    InvalidRequestError for a damaged body, CapacityError if the store refuses one, and StoreError
+    if it does not save the agent.
     """
     links = list(manifest.scope.chain(manifest.token_ids))
     keys: list[BlockKey] = []
     with ExitStack() as undo:
         undo.callback(_drop, store, keys)
         unsynced = 0
-        # Read and verified again: bodies are not held in memory, and a file may change meanwhile.
+        # Read and verify again: the import holds no bodies in memory, and a file may change
+        # meanwhile.
         for entry, body in _bodies(file, document):
             check()
             header = BlockHeader(links[entry.block], entry.part, document.layout)
             keys.append(header.key)
             if not store.put(StoredBlock(header, body)):
                 raise CapacityError(
-                    f"the store's quota is exceeded by block {entry.block} of {len(links)}, or its "
+                    f"block {entry.block} of {len(links)} exceeds the store's quota, or its "
                     "disk is full; a larger --disk-gb, or unpinned agents, free space"
                 )
             unsynced += len(body)
@@ -275,7 +273,7 @@ def put_agent(
                 unsynced = 0
         check_save()
         if not store.agents.save(manifest):
-            raise StoreError(f"agent {manifest.agent_id!r} could not be saved")
+            raise StoreError(f"cannot save agent {manifest.agent_id!r}: the store refused it")
         undo.pop_all()
 
 
@@ -285,8 +283,7 @@ def _drop(store: StorePort, keys: Sequence[BlockKey]) -> None:
 
 
 def _model_here(store: StorePort, document: AgentDocument) -> str:
-    """Where agents of the same model content in `store` have it from; else what the document
-    says."""
+    """Return the model of other agents of this content in `store`, else the document's."""
     for scope in store.agents.scopes():
         if scope.namespace == document.namespace:
             for manifest in store.agents.page(scope, 1):
@@ -327,8 +324,8 @@ def _require_room(store: StorePort, document: AgentDocument) -> None:
 def require_intact(
     file: BinaryIO, document: AgentDocument, on_bytes: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Check the whole container without holding a body; `on_bytes` is called with the size of each
-    body that is sound. Raises InvalidRequestError."""
+    """Check the whole container without holding a body. Raises InvalidRequestError. Calls
+    `on_bytes` with the size of each sound body."""
     _to_first_body(file, document)
     for entry in document.bodies:
         found = xxhash.xxh3_128()
@@ -339,7 +336,7 @@ def require_intact(
 
 
 def _bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:
-    """The bodies in order. Raises InvalidRequestError at the first whose checksum is wrong."""
+    """Yield the bodies in order. Raises InvalidRequestError at the first wrong checksum."""
     _to_first_body(file, document)
     for entry in document.bodies:
         body = file.read(entry.n_bytes)
@@ -349,7 +346,7 @@ def _bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry
 
 def _require_checksum(entry: BodyEntry, found: str) -> None:
     if found != entry.checksum:
-        raise InvalidRequestError(f"body {entry.name} is damaged: its checksum does not hold")
+        raise InvalidRequestError(f"body {entry.name} is damaged: its checksum does not match")
 
 
 def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
@@ -361,15 +358,15 @@ def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
         raise InvalidRequestError(f"expected {expected} bytes, it has {size}")
     file.seek(0)
     if file.read(len(header)) != header:
-        raise InvalidRequestError("its header is not what the JSON file says")
+        raise InvalidRequestError("its header differs from the JSON file")
 
 
 @contextmanager
 def create_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file, readable by its owner only; nothing stays of it when the block raises.
+    """Create a file that only its owner can read; leave nothing if the block raises.
 
-    On Linux, where the file system can, it has no name before it is complete, so that nothing stays
-    of a killed process either. Raises InvalidRequestError when it exists or cannot be written.
+    On Linux, where the file system can, it has no name until complete, so that a killed process
+    leaves nothing either. Raises InvalidRequestError if it exists or is not writable.
     """
     if os.path.lexists(path):
         raise _taken(path)
@@ -397,8 +394,7 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_unnamed(folder: Path) -> int | None:
-    """The descriptor of a file without a name, which can be linked to one; None if there is none
-    on this system."""
+    """Return the descriptor of a linkable file without a name; None if the system has none."""
     kind: int | None = getattr(os, "O_TMPFILE", None)
     if kind is None or not _DESCRIPTORS.is_dir():
         return None
@@ -408,7 +404,7 @@ def _open_unnamed(folder: Path) -> int | None:
 
 
 def _link(descriptor: int, path: Path) -> None:
-    # Python follows the link at the source where a folder is given, which an absolute path ignores.
+    # Python follows the link at the source if given a folder, which an absolute path ignores.
     os.link(_DESCRIPTORS / str(descriptor), path, src_dir_fd=descriptor)
 
 
@@ -418,10 +414,7 @@ def _taken(path: Path) -> InvalidRequestError:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to read. Raises InvalidRequestError for anything but a regular file.
-
-    Symbolic links are refused.
-    """
+    """Open a file to read. Raises InvalidRequestError unless it is a regular file, not a link."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if path.is_symlink():
         raise InvalidRequestError(f"{path} is a link; name the file itself")
@@ -431,7 +424,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
         raise InvalidRequestError(f"cannot read {path}: {_reason(error)}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InvalidRequestError(f"{path} is no regular file")
+        raise InvalidRequestError(f"{path} is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
         try:
             yield file

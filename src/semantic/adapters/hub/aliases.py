@@ -5,7 +5,7 @@
     [served]                    by `semantic serve --served-model-name`
     gpt = "/models/other"
 
-A name of the user's goes first. Knows the file; not whether its models exist.
+The user's names take precedence. Knows the file, but not whether its models exist.
 """
 
 from __future__ import annotations
@@ -43,36 +43,34 @@ class Aliases:
     served: Mapping[str, str] = field(default_factory=dict)
 
     def all(self) -> dict[str, str]:
-        """The model that each name means."""
+        """Return the model of each name."""
         return {**self.served, **self.aliases}
 
 
 def default_file() -> Path:
-    """`semantic/models.toml` in the user's folder of settings."""
+    """Return `semantic/models.toml` in the user's folder of settings."""
     return platformdirs.user_config_path("semantic") / "models.toml"
 
 
 def is_alias_name(name: str) -> bool:
-    """Whether `name` can be an alias: it cannot be read as a path, a hub id or an option."""
+    """Return whether `name` can be an alias and not a path, a hub id or an option."""
     short = 0 < len(name) <= _LONGEST_NAME
     return short and name.isprintable() and "/" not in name and name[0] not in ".~- "
 
 
 def read_aliases(file: Path | None = None) -> Aliases:
-    """The aliases of `file` (`default_file`), none if there is no such file.
-
-    Raises InvalidRequestError for a file that cannot be read or has another form.
-    """
+    """Return the aliases of `file` (`default_file`), none if the file is missing. Raises
+    InvalidRequestError for a file that is unreadable or has another form."""
     path = file or default_file()
     found = _parse(path, _read_text(path))
     return Aliases(*(found[table] for table in _TABLES))
 
 
 def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | None = None) -> None:
-    """Let `name` mean `model`, from this moment on for every program.
+    """Let `name` mean `model`, from now on for every program.
 
-    Raises InvalidRequestError for a name that cannot be one and for a file of another form, and
-    OperatorError when it cannot be written; it is then as it was.
+    Raises InvalidRequestError for an impossible name and a file of another form, and OperatorError,
+    leaving the file unchanged, if it is not writable.
     """
     if not is_alias_name(name):
         raise InvalidRequestError(
@@ -103,11 +101,11 @@ def remove_alias(name: str, file: Path | None = None) -> bool:
 
 def _change(path: Path, change: Callable[[TOMLDocument], bool]) -> bool:
     """Apply `change` to the file under a lock, and replace it if that returned True."""
-    import tomlkit  # a name is read more often than written
+    import tomlkit  # programs read names more often than they write them
 
     with _locked(path):
         text = _read_text(path)
-        _parse(path, text)  # a file of another form is refused, not replaced
+        _parse(path, text)  # refuse a file of another form instead of replacing it
         document = tomlkit.parse(text)
         changed = change(document)
         if changed:
@@ -119,7 +117,7 @@ def _parse(path: Path, text: str) -> dict[Origin, dict[str, str]]:
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{path} is no TOML: {error}") from error
+        raise InvalidRequestError(f"{path} is not TOML: {error}") from error
     unknown = found.keys() - set(_TABLES)
     if unknown:
         raise InvalidRequestError(f"{path}: expected [aliases] and [served], got {min(unknown)}")
@@ -142,14 +140,14 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{path} is no UTF-8 text") from error
+        raise InvalidRequestError(f"{path} is not UTF-8 text") from error
     except OSError as error:
         raise InvalidRequestError(f"cannot read {path}: {error.strerror}") from error
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock on the folder of `path`, which is made if need be: programs change it in turn."""
+    """Hold a lock on the folder of `path`, making it if need be: programs change it in turn."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -163,7 +161,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file at once, or the target of a link: a reader sees the old one or the new."""
+    """Replace the file, or a link's target, at once: a reader sees the old one or the new."""
     target = Path(os.path.realpath(path))
     try:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

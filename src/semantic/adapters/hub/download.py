@@ -1,9 +1,9 @@
 """Downloads a model into the hub's cache so that an interruption loses nothing.
 
-huggingface_hub begins an interrupted file again and does not hash what arrives by HTTP. Weights are
-therefore fetched here with its own transport: the bytes of a file are appended to
-`blobs/HASH.incomplete` under a lock, and it gets its name when its size and SHA-256 are right.
-Everything else, the layout of the cache included, is huggingface_hub's. Knows no model.
+huggingface_hub begins an interrupted file again and does not hash what arrives by HTTP. This module
+therefore fetches weights itself with the library's transport: it appends a file's bytes to
+`blobs/HASH.incomplete` under a lock, and gives it its name when its size and SHA-256 are right.
+huggingface_hub does everything else, including the layout of the cache. Knows no model.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _AT_ONCE = 4
-"""Files that are fetched at once."""
+"""Files to fetch at once."""
 _PIECE_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
-"""Called with the bytes that arrived, from any thread; below 0 if some must come again."""
+"""Called with the bytes that arrived, from any thread. Negative if some must come again."""
 
 
 def missing_bytes(model: RemoteModel) -> int:
-    """Bytes of `model` that are not on this disk yet."""
+    """Return the bytes of `model` that are not on this disk yet."""
     blobs = _blobs(model)
     return sum(file.n_bytes - _kept(blobs, file) for file in model.files)
 
 
 def drop_damaged(model: RemoteModel) -> list[str]:
-    """Hash the weights that are on this disk; delete those that are damaged, and name them."""
+    """Hash the weights on this disk; delete and return the damaged ones."""
     blobs, damaged = _blobs(model), []
     for file in model.files:
         blob = blobs / file.name_in_cache
@@ -56,7 +56,7 @@ def drop_damaged(model: RemoteModel) -> list[str]:
 
 
 def require_space(model: RemoteModel) -> None:
-    """Raises OperatorError unless the disk of the cache has room for what is missing."""
+    """Raise OperatorError unless the disk of the cache has room for the missing bytes."""
     folder, missing = Path(hub.HF_HUB_CACHE), missing_bytes(model)
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
@@ -67,11 +67,11 @@ def require_space(model: RemoteModel) -> None:
 
 
 def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path:
-    """Complete `model` in the cache, and the folder that it is loaded from then.
+    """Complete `model` in the cache, and return the folder that loads it.
 
-    What was there before stays in force until the last byte is checked. Raises OperatorError
-    when the hub or the disk fails, or another program downloads the same file; the files that are
-    whole and the bytes of the others stay, and the next call goes on from there.
+    The previous version stays in force until the check of the last byte. Raises OperatorError if
+    the hub or the disk fails, or another program downloads the same file. Complete files and the
+    bytes of the others stay, and the next call continues from there.
     """
     large = [file for file in model.files if file.sha256 is not None]
     small = [file for file in model.files if file.sha256 is None]
@@ -83,7 +83,7 @@ def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path
 
 
 def _fetch_small(model: RemoteModel, files: Sequence[RemoteFile], on_bytes: OnBytes) -> None:
-    """Let huggingface_hub fetch what is no weight, and check it."""
+    """Let huggingface_hub fetch the files that are not weights, and check them."""
     blobs = _blobs(model)
     missing = [file for file in files if _kept(blobs, file) < file.n_bytes]
     paths = [file.path for file in files]
@@ -107,7 +107,7 @@ class _Weights:
         self._stopped = threading.Event()
 
     def fetch(self, files: Sequence[RemoteFile]) -> None:
-        """Fetch what is missing; the first failure stops all."""
+        """Fetch the missing files. The first failure stops all."""
         self._blobs.mkdir(parents=True, exist_ok=True)
         missing = {file.sha256: file for file in files if _kept(self._blobs, file) < file.n_bytes}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="download") as workers:
@@ -123,7 +123,7 @@ class _Weights:
         blob, partial = self._blobs / file.name_in_cache, _partial(self._blobs, file)
         with _Arriving(partial, self._count) as arriving:
             _lock(arriving, file)
-            if _size(blob) == file.n_bytes:  # by another program, before the lock was ours
+            if _size(blob) == file.n_bytes:  # by another program, before we had the lock
                 partial.unlink(missing_ok=True)
                 return
             if arriving.tell() > file.n_bytes:
@@ -132,7 +132,7 @@ class _Weights:
                 hf_hub_url(self._model.hub_id, file.path, revision=self._model.commit),
                 arriving,
                 resume_size=arriving.tell(),
-                # Offsets of compressed bytes are not those of the file.
+                # Offsets of compressed bytes differ from those of the file.
                 headers={**_authorization(), "Accept-Encoding": "identity"},
                 expected_size=file.n_bytes,
             )
@@ -149,7 +149,7 @@ class _Weights:
 
 
 class _Arriving(io.BufferedWriter):
-    """A file that is appended to, and counts what it gains."""
+    """A file to append to, which counts its growth."""
 
     def __init__(self, path: Path, count: OnBytes) -> None:
         super().__init__(io.FileIO(path, "a"))
@@ -175,7 +175,7 @@ def _authorization() -> dict[str, str]:
 
 
 def _lock(arriving: _Arriving, file: RemoteFile) -> None:
-    """Lock a file until it is closed. Raises OperatorError while another program has the lock."""
+    """Lock a file until it closes. Raises OperatorError while another program has the lock."""
     try:
         fcntl.flock(arriving.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -192,7 +192,7 @@ def _partial(blobs: Path, file: RemoteFile) -> Path:
 
 
 def _kept(blobs: Path, file: RemoteFile) -> int:
-    """Bytes of a file that need not be fetched again; all of them if it is whole."""
+    """Return the bytes of a file already here; all of them if it is whole."""
     if _size(blobs / file.name_in_cache) == file.n_bytes:
         return file.n_bytes
     partial = _size(_partial(blobs, file)) or 0
@@ -209,7 +209,7 @@ def _sha256(path: Path) -> str:
 
 
 def _git_hash(path: Path) -> str:
-    """The name that git gives to the content of a file."""
+    """Return git's name of a file's content."""
     found = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while data := file.read(_PIECE_BYTES):

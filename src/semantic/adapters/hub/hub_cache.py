@@ -35,8 +35,8 @@ _MAIN = "main"
 class CachedModel:
     """A model in the cache, in the revision that its hub id means.
 
-    `n_bytes` are those of all its revisions, `unfinished_bytes` those of files that a download has
-    begun; `used_at` is the time in seconds when a file was last read.
+    `n_bytes` counts all its revisions, `unfinished_bytes` files of unfinished downloads. `used_at`
+    is the time in seconds of the last read.
     """
 
     hub_id: str
@@ -48,22 +48,22 @@ class CachedModel:
 
 
 def cached_models() -> tuple[CachedModel, ...]:
-    """The models in the cache, by name. Raises OperatorError when it cannot be read."""
+    """Return the models in the cache, by name. Raises OperatorError if the cache is unreadable."""
     cache = _scan()
     found = [_model(repo, cache) for repo in _models(cache)]
     return tuple(sorted(found, key=lambda model: model.hub_id.lower()))
 
 
 def cached_ids() -> Sequence[str]:
-    """The hub ids in the cache, from the names of its folders alone."""
+    """Return the hub ids in the cache, from the names of its folders alone."""
     prefix = "models--"
     folders = Path(hub.HF_HUB_CACHE).glob(f"{prefix}*")
     return sorted(folder.name.removeprefix(prefix).replace("--", "/") for folder in folders)
 
 
 def complete_folder(hub_id: str, patterns: Sequence[str]) -> Path | None:
-    """The folder that a hub id is loaded from without the network; None while a file that matches
-    one of `patterns` is missing."""
+    """Return the folder that loads a hub id without the network; None while a file that matches one
+    of `patterns` is missing."""
     try:
         found = snapshot_download(hub_id, allow_patterns=list(patterns), local_files_only=True)
     except (HFValidationError, LocalEntryNotFoundError):
@@ -72,8 +72,8 @@ def complete_folder(hub_id: str, patterns: Sequence[str]) -> Path | None:
 
 
 def listed_sizes(model: CachedModel, patterns: Sequence[str]) -> dict[str, int] | None:
-    """Bytes by path of the files that match `patterns`, as the hub listed them when the download
-    began; None if that is not known."""
+    """Return bytes by path of the files that match `patterns`, as the hub listed them at the begin
+    of the download; None if that is unknown."""
     try:
         tree = get_cached_repo_tree(model.hub_id, revision=model.commit)
     except CachedRepoTreeNotFoundError:
@@ -87,10 +87,8 @@ def listed_sizes(model: CachedModel, patterns: Sequence[str]) -> dict[str, int] 
 
 
 def remove_cached(hub_id: str, *, dry_run: bool = False) -> int:
-    """Delete all revisions of a model, with what a download has begun; the bytes that are freed.
-
-    With `dry_run` nothing is deleted. Raises ModelNotFoundError unless it is in the cache.
-    """
+    """Delete all revisions and unfinished downloads of a model; return the freed bytes. With
+    `dry_run` delete nothing. Raises ModelNotFoundError unless it is in the cache."""
     cache = _scan()
     repo = next((repo for repo in _models(cache) if repo.repo_id == hub_id), None)
     if repo is None:
@@ -132,7 +130,7 @@ def _model(repo: CachedRepoInfo, cache: HFCacheInfo) -> CachedModel:
 
 
 def _current(repo: CachedRepoInfo) -> CachedRevisionInfo:
-    """The revision of the main branch, else the last that was written."""
+    """Return the revision of the main branch, else the last written one."""
     newest = max(repo.revisions, key=lambda revision: revision.last_modified)
     return repo.refs.get(_MAIN, newest)
 

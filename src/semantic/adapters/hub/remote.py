@@ -1,6 +1,6 @@
-"""What the hub says of a model before it is downloaded: its commit, files, sizes and hashes.
+"""The hub's description of a model before its download: its commit, files, sizes and hashes.
 
-Knows the hub's API by huggingface_hub; downloads nothing but a model's configuration.
+Knows the hub's API by huggingface_hub. Downloads nothing but a model's configuration.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _NO_HASH = "0" * 64
 
 _logger = logging.getLogger("huggingface_hub")
 
-# The root of what the library's HTTP client raises: httpx or httpx2, by the library's version.
+# The root of the errors of the library's HTTP client: httpx or httpx2, by the library's version.
 _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a model. `sha256`: of a large file; a small one is named by git's `blob_id`."""
+    """A file of a model. A large file has a `sha256`, a small one only git's `blob_id`."""
 
     path: str
     n_bytes: int
@@ -63,7 +63,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model on the hub as it is at `commit`, with the files that a model is loaded from."""
+    """A model on the hub at `commit`, with the files that load it."""
 
     hub_id: str
     commit: str
@@ -80,10 +80,10 @@ class RemoteModel:
 
 
 def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
-    """The model's files that match one of `patterns`.
+    """Return the model's files that match one of `patterns`.
 
-    Raises InvalidRequestError for what is no hub id, ModelNotFoundError for a model that the hub
-    does not have or does not show, OperatorError when the hub cannot be reached.
+    Raises InvalidRequestError for a malformed hub id, ModelNotFoundError for a model that the hub
+    does not have or does not show, OperatorError if the hub is unreachable.
     """
     api = HfApi()
     with hub_errors(hub_id):
@@ -98,7 +98,7 @@ def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
 
 @contextmanager
 def remote_config(model: RemoteModel) -> Iterator[Path]:
-    """A folder with the model's configuration alone, deleted afterwards. Raises as `look_up`."""
+    """Yield a folder with the model's configuration alone, then delete it. Raises as `look_up`."""
     with tempfile.TemporaryDirectory(prefix="semantic-") as folder:
         with hub_errors(model.hub_id), disable_progress_bars():
             path = hf_hub_download(model.hub_id, _CONFIG, revision=model.commit, cache_dir=folder)
@@ -107,10 +107,8 @@ def remote_config(model: RemoteModel) -> Iterator[Path]:
 
 @contextmanager
 def hub_errors(hub_id: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises about `hub_id` into errors of this package, on one line.
-
-    Its warnings about attempts are not logged meanwhile.
-    """
+    """Turn huggingface_hub's errors about `hub_id` into errors of this package, on one line.
+    Silences its warnings about attempts meanwhile."""
     level = _logger.level
     _logger.setLevel(logging.ERROR)
     try:
@@ -121,7 +119,7 @@ def hub_errors(hub_id: str) -> Iterator[None]:
         raise InvalidRequestError(f"{hub_id!r} is not a hub id: expected org/name") from error
     except GatedRepoError as error:
         raise ModelNotFoundError(
-            f"{hub_id!r} is shown only to those who accepted its terms: accept them on its page at "
+            f"the hub shows {hub_id!r} only after you accept its terms: accept them on its page at "
             f"{hub.ENDPOINT}, then log in with `hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
@@ -130,9 +128,9 @@ def hub_errors(hub_id: str) -> Iterator[None]:
             "`hf auth login`)"
         ) from error
     except RemoteEntryNotFoundError as error:
-        raise ModelNotFoundError(f"{hub_id!r} has no {_CONFIG}: it is no model folder") from error
+        raise ModelNotFoundError(f"{hub_id!r} has no {_CONFIG}: not a model folder") from error
     except OfflineModeIsEnabled as error:
-        raise OperatorError("HF_HUB_OFFLINE is set: nothing is fetched from the hub") from error
+        raise OperatorError("cannot fetch from the hub: HF_HUB_OFFLINE is set") from error
     except HfHubHTTPError as error:
         raise OperatorError(
             f"the hub at {hub.ENDPOINT} answered {error.response.status_code}"
@@ -147,9 +145,8 @@ def hub_errors(hub_id: str) -> Iterator[None]:
 
 
 def _file(entry: RepoFile) -> RemoteFile:
-    """A file as the hub describes it: its path and its hashes name files here.
-
-    Raises OperatorError unless they are a path inside a folder and hashes."""
+    """Return a file as the hub describes it: its path and its hashes name files here. Raises
+    OperatorError unless they are a path inside a folder and hashes."""
     sha256 = None if entry.lfs is None else entry.lfs.sha256
     parts = PurePosixPath(entry.path).parts
     are_hashes = _GIT_HASH.fullmatch(entry.blob_id) and _SHA256.fullmatch(sha256 or _NO_HASH)

@@ -1,1 +1,1 @@
-"""The agents of a served model: which one a request belongs to, and what is known of each."""
+"""The agents of a served model: which one a request belongs to, and the state of each."""

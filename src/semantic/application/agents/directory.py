@@ -1,7 +1,7 @@
 """AgentDirectory: lists, describes, forks, pins and deletes the agents of one model.
 
 Combines the engine, which runs agents, with the store, which saves them. Methods that take the
-engine run on its thread, between two steps; the others on any thread. Knows no transport.
+engine run on its thread, between two steps, the others on any thread. Knows no transport.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from semantic.ports.store import StorePort
 MAX_ID_LENGTH = 256
 """Characters in an agent's name."""
 _LOOKED = 200
-"""Saved agents that a page looks at, or as many as it may have: each is a file to read."""
+"""Saved agents that a page looks at, unless its limit is higher: each is a file to read."""
 
 Owner: TypeAlias = str | bytes
-"""A tenant's name; the tag of one that has nothing in the engine and whose name is not known."""
+"""A tenant's name, or the tag of one without anything in the engine and without a known name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
     """An agent in the engine at one moment.
 
-    `tokens` counts those of its running request, else of its idle cache; the pool holds the first
+    `tokens` counts those of its running request, else of its idle cache. The pool holds the first
     `pool_tokens` of the saved ones. `note` is that of its running request.
     """
 
@@ -90,10 +90,8 @@ class AgentDirectory:
     # On the engine's thread
 
     def owner(self, engine: BlockPoolBatchEngine, tenant: Tenant) -> Owner:
-        """The tenant's name, which a `TenantId` has if it is in the engine; else its tag.
-
-        Raises AgentNotFoundError if there is no such tenant.
-        """
+        """Return the tenant's name if the engine or the caller knows it, else its tag. Raises
+        AgentNotFoundError for an unknown tenant."""
         if isinstance(tenant, str):
             return tenant
         owners = self.owners(engine)
@@ -102,7 +100,7 @@ class AgentDirectory:
         return owners[tenant]
 
     def owners(self, engine: BlockPoolBatchEngine) -> dict[TenantId, Owner]:
-        """All tenants that have agents, saved or in the engine."""
+        """Return all tenants that have agents, saved or in the engine."""
         secret = self._store.secret
         names = {request.tenant for request in engine.requests if request.keep}
         names |= {key.tenant for key in engine.idle_caches.lru_order()}
@@ -117,10 +115,8 @@ class AgentDirectory:
     def activity(
         self, engine: BlockPoolBatchEngine, tenant: Owner, names: Collection[str] | None = None
     ) -> dict[str, Activity]:
-        """The tenant's agents in the engine, by name: those with a request and those in `names`.
-
-        All of them if `names` is None. A request that is not kept is no agent's.
-        """
+        """Return the tenant's agents in the engine, by name: those with a request or in `names`.
+        All of them if `names` is None. A request with `keep` off belongs to no agent."""
         pool, found = engine.pool, dict[str, Activity]()
         if isinstance(tenant, bytes):
             return found
@@ -174,13 +170,13 @@ class AgentDirectory:
     def pin(
         self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner, *, pinned: bool
     ) -> None:
-        """See `AgentsPort.pin`. Raises StoreError when the store has no room for the change."""
+        """See `AgentsPort.pin`. Raises StoreError if the store has no room for the change."""
         self._require(agent_id, tenant, self.activity(engine, tenant, (agent_id,)))
         saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
-            raise InvalidRequestError(f"agent {agent_id!r} has not been saved yet")
+            raise InvalidRequestError(f"cannot pin {agent_id!r}: the store does not have it yet")
         if saved.pinned != pinned and not self._agents.save(replace(saved, pinned=pinned)):
-            raise StoreError(f"agent {agent_id!r} could not be saved")
+            raise StoreError(f"cannot save agent {agent_id!r}: the store refused it")
 
     def forget(self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner) -> None:
         seen = self.activity(engine, tenant, (agent_id,))
@@ -203,23 +199,23 @@ class AgentDirectory:
         return TenantId(tenant_id(secret, tenant_tag(secret, tenant)))
 
     def scope(self, tenant: Owner) -> Scope:
-        """The scope of the tenant's agents."""
+        """Return the scope of the tenant's agents."""
         tag = tenant if isinstance(tenant, bytes) else tenant_tag(self._store.secret, tenant)
         return Scope(self._namespace, tag)
 
     def is_saved(self, agent_id: str, tenant: Owner) -> bool:
-        """Whether the tenant has a saved agent of that name."""
+        """Return whether the tenant has a saved agent of that name."""
         return self._agents.manifest(self.scope(tenant), agent_id) is not None
 
     def saved_agent(self, agent_id: str, tenant: Owner) -> Manifest:
-        """The agent after its last turn. Raises AgentNotFoundError if it is not saved."""
+        """Return the agent after its last turn. Raises AgentNotFoundError if it is unsaved."""
         saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
             raise AgentNotFoundError(f"there is no saved agent {agent_id!r:.300}")
         return saved
 
     def require_pinnable(self, agent_id: str, tenant: Owner) -> None:
-        """Raise PinLimitError if the tenant would have more pinned than its part of the store."""
+        """Raise PinLimitError if the tenant's pins would exceed its part of the store."""
         scope = self.scope(tenant)
         saved, part = self._agents.manifest(scope, agent_id), self._agents.pinned(scope.tenant)
         if saved is None or saved.pinned or part.max_bytes is None:
@@ -232,7 +228,7 @@ class AgentDirectory:
             )
 
     def stores(self) -> Sequence[StoreStats]:
-        """Statistics of each tier of the store."""
+        """Return the statistics of each tier of the store."""
         return self._store.stats()
 
     def saved(
@@ -243,11 +239,10 @@ class AgentDirectory:
         only: AgentFilter = EVERY_AGENT,
         seen: Mapping[str, Activity] | None = None,
     ) -> tuple[Sequence[Manifest], bool, str | None]:
-        """At most `limit` saved agents, last saved first, whether more come, and after whom.
+        """Return at most `limit` saved agents, last saved first, whether more come, and after whom.
 
-        Starts after the agent `after`, looks at as many as a page may and takes what `only`
-        accepts; `seen` are those with a request. Raises AgentNotFoundError for an `after` that is
-        not saved.
+        Starts after the agent `after`, looks at as many as a page may and takes the ones that
+        `only` accepts. `seen` are those with a request. AgentNotFoundError for an unsaved `after`.
         """
         scope, last = self.scope(tenant), None
         if after is not None:
@@ -272,7 +267,7 @@ class AgentDirectory:
         return found, next(walked, None) is not None, after
 
     def _saved_of(self, scope: Scope, names: Collection[str]) -> list[Manifest]:
-        """The manifests of the agents `names` that have one, last saved first."""
+        """Return the manifests of the agents `names` that have one, last saved first."""
         saved = [one for name in names if (one := self._agents.manifest(scope, name)) is not None]
         return sorted(saved, key=lambda one: one.place, reverse=True)
 
@@ -285,10 +280,8 @@ class AgentDirectory:
         is_first: bool,
         only: AgentFilter = EVERY_AGENT,
     ) -> list[AgentSummary]:
-        """The agents `saved`; on the first page after those that have a request and are not saved.
-
-        `seen` is the result of `activity` for their names.
-        """
+        """Return the agents `saved`, on the first page after unsaved ones with a request. `seen` is
+        the result of `activity` for their names."""
         scope, names = self.scope(tenant), {one.agent_id for one in saved}
         new = [
             self._unsaved(name, one)
@@ -299,7 +292,7 @@ class AgentDirectory:
         return [replace(one, children=self._children(one.id, tenant, seen)) for one in found]
 
     def show(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> AgentDetail:
-        """See `AgentsPort.show`; `seen` is the result of `activity` for its name."""
+        """See `AgentsPort.show`. `seen` is the result of `activity` for its name."""
         manifest = self._agents.manifest(self.scope(tenant), agent_id)
         activity = seen.get(agent_id)
         children = self._children(agent_id, tenant, seen)
@@ -317,7 +310,7 @@ class AgentDirectory:
     def _children(
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
-        """The agents whose parent is `agent_id`: saved, or with a request."""
+        """Return the agents whose parent is `agent_id`: saved, or with a request."""
         saved = self._agents.child_agents(self.scope(tenant), agent_id)
         asking = (name for name, one in seen.items() if parent_in(one.note) == agent_id)
         return tuple(sorted({*saved, *asking}))
@@ -350,7 +343,7 @@ class AgentDirectory:
         )
 
     def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:
-        """An agent that is not saved: its first turn has not ended, or the store refused it."""
+        """Return an unsaved agent: its first turn has not ended, or the store refused it."""
         session, client = session_and_client_in(activity.note)
         return AgentSummary(
             id=agent_id,
@@ -393,7 +386,7 @@ _STATES: Mapping[Phase, RequestState] = {Phase.PREFILL: "prefill", Phase.DECODE:
 
 
 def _state(request: Request) -> RequestState:
-    """The displayed state of a request; loading a stored prefix counts as prefill."""
+    """Return the displayed state of a request. Loading a stored prefix counts as prefill."""
     if request.phase is Phase.LOAD:
         return "prefill"
     return _STATES.get(request.phase, "queued")
@@ -409,7 +402,7 @@ _PLACES: Mapping[Tier, Place] = {
 
 
 def _place(footprint: AgentFootprint, block: ChainBlock, activity: Activity) -> Place:
-    """The fastest place that holds a block."""
+    """Return the fastest place that holds a block."""
     if block.stop <= activity.pool_tokens:
         return "pool"
     found = _found(footprint, block)
@@ -420,7 +413,7 @@ _RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
 
 
 def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
-    """The first of the block's bodies that is stored; all bodies of a block share a tier."""
+    """Return the block's first stored body: all bodies of a block share a tier."""
     bodies = (footprint.found.get(block.key(part)) for part in Part)
     return next((one for one in bodies if one is not None), None)
 

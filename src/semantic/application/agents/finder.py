@@ -1,9 +1,9 @@
 """AgentFinder and AgentNames: which agent a request without an agent name continues.
 
 It is the agent whose last prompt is the longest prefix of the request's. Requests with a client
-identity are matched among that identity's agents only: see `SessionAgents`. Knows digests of
-prompts and which agents have a request in progress; no engine, no store and no text. Blocks are
-shared by content whatever the name, so a wrong match costs only a name.
+identity match only that identity's agents: see `SessionAgents`. Knows digests of prompts and which
+agents have a request in progress, but no engine, no store and no text. Requests share blocks by
+content whatever the name, so a wrong match costs only a name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from semantic.ports.serving import Ask
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 _MAX_AGENTS = 10_000
-"""Agents remembered, at most 2 kB each."""
+"""Agents to remember, at most 2 kB each."""
 _NAME_BYTES = 6
 _AUTO_NAME = re.compile(r"auto-[0-9a-f]{12}")
 
@@ -49,15 +49,15 @@ class _Prompt:
 
 
 def is_auto_named(agent_id: str) -> bool:
-    """Whether `AgentFinder` generated the name."""
+    """Return whether `AgentFinder` generated the name."""
     return _AUTO_NAME.fullmatch(agent_id) is not None
 
 
 class AgentFinder:
     """Finds agents with generated names by their last prompt.
 
-    An agent named by a client is never found: only a request with its name continues it. Prompts
-    are looked up by the digest of their full blocks and then by the tokens after those, so that
+    Never finds an agent that a client named: only a request with its name continues it. Looks
+    prompts up by the digest of their full blocks and then by the tokens after those, so that
     thousands of agents with a common prefix cost no more than a few. Thread-safe.
     """
 
@@ -81,10 +81,10 @@ class AgentFinder:
         origin: Origin | None = None,
         thread: str = "",
     ) -> str:
-        """The agent that a prompt of `tokens` continues, or a new name.
+        """Return the agent that a prompt of `tokens` continues, or a new name.
 
-        The agent whose last prompt is the longest prefix of `tokens`, of several the most recently
-        used; never one that is `busy`. With an `origin`, an agent of that identity, see
+        Takes the agent whose last prompt is the longest prefix of `tokens`, the most recently used
+        of several, never a `busy` one. With an `origin`, takes an agent of that identity, see
         `SessionAgents.find`. Call `remember` to record the match.
         """
         tag = self._tag(tenant)
@@ -109,11 +109,8 @@ class AgentFinder:
         origin: Origin | None = None,
         thread: str = "",
     ) -> None:
-        """Record the agent's last prompt, without its generation prompt.
-
-        `thread` are the digests of its messages (see `thread_of`). Does nothing for an agent named
-        by a client.
-        """
+        """Record the agent's last prompt, without its generation prompt. `thread` holds the digests
+        of its messages (see `thread_of`). Does nothing for an agent that a client named."""
         tag = self._tag(tenant)
         with self._lock:
             if not tokens or self._sessions.remember(tag, agent_id, origin, tokens, thread):
@@ -126,15 +123,15 @@ class AgentFinder:
                 self._drop(next(iter(self._prompts)))
 
     def origin(self, agent_id: str, tenant: str) -> Origin | None:
-        """The origin of an agent that was found by a client identity, else None."""
+        """Return the origin of an agent found by a client identity, else None."""
         with self._lock:
             return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Record saved agents, most recently used first, as used before all that are known.
+        """Record saved agents, most recently used first, as used before all known ones.
 
-        Not those that were imported: requests must name them, or a prompt that begins like theirs
-        would get their cache.
+        Skip imports: requests must name them, or prompts that begin like theirs would get their
+        cache.
         """
         for manifest in manifests:
             if manifest.scope.salt:
@@ -145,7 +142,7 @@ class AgentFinder:
                 self._restore(manifest, prompt, origin)
 
     def forget(self, agent_id: str, tenant: str | bytes) -> None:
-        """Forget the agent of a tenant, given by name or tag: it is not found again."""
+        """Forget the agent of a tenant, given by name or tag."""
         tag = tenant if isinstance(tenant, bytes) else self._tag(tenant)
         with self._lock:
             self._drop((tag, agent_id))
@@ -212,7 +209,7 @@ class _Tails:
                 del self._lengths[len(tail)]
 
     def longest(self, packed: bytes, busy: Container[str]) -> str | None:
-        """The agent with the longest tail that `packed` begins with; one search for each length."""
+        """Return the agent with the longest tail that begins `packed`: one search per length."""
         for length in sorted(self._lengths, reverse=True):
             names = self._names.get(packed[:length], ()) if length <= len(packed) else ()
             found = next((name for name in reversed(names) if name not in busy), None)
@@ -222,13 +219,11 @@ class _Tails:
 
 
 class SavedAgents:
-    """Reads the saved agents into a finder, last saved first, in a thread of its own.
-
-    A server is ready before: only requests without an agent's name need to wait.
-    """
+    """Reads the saved agents into a finder, last saved first, in its own thread. A server is ready
+    before: only requests without an agent's name need to wait."""
 
     def __init__(self, finder: AgentFinder, manifests: Iterable[Manifest]) -> None:
-        """`manifests` may be read lazily, on that thread."""
+        """The reading thread may consume `manifests` lazily."""
         self._finder = finder
         self._manifests = manifests
         self._stopped = False
@@ -240,12 +235,12 @@ class SavedAgents:
         self._thread.start()
 
     async def known(self) -> None:
-        """Return when all are known, or none more will be."""
+        """Return when the finder knows all saved agents, or the reading stops."""
         if not self._done.done():
             await asyncio.wait([asyncio.wrap_future(self._done)])
 
     def stop(self) -> None:
-        """Read no more; returns when the store is not used any more."""
+        """Stop reading. Returns when the thread no longer uses the store."""
         self._stopped = True
         if self._thread.ident is not None:
             self._thread.join()
@@ -261,7 +256,7 @@ class AgentNames:
     """Names the agents of requests in progress. Not thread-safe: for one event loop."""
 
     def __init__(self, finder: AgentFinder, saved: SavedAgents | None = None) -> None:
-        """Requests without an agent's name wait until `saved` are known to the finder."""
+        """Requests without an agent's name wait until the finder knows `saved`."""
         self._finder = finder
         self._saved = saved
         self._busy: dict[str, Counter[str]] = {}
@@ -272,16 +267,14 @@ class AgentNames:
             await self._saved.known()
 
     def close(self) -> None:
-        """Stop reading saved agents: the store is being closed."""
+        """Stop reading saved agents: the store is closing."""
         if self._saved is not None:
             self._saved.stop()
 
     @contextmanager
     def claimed(self, prepared: Prepared, ask: Ask) -> Iterator[str]:
-        """The agent's name; until the end, no request without a name is matched to the agent.
-
-        A request that is not kept claims and changes nothing.
-        """
+        """Yield the agent's name; until the end, no request without a name matches the agent. A
+        request with `keep` off claims and changes nothing."""
         busy = self._busy.setdefault(ask.tenant, Counter())
         origin = _origin(prepared, ask)
         thread = "" if prepared.parts is None else thread_of(prepared.parts)
@@ -301,8 +294,8 @@ class AgentNames:
                 self._busy.pop(ask.tenant, None)
 
     def note(self, agent: str, prepared: Prepared, ask: Ask) -> str:
-        """The note to save with `agent`: its origin, to find it after a restart, and the request's
-        parts, to compare the next request with; then the request's own line."""
+        """Return the note to save with `agent`: its origin, to find it after a restart, the
+        request's parts, to compare the next request with, and the request's own line."""
         origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
         return note_of("" if origin is None else origin.note(), prepared.parts, ask.note)
 
@@ -312,7 +305,7 @@ def _origin(prepared: Prepared, ask: Ask) -> Origin | None:
 
 
 def _stable_prefix(prepared: Prepared) -> tuple[int, ...]:
-    """The tokens that the agent's next prompt can be expected to repeat."""
+    """Return the tokens that the agent's next prompt should repeat."""
     if prepared.chat is None:
         return prepared.tokens
     return prepared.tokens[: without_generation_prompt(len(prepared.tokens))]
@@ -324,7 +317,7 @@ def _thread_in(note: str) -> str:
 
 
 def _digests(packed: bytes) -> list[bytes]:
-    """Digests of the first 0, 1, 2, ... full blocks."""
+    """Return digests of the first 0, 1, 2, ... full blocks."""
     running = hashlib.sha256()
     digests = [running.digest()]
     for start in range(0, len(packed) - len(packed) % _BLOCK_BYTES, _BLOCK_BYTES):

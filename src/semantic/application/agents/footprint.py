@@ -1,6 +1,6 @@
-"""AgentFootprint: which blocks of an agent a store holds, their bytes, and which are shared.
+"""AgentFootprint: which blocks of an agent a store holds, their bytes, and which others share.
 
-`walk` lists agents page by page. Knows neither how they are displayed nor what the pool holds.
+`walk` lists agents page by page. Knows neither their display nor the contents of the pool.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from semantic.domain.stored import Found, Manifest, Place
 from semantic.ports.store import AgentIndexPort, StorePort
 
 _MAX_BLOCKS = 1 << 17
-"""Blocks whose hashes are cached; 200 bytes each."""
+"""Blocks whose hashes the cache holds, 200 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainBlock:
-    """A block of an agent's hash chain without its tokens; `start` and `stop` are positions."""
+    """A block of an agent's hash chain without its tokens. `start` and `stop` are positions."""
 
     hash: BlockHash
     start: int
     stop: int
 
     def key(self, part: Part) -> BlockKey:
-        """The key of one part's body."""
+        """Return the key of one part's body."""
         return BlockKey(self.hash, part)
 
 
@@ -35,7 +35,7 @@ Chain = tuple[ChainBlock, ...]
 
 
 def chain_of(manifest: Manifest) -> Chain:
-    """The agent's blocks in order."""
+    """Return the agent's blocks in order."""
     links = manifest.scope.chain(manifest.token_ids)
     return tuple(ChainBlock(link.hash, link.start, link.stop) for link in links)
 
@@ -47,7 +47,7 @@ class Chains:
         self._chains: FairLru[tuple[str, int, float], Chain] = FairLru(max_blocks)
 
     def of(self, manifest: Manifest) -> Chain:
-        # A deleted agent that is created again restarts its generations, but is saved later.
+        # An agent created again after deletion restarts its generations, but has a later time.
         key = manifest.agent_id, manifest.generation, manifest.saved_at
         chain = self._chains.get(manifest.scope, key)
         if chain is None or (chain[-1].stop if chain else 0) != len(manifest.token_ids):
@@ -67,7 +67,7 @@ class AgentFootprint:
     """Bodies that other agents use too."""
 
     def parts(self, block: ChainBlock) -> dict[Part, int]:
-        """Bytes of each stored part of a block."""
+        """Return the bytes of each stored part of a block."""
         keys = {part: block.key(part) for part in Part}
         return {part: self.found[key].n_bytes for part, key in keys.items() if key in self.found}
 
@@ -83,7 +83,7 @@ class AgentFootprint:
 
     @property
     def shared_bytes(self) -> int:
-        """How many of `n_bytes` other agents share."""
+        """Bytes of `n_bytes` that other agents share."""
         return sum(found.n_bytes for key, found in self.found.items() if key in self.shared)
 
 
@@ -92,7 +92,7 @@ def footprints(
     manifests: Sequence[Manifest],
     chain: Callable[[Manifest], Chain] = chain_of,
 ) -> list[AgentFootprint]:
-    """The footprints of some agents; costs by their blocks, however many other agents there are."""
+    """Return the footprints of some agents. Other agents do not add to the cost."""
     chains = [chain(manifest) for manifest in manifests]
     users = store.agents.users(list({block.hash: None for blocks in chains for block in blocks}))
     stored = store.find([key for blocks in chains for key in _keys(blocks)])
@@ -115,7 +115,7 @@ _PAGE = 64
 def walk(
     agents: AgentIndexPort, scope: Scope, page: int = _PAGE, after: Place | None = None
 ) -> Iterator[Manifest]:
-    """A scope's manifests, newest first: those that come after `after`, read `page` at a time."""
+    """Yield a scope's manifests after `after`, newest first, read `page` at a time."""
     while found := agents.page(scope, page, after):
         yield from found
         if len(found) < page:
@@ -124,6 +124,6 @@ def walk(
 
 
 def newest_first(agents: AgentIndexPort) -> Iterator[Manifest]:
-    """The manifests of all scopes, newest first."""
+    """Return the manifests of all scopes, newest first."""
     of_scopes = [walk(agents, scope) for scope in agents.scopes()]
     return heapq.merge(*of_scopes, key=lambda one: one.place, reverse=True)

@@ -53,26 +53,24 @@ from semantic.ports.agents import (
 T = TypeVar("T")
 
 _THREADS: Final = 2
-"""One for the import, one for all exports while it runs."""
+"""One for the import, one for all exports meanwhile."""
 _MOST_EXPORTS: Final = 4
 _RETRY_SECONDS: Final = 5
 _BATCH_BYTES: Final = 1 << 20
-"""Bytes that are collected for one call of a thread."""
+"""Bytes to collect for one call of a thread."""
 
 
 class EngineCalls(Protocol):
     """Calls functions with an engine between two of its steps."""
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
-        """Call `function` on the engine's thread; the future has its result or exception."""
+        """Call `function` on the engine's thread. The future has its result or exception."""
         ...
 
 
 class AgentTransfers:
-    """Exports and imports of one server's agents: one import at a time, and a few exports.
-
-    Runs what reads and writes blocks on threads of its own. Knows archives by their port.
-    """
+    """Exports and imports of one server's agents: one import at a time, and a few exports. Reads
+    and writes blocks on its own threads. Knows archives by their port."""
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class AgentTransfers:
         exchange: ExchangePort,
         tenants: Mapping[TenantId, str],
     ) -> None:
-        """`tenants` are the names of those that have keys, by their ids."""
+        """`tenants` maps the ids of tenants with keys to their names."""
         self._thread = thread
         self._directory = directory
         self._exchange = exchange
@@ -92,13 +90,13 @@ class AgentTransfers:
         self._is_closed = False
 
     def close(self) -> None:
-        """End what runs, and return when nothing of it uses the store any more."""
+        """Cancel all transfers, and return when none uses the store any more."""
         self._is_closed = True
         self._threads.shutdown(cancel_futures=True)
 
     async def export(self, agent_id: str, tenant: Owner) -> AgentArchive:
         if self._n_exports >= _MOST_EXPORTS:
-            raise _busy(f"{_MOST_EXPORTS} agents are being exported")
+            raise _busy(f"{_MOST_EXPORTS} exports are running")
         stopped = threading.Event()
 
         def begin() -> OutgoingArchive:
@@ -113,10 +111,10 @@ class AgentTransfers:
         return AgentArchive(archive.n_bytes, self._pieces(archive), self._end_export)
 
     async def import_(self, pieces: AsyncIterable[bytes], tenant: Tenant, name: str | None) -> str:
-        """See `AgentsPort.import_`; returns the agent's name."""
+        """See `AgentsPort.import_`. Returns the agent's name."""
         owner = self._receiving(tenant)
         if self._is_importing:
-            raise _busy("an agent is being imported")
+            raise _busy("an import is running")
         self._is_importing = True
         try:
             return await self._import(pieces, owner, name)
@@ -128,7 +126,7 @@ class AgentTransfers:
     # Inside
 
     def _receiving(self, tenant: Tenant) -> str:
-        """The name of a tenant that can send requests. Raises AgentNotFoundError for another."""
+        """Return the name of a tenant that can send requests, else raise AgentNotFoundError."""
         if isinstance(tenant, str):
             return tenant
         if tenant not in self._tenants:
@@ -181,8 +179,8 @@ class AgentTransfers:
         self._n_exports -= 1
 
     async def _work(self, function: Callable[[], T], stopped: threading.Event) -> T:
-        """The result of `function` on a thread; a cancelled task sets `stopped` and waits for it,
-        so that it uses nothing any more that the task closes."""
+        """Return the result of `function` on a thread. A cancelled task sets `stopped` and waits
+        for the thread, so that it uses nothing that the task closes."""
         if self._is_closed:
             raise _busy("the server is stopping")
         loop = asyncio.get_running_loop()
@@ -200,7 +198,7 @@ def _busy(reason: str) -> OverloadedError:
 
 
 async def _batches(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in fewer pieces."""
+    """Yield the same bytes in fewer pieces."""
     batch = bytearray()
     async for piece in pieces:
         batch += piece
@@ -225,11 +223,11 @@ class ServedAgents:
     _transfers: AgentTransfers
 
     def close(self) -> None:
-        """End the exports and imports that run: the store is about to be closed."""
+        """End running exports and imports: the store is about to close."""
         self._transfers.close()
 
     def stores(self) -> tuple[StoreStats, ...]:
-        """Statistics of each tier of the store. Thread-safe."""
+        """Return the statistics of each tier of the store. Thread-safe."""
         return tuple(self._directory.stores())
 
     def id_of(self, tenant: str) -> TenantId:
@@ -282,7 +280,7 @@ class ServedAgents:
         return await self._work(tenant, lambda: self._directory.show(agent_id, owner, seen))
 
     async def saved(self, agent_id: str, tenant: str) -> Manifest:
-        """The agent after its last turn. Raises AgentNotFoundError if it is not saved."""
+        """Return the agent after its last turn. Raises AgentNotFoundError if it is unsaved."""
         return await self._work(tenant, lambda: self._directory.saved_agent(agent_id, tenant))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
@@ -333,6 +331,6 @@ class ServedAgents:
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _work(self, tenant: Tenant, function: Callable[[], T], *, is_short: bool = True) -> T:
-        """What `function` returns, on the time of a tenant or, for others' agents, of operators."""
+        """Run `function` on the time of a tenant or, for others' agents, of operators."""
         name = tenant if isinstance(tenant, str) else _OPERATORS
         return await self._workers.run(name, function, is_short=is_short)

@@ -1,11 +1,11 @@
 """SessionAgents: which agent of a client's session a request continues.
 
-A session id identifies the client, not the conversation: clients request titles under the id of
-the conversation they are for. A request therefore continues the agent whose last prompt it shares
-at least half of, or whose messages it shares, and otherwise starts another agent of the session.
-Prompts are compared by `PromptDigests`, about a kilobyte each: a digest for each of the first 16
-tokens, then eight for each doubling of the length, so the estimate is at most an eighth too short.
-Knows no engine, no store and no text.
+A session id identifies the client, not the conversation: clients request titles under the id of the
+conversation they are for. A request therefore continues the agent whose last prompt it shares at
+least half of, or whose messages it shares, and otherwise starts another agent of the session.
+`PromptDigests` of about a kilobyte each compare prompts: a digest for each of the first 16 tokens,
+then eight for each doubling of the length, so the estimate is at most an eighth too short. Knows no
+engine, no store and no text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.request_parts import SHORT, common_messages
 
 _EACH = 16
-"""The first this many prefixes each have a digest."""
+"""The number of first prefixes that each have a digest."""
 _PER_DOUBLING = 8
 _DIGEST_BYTES = 8
 """Bytes of a digest. A collision only gives two agents one name."""
@@ -36,7 +36,7 @@ class PromptDigests:
     whole: bytes
 
     def common(self, other: PromptDigests) -> int:
-        """Length of the longest digested prefix that both share."""
+        """Return the length of the longest digested prefix that both share."""
         n = min(len(self.prefixes), len(other.prefixes)) // _DIGEST_BYTES
         same = bisect_left(range(n), True, key=lambda at: self._digest(at) != other._digest(at))
         return _length(same - 1) if same else 0
@@ -46,14 +46,14 @@ class PromptDigests:
 
 
 def digests_of(tokens: Sequence[int]) -> PromptDigests:
-    """The digests of a prompt."""
+    """Return the digests of a prompt."""
     return digests_and_prefixes(tokens, ())[0]
 
 
 def digests_and_prefixes(
     tokens: Sequence[int], lengths: Collection[int]
 ) -> tuple[PromptDigests, Mapping[int, bytes]]:
-    """The digests of a prompt, and those of its prefixes of `lengths`."""
+    """Return the digests of a prompt, and those of its prefixes of `lengths`."""
     packed = memoryview(pack_tokens(tokens))
     n_tokens = len(tokens)
     grid = list(_lengths(n_tokens))
@@ -72,7 +72,7 @@ def digests_and_prefixes(
 
 
 def _lengths(n_tokens: int) -> Iterator[int]:
-    """The prefix lengths that are digested in a prompt of `n_tokens`."""
+    """Yield the lengths of the digested prefixes of a prompt of `n_tokens`."""
     at = 0
     while (length := _length(at)) <= n_tokens:
         yield length
@@ -80,7 +80,7 @@ def _lengths(n_tokens: int) -> Iterator[int]:
 
 
 def _length(at: int) -> int:
-    """The length of digested prefix number `at`."""
+    """Return the length of digested prefix number `at`."""
     if at < _EACH:
         return at + 1
     doubling, step = divmod(at - _EACH, _PER_DOUBLING)
@@ -88,12 +88,12 @@ def _length(at: int) -> int:
 
 
 _MAX_SIBLINGS = 64
-"""Agents compared per identity; a user may have thousands."""
+"""Agents to compare per identity: a user may have thousands."""
 _WITH_TOOLS = frozenset({"claude-code", "codex", "opencode"})
 """Clients whose conversations have tools: a first request without tools is for a title."""
 
 _MIN_SHARED_MESSAGES = 2
-"""Without tools, so many equal messages make two requests the same conversation."""
+"""Equal messages that make two requests without tools the same conversation."""
 
 _Group = tuple[bytes, str]
 """A tenant's tag, and the name of the identity's first agent."""
@@ -110,7 +110,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Agents:
-    """A group: its agents by name, least recently used first. Numbers up to `dropped` are taken."""
+    """A group: its agents by name, least recently used first. Reserves numbers up to `dropped`."""
 
     members: OrderedDict[str, _Member] = field(default_factory=OrderedDict)
     dropped: int = 0
@@ -138,12 +138,12 @@ class SessionAgents:
         busy: Container[str],
         thread: str = "",
     ) -> str:
-        """The agent that a prompt of `tokens` continues, or a new agent's name.
+        """Return the agent that a prompt of `tokens` continues, or a new agent's name.
 
-        Considers agents of the same origin that are not `busy` and whose last prompt shares at
-        least half of the shorter of both prompts: the one that shares most, then one whose whole
-        prompt is a prefix, then the most recently used. If there is none, the agent that shares
-        most messages of `thread`: its system message or its tools have changed.
+        Considers idle agents of the same origin whose last prompt shares at least half of the
+        shorter of both prompts: the one that shares most, then one whose whole prompt is a prefix,
+        then the most recently used. Without one, it takes the agent that shares most messages of
+        `thread`: its system message or its tools have changed.
         """
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
@@ -173,10 +173,8 @@ class SessionAgents:
         tokens: Sequence[int],
         thread: str = "",
     ) -> bool:
-        """Record the last prompt of an agent; False if the agent belongs to no identity.
-
-        Without an `origin` the agent keeps its own. `thread` are the digests of its messages.
-        """
+        """Record the last prompt of an agent; False if the agent belongs to no identity. Without an
+        `origin` the agent keeps its own. `thread` holds the digests of its messages."""
         known = self.origin(tag, name)
         if known is not None and (origin is None or origin.identity.name != known.identity.name):
             origin = known
@@ -197,10 +195,8 @@ class SessionAgents:
     def restore(
         self, tag: bytes, name: str, origin: Origin, prompt: PromptDigests, thread: str
     ) -> bool:
-        """Record an agent as used before all that are known; False if it is of no identity.
-
-        One that is known already, or that there is no room for, is not changed or found.
-        """
+        """Record an agent as used before all known ones; False if it has no identity. A known agent
+        stays unchanged, and one without room stays unknown."""
         number = origin.identity.number(name)
         if number is None:
             return False
@@ -218,12 +214,12 @@ class SessionAgents:
         return True
 
     def origin(self, tag: bytes, name: str) -> Origin | None:
-        """The origin of the agent `name`; None if it is unknown."""
+        """Return the origin of the agent `name`; None if it is unknown."""
         group = self._used.get((tag, name))
         return None if group is None else self._groups[group].members[name].origin
 
     def forget(self, tag: bytes, name: str) -> None:
-        """Forget the agent; its name may be used again."""
+        """Forget the agent and free its name."""
         group = self._used.pop((tag, name), None)
         if group is None:
             return
@@ -232,7 +228,7 @@ class SessionAgents:
             del self._groups[group]
 
     def _drop(self, tag: bytes, name: str) -> None:
-        """Forget an agent that still exists: its name is not used again."""
+        """Forget an agent that still exists, and reserve its name."""
         group = self._used[tag, name]
         agents = self._groups[group]
         number = agents.members[name].origin.identity.number(name) or 0
@@ -241,7 +237,7 @@ class SessionAgents:
 
 
 def _same_thread(member: _Member, thread: str) -> int:
-    """How many messages a request shares with `member`; 0 for less than half of the shorter one.
+    """Return the messages that a request shares with `member`; 0 below half of the shorter one.
 
     A first question alone may be a request for a title, a question with its answer is not. A
     request with tools is never for a title.
@@ -255,7 +251,7 @@ def _same_thread(member: _Member, thread: str) -> int:
 
 
 def _new_name(origin: Origin, group: _Agents, busy: Container[str]) -> str:
-    """The first name that is not used."""
+    """Return the first free name."""
     identity = origin.identity
     no_tools = identity.client in _WITH_TOOLS and not origin.has_tools
     number = max(group.dropped, 1 if no_tools else 0) + 1

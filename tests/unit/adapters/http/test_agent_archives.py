@@ -204,7 +204,10 @@ def test_an_import_reuses_what_it_brought_and_gives_it_to_no_other(
         (lambda data: data + b"x" * 512, f"expected the end of the archive after {CONTAINER}"),
         (lambda data: data + bytes(2 << 20), f"expected the end of the archive after {CONTAINER}"),
         (lambda data: data[:700] + b"#" + data[701:], f"{DOCUMENT}: it is damaged"),
-        (lambda data: data[:-3000] + b"#" + data[-2999:], "is damaged: its checksum does not hold"),
+        (
+            lambda data: data[:-3000] + b"#" + data[-2999:],
+            "is damaged: its checksum does not match",
+        ),
         (lambda data: tar(dict(reversed(members(data).items()))), f"expected the file {DOCUMENT}"),
         (lambda data: tar({"../x": b"", **members(data)}), f"expected the file {DOCUMENT}"),
         (lambda data: tar(members(data), type=tarfile.SYMTYPE), f"expected the file {DOCUMENT}"),
@@ -213,8 +216,8 @@ def test_an_import_reuses_what_it_brought_and_gives_it_to_no_other(
         (lambda data: tar({**members(data), CONTAINER: b""}), f"{CONTAINER}: expected "),
         (negative, f"{DOCUMENT}: expected a size, got -1"),
         (lambda data: claimed(17 << 20) + data[512:], f"{DOCUMENT} has more than 16777216 bytes"),
-        (lambda data: altered(data, namespace=bytes(32)), "this agent is of another model ('"),
-        (lambda data: altered(data, layout="x"), "body 000000.full has not the layout"),
+        (lambda data: altered(data, namespace=bytes(32)), "this agent belongs to another model ('"),
+        (lambda data: altered(data, layout="x"), "body 000000.full does not have the layout"),
         (lambda data: altered(data, agent_id="a\nb"), "an agent's name has 1 to 256 printable"),
     ],
 )
@@ -239,7 +242,7 @@ def test_bodies_that_are_not_of_the_models_size_are_refused(
     sizes = {0: 256, 1: 256, 2: tokens - 512}
     bodies = tuple(replace(one, n_bytes=sizes[one.block]) for one in document.bodies)
     refused = server.ask("POST", IMPORT, altered(archive, bodies=bodies))
-    assert error(refused) == (400, "body 000000.full has not the layout of the model")
+    assert error(refused) == (400, "body 000000.full does not have the layout of the model")
 
 
 def test_a_name_is_taken_by_what_is_saved_and_by_what_runs(
@@ -371,7 +374,7 @@ def test_of_two_imports_at_once_one_comes_later(
     with half_an_import(server, archive) as first:
         until(lambda: served.transfers._is_importing)
         second = server.ask("POST", IMPORT, archive)
-        assert error(second) == (503, "an agent is being imported: retry later")
+        assert error(second) == (503, "an import is running: retry later")
         assert second.headers["retry-after"]
         first.sendall(archive[len(archive) // 2 :])
         assert b"200 OK" in first.recv(1000)
