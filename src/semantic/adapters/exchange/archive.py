@@ -64,12 +64,12 @@ class AgentArchives:
         model: str,
         model_name: str,
     ) -> None:
-        """Exports read from `store`. Imports write to `durable`, its most durable tier.
+        """Exports read from `store`. Imports write to `durable`, its most durable tier, which waits
+        for the disk where a queue would drop blocks.
 
-        `durable` waits for the disk where a queue would drop blocks. `folder` gets received bytes
-        as a file without a name, which ends with the process; None means the system's folder for
-        such files. Imported agents get `model`, the model's source. Exported ones have
-        `model_name`.
+        `folder` gets received bytes as a file without a name, which ends with the process; None
+        means the system's folder for such files. Imported agents get `model`, the model's source,
+        exported ones `model_name`.
         """
         self._store = store
         self._durable = durable

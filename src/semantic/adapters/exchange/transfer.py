@@ -90,10 +90,8 @@ def export_agent(
     on_progress: OnProgress = no_progress,
 ) -> Exported:
     """Write an agent and its stored bodies to two new files. `on_progress` counts bytes of bodies.
-
-    Raises InvalidRequestError if one of them exists or is not writable, or a body is not readable,
-    and leaves neither file.
-    """
+    Raises InvalidRequestError, leaving neither file, if one exists or is not writable, or a body is
+    unreadable."""
     files = AgentFiles.of(given)
     if os.path.lexists(files.document):
         raise _taken(files.document)
@@ -217,7 +215,6 @@ class _Progress:
         self._done = 0
 
     def add(self, n_bytes: int) -> None:
-        """Count `n_bytes` more."""
         self._done += n_bytes
         self._on_progress(self._done, self._total)
 

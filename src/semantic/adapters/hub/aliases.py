@@ -67,11 +67,8 @@ def read_aliases(file: Path | None = None) -> Aliases:
 
 
 def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | None = None) -> None:
-    """Let `name` mean `model`, from now on for every program.
-
-    Raises InvalidRequestError for an impossible name and a file of another form, and OperatorError,
-    leaving the file unchanged, if it is not writable.
-    """
+    """Let `name` mean `model` for every program. Raises InvalidRequestError for an impossible name
+    and a file of another form, and OperatorError, changing nothing, if it is not writable."""
     if not is_alias_name(name):
         raise InvalidRequestError(
             f"an alias must be printable, without / and not begin with . ~ or -, got {name!r}"

@@ -33,11 +33,8 @@ _MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model in the cache, in the revision that its hub id means.
-
-    `n_bytes` counts all its revisions, `unfinished_bytes` files of unfinished downloads. `used_at`
-    is the time in seconds of the last read.
-    """
+    """A model in the cache, in the revision of its hub id. `n_bytes` counts all its revisions,
+    `unfinished_bytes` unfinished downloads. `used_at` is the time in seconds of the last read."""
 
     hub_id: str
     folder: Path
@@ -72,8 +69,8 @@ def complete_folder(hub_id: str, patterns: Sequence[str]) -> Path | None:
 
 
 def listed_sizes(model: CachedModel, patterns: Sequence[str]) -> dict[str, int] | None:
-    """Return bytes by path of the files that match `patterns`, as the hub listed them at the begin
-    of the download; None if that is unknown."""
+    """Return bytes by path of the files that match `patterns`, as the hub listed them when the
+    download began; None if that is unknown."""
     try:
         tree = get_cached_repo_tree(model.hub_id, revision=model.commit)
     except CachedRepoTreeNotFoundError:

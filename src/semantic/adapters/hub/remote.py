@@ -80,11 +80,9 @@ class RemoteModel:
 
 
 def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
-    """Return the model's files that match one of `patterns`.
-
-    Raises InvalidRequestError for a malformed hub id, ModelNotFoundError for a model that the hub
-    does not have or does not show, OperatorError if the hub is unreachable.
-    """
+    """Return the model's files that match one of `patterns`. Raises InvalidRequestError for a
+    malformed hub id, ModelNotFoundError for a model that the hub lacks or hides, OperatorError if
+    the hub is unreachable."""
     api = HfApi()
     with hub_errors(hub_id):
         commit = api.model_info(hub_id).sha

@@ -143,12 +143,8 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierAgents:
-    """Agents of two tiers. A manifest in `cold` takes precedence, with its generation.
-
-    Pins count against the quota of `pins`, one of the two.
-
-    Methods without a docstring: see `AgentIndexPort`.
-    """
+    """Agents of two tiers. `cold` takes precedence, with its generations. Pins count against the
+    quota of `pins`, one of the two. Methods without a docstring: see `AgentIndexPort`."""
 
     _warm: AgentIndexPort
     _cold: AgentIndexPort
@@ -211,9 +207,9 @@ class _Save:
 
 class QueuedAgents:
     """Manifests queued behind the blocks put before them, and those of the store behind the queue.
+    Queues only an agent's newest. A replaced one gets no generation.
 
-    Keeps only an agent's newest manifest in the queue. A replaced one gets no generation. Methods
-    without a docstring: see `AgentIndexPort`.
+    Methods without a docstring: see `AgentIndexPort`.
     """
 
     def __init__(self, queue: WriteQueue, inner: AgentIndexPort, *, waits: bool) -> None:

@@ -62,13 +62,11 @@ class BackgroundStore:
     """Accepts writes at once. Threads pass them to `inner`, in `WriteOrder`. Thread-safe.
 
     Queues at most `max_queued_bytes` of blocks (each counts `QUEUED_BLOCK_BYTES` in addition to its
-    body). Of several tenants each gets at most 7/8 of that; public prefixes do not count as one.
-    Drops blocks beyond that (backpressure), and everything during a back-off. Queues only the
-    newest of an agent's manifests. A replaced one gets no generation. After `close` everything else
-    that it accepted is in `inner`. A process that ends without it loses the queue. `flush` and
-    `close` raise a bug that ended the thread.
-
-    Methods without a docstring: see `CacheStorePort`.
+    body), at most 7/8 of that for each of several tenants, not counting public prefixes. Drops the
+    rest (backpressure), and everything during a back-off. Queues only an agent's newest manifest. A
+    replaced one gets no generation. After `close` everything else is in `inner`. A process that
+    ends without it loses the queue. `flush` and `close` raise a bug that ended the thread. Methods
+    without a docstring: see `CacheStorePort`.
     """
 
     def __init__(
@@ -83,16 +81,15 @@ class BackgroundStore:
         forgets_at_once: bool = False,
         close_seconds: float = math.inf,
     ) -> None:
-        """`tier` names the queue. Threads pass a block on when `pace` allows, or `flush` or `close`
-        waits.
+        """`tier` names the queue. Threads pass blocks on when `pace` allows, or for a `flush` or
+        `close`.
 
         Writing takes time from computing. With a pace, checkpoints before a turn's end come last,
         and the queue drops them while it is half full. Each of several `threads` passes on a block
         at a time. All else waits for the blocks put before it, as with one thread. With
         `forgets_at_once` `inner` orders writes and removals, and neither `drop` nor `remove` waits
-        for a write. `close` drops what remains `close_seconds` after its begin.
-
-        Raises InvalidRequestError for a bound below 1.
+        for a write. `close` drops the rest after `close_seconds`. Raises InvalidRequestError for a
+        bound below 1.
         """
         if max_queued_bytes < 1:
             raise InvalidRequestError(
@@ -308,7 +305,6 @@ class BackgroundStore:
         return [job for job in puts if job.block.header.key in keys]
 
     def _drop(self, number: int, why: str) -> None:
-        """Drop a queued block."""
         job = self._queue.take(number)
         if isinstance(job, _Put):
             self._forget(job)
@@ -327,7 +323,6 @@ class BackgroundStore:
             self._drop(number, "dropped")
 
     def _forget(self, job: _Put) -> None:
-        """Forget a block that has left the queue."""
         del self._blocks[job.block.header.key]
         self._children.remove(job.block.header)
         self._queue.n_bytes -= job.n_bytes

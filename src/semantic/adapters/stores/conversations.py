@@ -33,10 +33,7 @@ def _ignore(_: str) -> None:
 
 class SqliteResponses:
     """Implements `ResponsesPort`. Beyond `max_bytes` deletes the largest tenant's oldest first.
-
-    Creates the file on first use, in an existing folder. `notify` receives a sentence when a
-    corrupt file goes to quarantine.
-    """
+    Creates the file on first use, in an existing folder. Tells `notify` of a quarantined file."""
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None] = _ignore) -> None:
         self._records = Records(path, max_bytes, "responses", notify)
@@ -56,11 +53,9 @@ class SqliteResponses:
 
 
 class FallbackResponses:
-    """Implements `ResponsesPort` by `disk`, and by `memory` for what the disk fails to store.
-
-    While the process lives, a full or locked disk loses no response. `notify` receives one
-    sentence, at the first failure.
-    """
+    """Implements `ResponsesPort` by `disk`, and by `memory` where that fails: while the process
+    lives, a full or locked disk loses no response. `notify` gets one sentence, at the first
+    failure."""
 
     def __init__(
         self, disk: ResponsesPort, memory: ResponsesPort, notify: Callable[[str], None]
@@ -129,11 +124,8 @@ _NO_POINT: Final = bytes(32)
 
 
 class DiskTurns:
-    """Implements `TurnsPort`. Beyond `max_bytes` deletes the largest tenant's oldest first.
-
-    `notify` receives one sentence if the disk cannot store turns, and one when a corrupt file goes
-    to quarantine. Raises nothing.
-    """
+    """Implements `TurnsPort`. Beyond `max_bytes` deletes the largest tenant's oldest first. Tells
+    `notify` once of a failing disk, and of a quarantined file. Raises nothing."""
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None]) -> None:
         self._records = Records(path, max_bytes, "turns", notify)

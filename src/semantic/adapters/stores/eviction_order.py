@@ -177,9 +177,7 @@ class EvictionOrder(Generic[E]):
         self, tenant: bytes, then: int, spared: Collection[E], *, pins_stay: bool
     ) -> Iterator[E]:
         """Yield everything evictable for `tenant`, which will have `then` bytes; some repeatedly.
-
-        Others give their bytes above that, the largest tenant first, pinned ones last, or with
-        `pins_stay` not at all.
+        Others give bytes above that, the largest first, pinned ones last or, if `pins_stay`, never.
         """
         larger = [
             (-one.n_bytes, tag)

@@ -53,11 +53,10 @@ class MemoryStore:
     """At most `max_bytes` of the most recently used blocks and manifests. Thread-safe.
 
     A block counts its body, its tokens and `ENTRY_BYTES`, a manifest likewise. One `EvictionOrder`
-    evicts both. Blocks that an agent's newest manifest no longer needs count as used longer ago,
-    see `left_at`, if no other agent needs them. A block never evicts its ancestors, so a chain that
-    is too long retains its head. Only calls that return all entries cost more with more entries.
-
-    Methods without a docstring: see its ports.
+    evicts both. Blocks that an agent's newest manifest no longer needs, nor any other agent, count
+    as used longer ago, see `left_at`. A block never evicts its ancestors, so a chain that is too
+    long retains its head. Only calls that return all entries cost more with more entries. Methods
+    without a docstring: see its ports.
     """
 
     def __init__(
@@ -270,7 +269,7 @@ class MemoryStore:
             ]
 
     def release(self, n_bytes: int) -> bool:
-        """Evict the largest tenants' least recently used unpinned bytes; return whether any."""
+        """Evict `n_bytes` of the largest tenants, sparing pins; return whether any went."""
         with self._lock:
             victims = self._order.oldest(n_bytes)
             for victim in victims:

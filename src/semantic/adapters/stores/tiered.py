@@ -27,9 +27,8 @@ from semantic.ports.store import StorePort
 
 
 class TieredStore:
-    """Reads from `warm` what it has and the rest from `cold`, directly into the targets.
-
-    Does not copy a block that it reads from `cold` to `warm`: the restored sequence puts it again.
+    """Reads from `warm` what it has and the rest from `cold`, directly into the targets. Copies
+    nothing to `warm`: the restored sequence puts it again.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -145,8 +144,8 @@ class _Prefetched:
 class SharedTiers(TieredStore):
     """This machine's tiers, `warm`, in front of `cold`, which several machines share.
 
-    Asks each block of one tier only. `warm` keeps what `cold` returns, so that each block crosses
-    the network once. Pins count against the quota of `warm`, whose drive wears out.
+    Asks `cold` only for blocks that `warm` lacks. `warm` keeps the answers, so that each block
+    crosses the network once. Pins count against the quota of `warm`, whose drive wears out.
     """
 
     def __init__(self, warm: StorePort, cold: StorePort) -> None:

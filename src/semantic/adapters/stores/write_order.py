@@ -21,13 +21,12 @@ a checkpoint before the end of the turn, which most likely extends it."""
 
 
 class WriteOrder:
-    """The order of queued writes. Not thread-safe.
+    """The order of queued writes, mostly of their arrival. Not thread-safe.
 
-    Numbers writes in the order of arrival and mostly does them in it. Holds back two kinds of an
-    unfinished request's writes. A partial block of keys and values lingers: a longer one most
-    likely replaces it at the end of the turn. If asked for, checkpoints before the end, and windows
-    for them, give way to everything else: where writes take time from decoding, what the next turn
-    continues from goes first.
+    Holds back two kinds of an unfinished request's writes. A partial block of keys and values
+    lingers: a longer one most likely replaces it at the end of the turn. If asked for, checkpoints
+    before the end, and windows for them, give way to everything else: where writes take time from
+    decoding, what the next turn continues from goes first.
     """
 
     def __init__(self, clock: Callable[[], float], *, defers: bool) -> None:
@@ -149,12 +148,11 @@ class UploadPace:
     """Paces all uploads of a process, so that they barely lengthen decode steps. Thread-safe.
 
     Measures the cost of uploads: compares a decode step that overlaps one with steps of as many
-    requests that overlap none. A second of uploading lengthens them by the cost in seconds, and the
-    rest after it makes that part of all time `MOST_COST`. Steps that only prefill may lengthen
-    more. If uploads cost nothing, they run all the time but for the steps that the comparison
-    needs, and while no engine steps nothing holds them up. Where steps of one kind differ much, as
-    on a machine with other busy programs, the pace overestimates the cost: longer steps overlap
-    uploads more often.
+    requests that overlap none. The rest after each second of uploading keeps the lengthening at
+    `MOST_COST` of all time. Steps that only prefill may lengthen more. Free uploads rest only for
+    the steps that the comparison needs, and while no engine steps none rests. Where steps of one
+    kind differ much, as beside other busy programs, the pace overestimates the cost: longer steps
+    overlap uploads more often.
 
     Uploads call `begin` once `delay` is 0, and `end`. Each engine reports its steps to an observer
     of its own, from `new_observer`.

@@ -33,10 +33,8 @@ class _Entry:
 
 
 class WriteQueue:
-    """Jobs by number, the oldest first. `changed` guards all state without another lock.
-
-    `drain` and `close` raise a bug that ended a thread. Callers of methods hold `changed` unless
-    the docstring says otherwise.
+    """Jobs by number, oldest first. `changed` guards all state without another lock, and callers
+    hold it unless a docstring says otherwise. `drain` and `close` raise a bug that ended a thread.
     """
 
     def __init__(
@@ -210,11 +208,8 @@ class WriteQueue:
 
 
 class Backoff:
-    """Exponential back-off: pauses writes after `FAILURES` consecutive failures.
-
-    After the pause the queue tries one write. It ends the back-off or begins one twice as long, up
-    to `MAX_PAUSE` seconds. Not thread-safe.
-    """
+    """Exponential back-off: pauses writes after `FAILURES` consecutive failures, then tries one. It
+    ends the back-off or begins one twice as long, up to `MAX_PAUSE` seconds. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -62,11 +62,8 @@ Owner: TypeAlias = str | bytes
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An agent in the engine at one moment.
-
-    `tokens` counts those of its running request, else of its idle cache. The pool holds the first
-    `pool_tokens` of the saved ones. `note` is that of its running request.
-    """
+    """An agent in the engine at one moment. `tokens` and `note` belong to its running request, else
+    its idle cache. The pool holds the first `pool_tokens` of the saved ones."""
 
     state: AgentState = "idle"
     tokens: int = 0

@@ -128,11 +128,8 @@ class AgentFinder:
             return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Record saved agents, most recently used first, as used before all known ones.
-
-        Skip imports: requests must name them, or prompts that begin like theirs would get their
-        cache.
-        """
+        """Record saved agents, most recently used first, as used before all known ones. Skip
+        imports: requests must name them, or similar prompts would get their cache."""
         for manifest in manifests:
             if manifest.scope.salt:
                 continue

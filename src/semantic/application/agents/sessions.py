@@ -140,10 +140,10 @@ class SessionAgents:
     ) -> str:
         """Return the agent that a prompt of `tokens` continues, or a new agent's name.
 
-        Considers idle agents of the same origin whose last prompt shares at least half of the
-        shorter of both prompts: the one that shares most, then one whose whole prompt is a prefix,
-        then the most recently used. Without one, it takes the agent that shares most messages of
-        `thread`: its system message or its tools have changed.
+        Considers agents of the same origin, except `busy` ones, whose last prompt shares at least
+        half of the shorter prompt: the one that shares most, then one whose whole prompt is a
+        prefix, then the most recently used. Without one, takes the agent that shares most messages
+        of `thread`: its system message or its tools have changed.
         """
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
@@ -237,11 +237,8 @@ class SessionAgents:
 
 
 def _same_thread(member: _Member, thread: str) -> int:
-    """Return the messages that a request shares with `member`; 0 below half of the shorter one.
-
-    A first question alone may be a request for a title, a question with its answer is not. A
-    request with tools is never for a title.
-    """
+    """Return the messages shared with `member`; 0 below half of the shorter one. A first question
+    alone may be for a title, one with its answer is not, and no request with tools is."""
     common = common_messages(member.thread, thread)
     known = len(member.thread) // SHORT
     if not common or 2 * common * SHORT < min(len(member.thread), len(thread)):
@@ -251,7 +248,6 @@ def _same_thread(member: _Member, thread: str) -> int:
 
 
 def _new_name(origin: Origin, group: _Agents, busy: Container[str]) -> str:
-    """Return the first free name."""
     identity = origin.identity
     no_tools = identity.client in _WITH_TOOLS and not origin.has_tools
     number = max(group.dropped, 1 if no_tools else 0) + 1

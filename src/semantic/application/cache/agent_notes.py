@@ -359,11 +359,8 @@ def match_report(request: Request) -> MatchReport:
 
 
 def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | None:
-    """Return the agent's cached tokens that the request computed again; None if there are none.
-
-    Every request computes its last prompt token. In an unchanged prompt less than a block does not
-    count: a store may hold whole blocks only.
-    """
+    """Return cached tokens that the request computed again, or None. The last prompt token never
+    counts, nor less than a block of an unchanged prompt: stores may lack partial blocks."""
     computed = min(request.computed, len(request.prompt) - 1)
     held = min(len(request.reuse.history or ()), computed)
     n_tokens = held - request.cached_tokens

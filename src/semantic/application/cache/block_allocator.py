@@ -202,9 +202,7 @@ class BlockAllocator:
 
     def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
         """Raise PoolExhaustedError if `request` could not finish even with the pool to itself.
-
-        Blocks of holders outside the engine's `agents` count as used: nothing here can free them.
-        """
+        Blocks of holders outside the engine's `agents` count as used: nothing frees them."""
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
         if self._pool.can_allocate(counts, after_eviction=True):
             return

@@ -28,7 +28,7 @@ from semantic.ports.generation import BatchBackend, BodyTarget, Clock
 from semantic.ports.store import CacheStorePort
 
 _LOADS = 10
-"""The last loads, which determine the cost of a tier."""
+"""The latest loads that determine the cost of a tier."""
 _OLDER = 0.6
 """Weight of a load relative to the next one. With `_ABOVE` a tier counts as slow after three slow
 loads in a row, and as fast after a single fast one: other work only makes loads slower."""
@@ -59,11 +59,8 @@ class Terms:
     first: int = FEWEST_AT_ONCE
 
     def overtaken(self, seconds: float, part: float, *, divisible: bool) -> bool:
-        """Return whether the load has lost much time and computing the rest is faster.
-
-        The load has read `part` (more than 0) of the prefix in `seconds`. An indivisible prefix is
-        useless until it is complete.
-        """
+        """Return whether the load has lost much time and computing the rest is faster. Reading
+        `part` (more than 0) took `seconds`. An indivisible prefix is useless until complete."""
         saved = part * self.seconds if divisible else 0.0
         rest = seconds * (1 - part) / part
         return seconds - saved > _MOST_LOST * self.seconds and rest > self.seconds - saved
@@ -125,11 +122,8 @@ class TierCost:
         self._skipped, self._probe = 0.0, _FIRST_PROBE
 
     def is_probed(self, loss: float, seconds: float) -> bool:
-        """Return whether to read once at an expected `loss` of seconds, to measure the tier again.
-
-        True if the loss is small against the time spent computing skipped prefixes. This one takes
-        `seconds` to compute.
-        """
+        """Return whether to measure the tier again at an expected `loss`: if it is small against
+        the time spent on skipped prefixes. Computing this one takes `seconds`."""
         if loss > self._probe * self._skipped:
             self._skipped += seconds
             return False
@@ -273,9 +267,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Tokens that the sequence holds after a load, why it holds no more, and the load's seconds to
-    begin, read and finish, without waits for others. It read `bytes_by_tier` in `n_reads`
-    sequential reads."""
+    """Tokens that the sequence holds after a load, why it holds no more, and the load's seconds
+    without waits for others. It read `bytes_by_tier` in `n_reads` sequential reads."""
 
     length: int
     end: MatchEnd
@@ -413,7 +406,6 @@ class Loader:
         return ReadBodies(n_verified, body, n_groups - len(groups), seconds, overtaken)
 
     def _resident(self, headers: Sequence[BlockHeader]) -> dict[BlockKey, bytes | memoryview]:
-        """Return the bodies that are already in memory."""
         sizes = {
             header.key: self._layout.body_bytes(header.part, len(header.link.tokens))
             for header in headers

@@ -111,11 +111,8 @@ class PrefixLookup:
     def find(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], start: int = 0
     ) -> StoredPrefix | None:
-        """Return the longest prefix of `tokens` that the store can restore, or None.
-
-        `links` are its full blocks. With `start`, a multiple of 256, the sequence already holds the
-        tokens before it and continues with blocks.
-        """
+        """Return the longest restorable prefix of `tokens`, or None. `links` are its full blocks.
+        With `start`, a multiple of 256, the sequence already holds the tokens before it."""
         first = start // BLOCK_TOKENS
         wanted = [link.key(Part.FULL) for link in links[first:]]
         found = dict(self._store.find(wanted))
@@ -224,7 +221,6 @@ class PrefixLookup:
 
 
 def _hash_before(scope: Scope, links: Sequence[BlockLink], block: int) -> BlockHash:
-    """Return the hash of the block before number `block`."""
     return links[block - 1].hash if block else scope.root
 
 
@@ -273,11 +269,8 @@ class Discovery:
         self._threads.close()
 
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Fetch the slow tier's index entries of an agent and of its prompt `tokens`.
-
-        Asks nothing if the store knows all but a block of the prompt. Raises nothing. Takes as long
-        as several sequential requests to the slow tier.
-        """
+        """Fetch the slow tier's index of an agent and its prompt `tokens`, unless all but a block
+        is known. Raises nothing. Takes as long as several requests in sequence."""
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)
         chain, known = self._chain(scope, reusable)

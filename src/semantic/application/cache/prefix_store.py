@@ -87,11 +87,8 @@ class PrefixStore:
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
-        """Return whether a preempted request can resume from its sequence's saved tokens.
-
-        False if they include its last token, which must run again, and the layout restores only at
-        checkpoints: the checkpoint would lie after this token.
-        """
+        """Return whether a preempted request can resume from its saved sequence. Not if that ends
+        with its last token, which must run again, in a layout that restores only at checkpoints."""
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
@@ -143,7 +140,7 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Use the pool's prefix: it is as long as the store's, which remains the fallback."""
+        """Prefer the pool's prefix, which is as long or longer. `find`'s is the fallback."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)

@@ -62,11 +62,8 @@ class _Job:
 
 
 class ReadAhead:
-    """Reads for one engine. Thread-safe. The thread starts with the first expected agent.
-
-    Loading requests go first. Unused reads take at most `Prefixes.ahead_bytes`. An agent whose
-    cache is in the pool costs nothing.
-    """
+    """Reads for one engine. Thread-safe. The thread starts with the first expected agent. Requests
+    load first. Unused reads take `Prefixes.ahead_bytes` at most, caches in the pool nothing."""
 
     def __init__(
         self,
@@ -136,7 +133,6 @@ class ReadAhead:
             self._wait()
 
     def _wait(self) -> None:
-        """Return when an agent may be due."""
         with self._changed:
             seconds = self._seconds()
             if not self._closed and seconds != 0:
@@ -213,11 +209,8 @@ class ToolTimes:
         self._away: FairLru[str, tuple[str, float]] = FairLru(_MOST_AWAY)
 
     def called(self, agent: str, tenant: str, tools: Collection[str]) -> float | None:
-        """Record that the agent called `tools`; return the seconds until it is usually back.
-
-        The slowest known tool decides; None without one. Only calls of a single tool count as
-        samples: with several, the time of each is unknown.
-        """
+        """Record calls of `tools`; return the agent's usual seconds away, by the slowest known
+        tool, or None. Learns from calls of one tool only: of several each time is unknown."""
         names = {name for name in tools if len(name) <= _LONGEST_NAME}
         self._away.remove(tenant, agent)
         if len(names) == len(set(tools)) == 1:

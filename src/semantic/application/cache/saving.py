@@ -119,7 +119,7 @@ class BlockSaver:
         return self._store.put(StoredBlock(header, body, export.interim))
 
     def _is_finite(self, header: BlockHeader) -> bool:
-        """Return whether a stored body holds finite values only, or is missing."""
+        """Return whether a stored body holds finite values only, or is unreadable."""
         body = self._store.read(header)
         try:
             return body is None or self._model.is_finite(header.part, body)

@@ -159,7 +159,6 @@ def _head(request: Request, packed: bytes) -> tuple[str, bytes]:
 
 
 def _n_common(left: bytes, right: bytes) -> int:
-    """Return the number of common tokens of two packed prompts."""
     size = array("I").itemsize
     same, stop = 0, min(len(left), len(right))
     while same < stop:
@@ -206,11 +205,8 @@ class _Plan:
 
 
 class SharedPrefill:
-    """Decides which request computes what several of one engine need.
-
-    Any thread calls `add`. Callers of `continues_from` and `parts_at` hold the engine's lock. The
-    stepping thread calls all else.
-    """
+    """Decides which request computes what several of one engine need. Any thread calls `add`,
+    holders of the engine's lock `continues_from` and `parts_at`, the stepping thread the rest."""
 
     def __init__(
         self,
@@ -220,10 +216,8 @@ class SharedPrefill:
         needs_checkpoint: bool,
         best_chunk: int,
     ) -> None:
-        """`next_block` returns the block of a request's next token, None if others cannot reuse it.
-
-        `needs_checkpoint`: the backend restores a sequence only at a checkpoint, else at any block.
-        """
+        """`next_block` returns a request's next block, None if others cannot reuse it.
+        `needs_checkpoint`: sequences restore only at a checkpoint, else at any block."""
         self._spec = spec
         self._next_block = next_block
         self._needs_checkpoint = needs_checkpoint
@@ -409,12 +403,9 @@ class SharedPrefill:
         plan.reserved = 0
 
     def _waits(self, request: Request) -> bool:
-        """Return whether the request waits for another to take a checkpoint.
-
-        Once the leader takes no more in their common prefix, or ends, the request looks for saved
-        blocks before it waits again. It waits in vain a few times at most: later arrivals that end
-        sooner cannot keep it waiting.
-        """
+        """Return whether the request waits for another's checkpoint. Once the leader takes no more
+        in their common prefix, or ends, it looks for saved blocks first. It waits in vain a few
+        times at most: later arrivals that end sooner cannot keep it waiting."""
         plan = self._plan(request)
         if plan.looks_again or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
             return False

@@ -31,8 +31,7 @@ READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PREFIX = 21
-"""Characters that nested folders keep of a folder's name when moved: the number that orders `bad/`.
-"""
+"""Characters that nested folders keep of a folder's name when moved: its number orders `bad/`."""
 
 
 class FileSystem:

@@ -280,11 +280,8 @@ class Folder:
 
 
 def open_folder(root: Path, files: FileSystem) -> Folder:
-    """Open the store at `root`, creating it if missing.
-
-    Raises StoreError, before changing anything, for a folder of another user, writable by others,
-    not a store, of a newer format, or not writable.
-    """
+    """Open the store at `root`, creating it if missing. Raises StoreError, before any change, for a
+    folder of another user, writable by others, not a store, of a newer format, or not writable."""
     folder = Folder(root, files)
     try:
         _require_usable(root, files)

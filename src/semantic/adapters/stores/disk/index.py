@@ -133,11 +133,8 @@ class Index:
 
 
 class IndexFiles:
-    """The index's four files: whether they may open, their identity, their cost.
-
-    Looks at names only: opening and closing a file that SQLite has open in the same process would
-    release SQLite's locks.
-    """
+    """The index's four files: whether they may open, their identity, their cost. Looks at names
+    only: closing a file that SQLite has open in the same process would release its locks."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -145,11 +142,9 @@ class IndexFiles:
         self.path = folder.root / _NAMES[0]
 
     def identity(self) -> Identity | None:
-        """Return which files exist; None unless the table file exists and all may open.
-
-        A symbolic link would lead SQLite out of the folder, a hard link would let it write into a
-        file of another program, and on a FIFO it would block for ever.
-        """
+        """Return which files exist; None unless the table file exists and all may open. A symbolic
+        link would lead SQLite out of the folder, a hard link into another program's file, and a
+        FIFO would block it for ever."""
         try:
             table = self._id(_NAMES[0])
             log, log_map, _ = map(self._id, _NAMES[1:])

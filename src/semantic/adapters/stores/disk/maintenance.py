@@ -55,11 +55,8 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class CollectReport:
-    """Deletions or, with `dry_run`, what they would be.
-
-    They cover blocks without an agent, unfinished files of dead processes, quarantined files, and
-    blocks evicted for the quota. `freed_bytes` is the difference in bytes used.
-    """
+    """Deletions, or with `dry_run` their plan: blocks without an agent, unfinished files of dead
+    processes, quarantined files, excess blocks. `freed_bytes` is the difference in bytes used."""
 
     dry_run: bool
     unneeded_blocks: int
@@ -155,8 +152,6 @@ def _delete(
 
 
 class _Checking:
-    """Checks one file after the other and counts."""
-
     def __init__(self, store: OpenStore, *, read_data: bool) -> None:
         self._store = store
         self._read_data = read_data

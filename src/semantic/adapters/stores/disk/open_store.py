@@ -78,10 +78,8 @@ def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One pass over the folder, inside one transaction: the files are the source of truth.
-
-    Deletes only unfinished files of dead processes and quarantines damaged files. Idempotent: after
-    an interruption it runs again from the start.
+    """One pass over the folder, inside one transaction: the files are the source of truth. Deletes
+    only unfinished files of dead processes, quarantines damaged ones. Safe to interrupt and repeat.
     """
 
     _db: sqlite3.Connection
@@ -313,8 +311,7 @@ Limit = int | Callable[[int], int]
 _RECOVERY_SECONDS = 60.0
 """Longest wait for the folder's lock."""
 _OPENING_SECONDS = 30.0
-"""Longest retry of an index that another process has locked: without it this process never gets a
-disk."""
+"""Longest retry of an index that another process has locked, before going without a disk."""
 _PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
 """Retries after a failed rebuild."""
@@ -385,10 +382,8 @@ class OpenStore:
             self.recover()
 
     def recover(self) -> None:
-        """Bring the index in line with the files; rebuild it when it is broken.
-
-        Raises OSError, or IndexBrokenError when even the new index is broken.
-        """
+        """Bring the index in line with the files; rebuild a broken one. Raises OSError, or
+        IndexBrokenError if even the new index is broken."""
         with self.folder.locked(_RECOVERY_SECONDS):
             if self.index.is_sound():
                 with suppress(IndexBrokenError):
@@ -405,11 +400,8 @@ class OpenStore:
         self._list_anew()
 
     def with_recovery(self, action: Callable[[], T]) -> T:
-        """Run `action`; repeat it after recovering a broken index, then after a rebuild.
-
-        Retries several times more: other processes may have replaced the index meanwhile. Raises
-        OSError, also if all tries fail.
-        """
+        """Run `action`; repeat it after recovering a broken index, after a rebuild, then several
+        times: other processes may have replaced it. Raises OSError, also if all tries fail."""
         try:
             return action()
         except IndexBrokenError as broken:

@@ -162,11 +162,8 @@ class Quota:
         *,
         pins_stay: bool,
     ) -> int:
-        """Return the bytes in use after the eviction of everything that a tenant may evict.
-
-        The tenant will have `then` bytes, including `own_pinned` pinned ones. With `pins_stay` it
-        may evict nothing pinned. Others keep what `fair_share.kept` says.
-        """
+        """Return the bytes in use after evicting all that a tenant may. It will have `then` bytes
+        and pins `own_pinned`. With `pins_stay` no pins go. Others keep `fair_share.kept`."""
         files = number(db, "bytes")
         fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
         fixed += one(db, "SELECT coalesce(sum(cost), 0) FROM reservations")
@@ -260,8 +257,6 @@ class WriteLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The contents of the file."""
-
     since: str
     total: int = 0
     days: Mapping[str, int] = field(default_factory=dict)

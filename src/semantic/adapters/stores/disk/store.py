@@ -321,11 +321,9 @@ class DiskStore:
         return maintenance.check(self._store, read_data=read_data, subset=subset, on_file=on_file)
 
     def gc(self, *, dry_run: bool, on_progress: OnProgress = no_progress) -> CollectReport:
-        """Delete blocks without an agent, unfinished and quarantined files, and excess bytes.
-
-        With `dry_run` only report it. `on_progress` counts blocks without an agent. Raises
-        StoreError on failure.
-        """
+        """Delete blocks without an agent, unfinished and quarantined files, and excess bytes; with
+        `dry_run` only report. `on_progress` counts blocks without an agent. Raises StoreError on
+        failure."""
         return maintenance.collect(self._store, dry_run=dry_run, on_progress=on_progress)
 
     def rebuild_index(self) -> None:
@@ -360,8 +358,7 @@ class DiskStore:
             return failed
 
     def _verified(self, key: BlockKey, read: Callable[[], T]) -> T | None:
-        """Return the result of `read` on a verified block; on failure count the reason, return
-        None."""
+        """Return the result of `read` on a verified block; None on failure, counting the reason."""
         try:
             result = read()
         except DamagedError as damage:

@@ -1,8 +1,7 @@
 """Writes blocks and manifests: reserves quota, writes a temporary file, renames it, adds the row.
 
 A manifest is durable after the blocks that it needs, and before the deletion of an older
-generation. Each agent keeps its newest two. Raises failures, which `DiskStore` turns into counters
-and misses.
+generation. Each agent keeps its newest two. Raises failures, which `DiskStore` counts.
 """
 
 from __future__ import annotations
@@ -196,11 +195,9 @@ class Agents:
     def _ends_of_old_turns(
         self, key: bytes, last: Sequence[BlockLink]
     ) -> dict[int, list[BlockHash]]:
-        """Return, by generation, the last blocks of turns and prompts to delete.
-
-        Reads before the index locks, and only if the newest turn, which ends with `last`, has a
-        checkpoint: else the model takes none.
-        """
+        """Return, by generation, the last blocks of turns and prompts to delete. Reads before the
+        index locks, and only if the newest turn, ending with `last`, has a checkpoint: else the
+        model takes none."""
         with self._store.index.reading() as db:
             if not block_rows.find(db, [link.key(Part.CHECKPOINT) for link in last]):
                 return {}
@@ -211,11 +208,9 @@ class Agents:
         }
 
     def _ends_of_turn(self, key: bytes, generation: int, newer: int) -> list[BlockHash]:
-        """Return the last blocks at the end of a turn and of its prompt.
-
-        Empty if its manifest is unreadable, or if the `newer` one does not continue its prompt, as
-        after a compaction: the agent may return to it. Their checkpoints leave in time.
-        """
+        """Return the last blocks at the end of a turn and of its prompt. Empty if its manifest is
+        unreadable, or if the `newer` one does not continue its prompt, as after a compaction: the
+        agent may return to it. Their checkpoints leave in time."""
         try:
             old, after = (
                 read_manifest(self._store.entries, key, one)[0].manifest
