@@ -126,7 +126,7 @@ def test_a_file_is_refused(root: Path) -> None:
 def test_a_folder_that_others_can_write_is_refused(root: Path, mode: int) -> None:
     root.mkdir()
     root.chmod(mode)
-    refused(root, "written by others")
+    refused(root, "others can write to")
 
 
 def test_a_folder_of_another_user_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
