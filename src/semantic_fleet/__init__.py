@@ -1,2 +1,1 @@
-"""The fleet: stores that replicas share, replicas on Ray, ranks of one model, and the commands
-for them."""
+"""The fleet: stores that replicas share, replicas on Ray, ranks of one model, and commands."""

@@ -1,7 +1,5 @@
-"""A fleet's object store: what its processes share there, a janitor's pass, the end of a tenant.
-
-Adapters are imported inside functions. Knows no engine.
-"""
+"""A fleet's object store: the stores that processes share, a janitor's pass, a tenant's deletion.
+Imports adapters inside functions. Knows no engine."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
-"""Begin the names of what the environment says of object stores."""
+"""Prefixes of environment variables that configure object stores."""
 
 _SHARED: WeakValueDictionary[tuple[str, ...], Objects] = WeakValueDictionary()
 
@@ -43,8 +41,8 @@ _SHARING = threading.Lock()
 class FleetStore:
     """Implements `SharedStorePort` with an object store.
 
-    All stores of a process that have one URL, and credentials, share a connection: its circuit
-    breaker, so that a request waits once for one that hangs, and what the log says of its outages.
+    All stores of a process with one URL and the same credentials share a connection. So they share
+    its circuit breaker, and a request waits once for a hanging store, and its log of outages.
     """
 
     def __init__(self, url: str, secret: bytes, max_bytes: int | None = None) -> None:
@@ -61,7 +59,7 @@ class FleetStore:
         self.objects = objects
 
     def blocks(self) -> RemoteStore:
-        """See `SharedStorePort.blocks`. A budget has its janitor, on a connection of its own."""
+        """See `SharedStorePort.blocks`. A budget starts a janitor, on a connection of its own."""
         from semantic_fleet.objects.remote_store import RemoteStore
 
         if self._max_bytes is None:
@@ -97,13 +95,11 @@ class FleetStore:
 
 
 def require_objects(settings: Settings) -> tuple[Objects, bytes]:
-    """A connection and a breaker for a command, which reports nothing, and the fleet's secret.
-
-    Raises InvalidRequestError for settings without a URL, and as `FleetStore`.
-    """
+    """Return a new silent connection for a command, and the fleet's secret. Raises
+    InvalidRequestError for settings without a URL, and as `FleetStore`."""
     place = shared_place(settings)
     if place is None:
-        raise InvalidRequestError("remote_store: expected a URL")
+        raise InvalidRequestError("remote_store must be a URL")
     return _new_objects(place[0]), place[1]
 
 
@@ -120,8 +116,8 @@ def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objec
 
 
 def try_objects(objects: Objects) -> float:
-    """Write, read, list and delete an object; the seconds that it took. Raises StoreError if what
-    is found is wrong, and what `objects` raises."""
+    """Write, read, list and delete an object; return the seconds taken. Raises StoreError if the
+    store misbehaves, and the errors of `objects`."""
     path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
     started = time.monotonic()
     was_new = objects.create(path, data)
@@ -131,15 +127,15 @@ def try_objects(objects: Objects) -> float:
     finally:
         objects.delete(path)
     if not was_new or again or found != data:
-        raise StoreError("the object store replaces objects that are to be created only once")
+        raise StoreError("the object store overwrites objects that it should create only once")
     if not is_listed:
-        raise StoreError("the object store does not list what it has")
+        raise StoreError("the object store does not list its objects")
     return time.monotonic() - started
 
 
 def open_publisher(endpoint: str, topic: str) -> KVPublisher:
-    """What publishes changes of the tiers. Raises as `KVPublisher`, and OperatorError if the
-    packages for it are missing. Warns of an address that other machines reach."""
+    """Return the publisher of the tiers' changes. Raises as `KVPublisher`, and OperatorError if its
+    packages are missing. Warns of an address that other machines can reach."""
     from semantic_server.http.settings import is_loopback
 
     try:
@@ -149,18 +145,18 @@ def open_publisher(endpoint: str, topic: str) -> KVPublisher:
     publisher = KVPublisher(endpoint, topic)
     place = urlsplit(endpoint)
     if place.scheme == "tcp" and not is_loopback(place.hostname or ""):
-        logger.warning("kv_events: all that can reach %s can read every prompt there", endpoint)
+        logger.warning("kv_events: anyone who can reach %s can read every prompt", endpoint)
     return publisher
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What a tenant had in the object store."""
+    """The deleted data of a tenant in the object store."""
 
     n_objects: int
     had_keys: bool
     keeps_versions: bool
-    """Whether the bucket keeps old versions of all that, and of the keys."""
+    """True if the bucket keeps old versions of the objects and keys."""
 
 
 def evict_remote(
@@ -168,13 +164,11 @@ def evict_remote(
     wait: Callable[[float], None] = time.sleep,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Report | None:
-    """One pass of the janitor over the fleet's object store; None if another process is at it.
-
-    Waits for a lease of a process that is gone, and lets `notify` know. Raises as
-    `require_objects`, and StoreError if the object store fails.
-    """
+    """Make one pass of the janitor over the fleet's object store; None if another process does.
+    Waits for the lease of a dead process, and calls `notify` then. Raises as `require_objects`, and
+    StoreError if the object store fails."""
     if settings.remote_bytes is None:
-        raise InvalidRequestError("remote_gb: expected the GiB that the object store may have")
+        raise InvalidRequestError("remote_gb: expected the GiB that the object store may use")
     objects, secret = require_objects(settings)
     from semantic_fleet.objects.janitor import Janitor
     from semantic_fleet.objects.lease import PERIOD, RENEWALS, Lease
@@ -186,7 +180,7 @@ def evict_remote(
                 return None
             if not has_waited:
                 notify(
-                    "another process has the janitor's lease: waiting to see whether it lives, "
+                    "another process has the janitor's lease: waiting to see whether it is alive, "
                     f"{PERIOD / RENEWALS:.0f} to {PERIOD:.0f} seconds"
                 )
             has_waited = True
@@ -206,14 +200,14 @@ def forget_tenant(settings: Settings, name: str) -> Forgotten:
     vault = Vault(objects, secret)
     tags = tenant_tag(secret, name), records_tag(secret, turns_owner(name))
     with _failures():
-        # All keys first: from then on nothing can be read.
+        # All keys first: from then on the objects are unreadable.
         had_keys = sum(vault.forget(tag) for tag in tags) > 0
         return Forgotten(sum(map(vault.erase, tags)), had_keys, objects.keeps_versions())
 
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """What the object store and the lease raise, as a StoreError."""
+    """Raise failures of the object store and the lease as StoreError."""
     from semantic_fleet.objects.lease import LostLeaseError
     from semantic_fleet.objects.objects import UnavailableError
 

@@ -1,11 +1,11 @@
-"""Publishes what the tiers of this machine hold over ZeroMQ, as vLLM does.
+"""Publishes the contents of this machine's tiers over ZeroMQ, as vLLM does.
 
-Implements `BlockObserver`: changes wait in a bounded queue, and one thread sends them. A message is
-`topic, number, payload`; numbers of 8 bytes, big-endian, have no gap, so that a subscriber sees
-what it has missed and asks for it at the second socket. A payload is the msgpack of an array
-`[time, events, rank]`, an event a map with its name at "type"; fields have vLLM's names, and those
-that it leaves out by default are left out here. Whenever changes could not be taken all that is
-stored is published anew. Knows sockets; not why blocks come and go.
+Implements `BlockObserver`: a bounded queue holds changes, and one thread sends them. A message is
+`topic, number, payload`. Numbers are 8 bytes, big-endian, without gaps, so a subscriber notices
+missed messages and requests them at the second socket. A payload is the msgpack of an array `[time,
+events, rank]`, an event a map with its name at "type". Fields have vLLM's names, and those that
+vLLM omits by default are missing. After the queue overflows, the thread publishes all stored blocks
+again. Knows sockets, not why blocks come and go.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _RANK: Final = 0
 """A server has one rank."""
 _NAME_BITS: Final = 64
 _MEDIA: Final = {Tier.MEMORY: "CPU", Tier.DISK: "STORAGE"}
-"""vLLM's words for the tiers of one machine."""
+"""vLLM's names for the tiers of one machine."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A run of blocks, each the parent of the next, can be found. `token_ids` are those of all."""
+    """A run of stored blocks, each the parent of the next, with the tokens of all."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -50,21 +50,21 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Blocks can not be found in a medium any more."""
+    """Blocks that a medium no longer has."""
 
     block_hashes: list[int]
     medium: str
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Nothing can be found until it is stored again."""
+    """A tier listing follows; drop all blocks known before."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventBatch(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What one message has. `ts` is Unix time in seconds."""
+    """The content of one message. `ts` is Unix time in seconds."""
 
     ts: float
     events: Sequence[Event]
@@ -81,7 +81,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A tier has a block no more."""
+    """A tier no longer has a block."""
 
     name: BlockHash
     tier: Tier
@@ -91,13 +91,12 @@ Change: TypeAlias = Stored | Removed
 
 
 def encoded(time: float, events: Sequence[Event]) -> bytes:
-    """The message's payload."""
+    """Return the payload of a message."""
     return msgspec.msgpack.encode(KVEventBatch(time, events))
 
 
 def events_of(changes: Sequence[Change]) -> list[Event]:
-    """`changes` in their order: what follows one another in a chain, or is removed together, is one
-    event."""
+    """Return `changes` in order; one event holds a run of a chain, or of removals."""
     runs: list[list[Change]] = []
     for change in changes:
         if runs and _continues(runs[-1][-1], change):
@@ -132,40 +131,37 @@ def _event(run: Sequence[Change]) -> Event:
 
 
 def _named(name: BlockHash) -> int:
-    """The last 64 bits, as vLLM names blocks by default."""
+    """Return the last 64 bits, vLLM's default name of a block."""
     return int.from_bytes(name, "big") & ((1 << _NAME_BITS) - 1)
 
 
 MOST_WAITING: Final = 4096
-"""Changes that wait to be sent."""
+"""Most changes in the queue."""
 _BATCH: Final = 64
 """Changes in one message: 16,384 tokens."""
 _REPLAYED: Final = 1000
-"""Messages that can be asked for again, and their bytes: all clients share these."""
+"""Messages to keep for replays, and their bytes; all clients share them."""
 _REPLAYED_BYTES: Final = 32 << 20
 _UNREAD: Final = 1000
-"""Messages that wait for one subscriber; then it misses some, and asks for them."""
+"""Messages to queue for one subscriber; after that it misses some, and requests them."""
 _LONGEST_REQUEST: Final = 4096
-"""Bytes that a subscriber may send at once: it says a topic, or a number."""
+"""Most bytes that a subscriber may send at once: a topic or a number."""
 _NUMBER_BYTES: Final = 8
 _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
-"""In place of a number: all that was asked for has been sent."""
+"""Replaces the number at the end of a replay."""
 _LISTING_SECONDS: Final = 0.25
-"""Between two subscribers that get all that is stored."""
+"""Seconds between two listings of all stored blocks for new subscribers."""
 _LAST_PORT: Final = 65_535
 _LINGER_MS: Final = 500
-"""How long the last messages may take at the end."""
+"""Time for the last messages at the end."""
 
 
 class KVPublisher:
-    """Sends nothing before `begin`; until then nothing is taken either."""
+    """A publisher that takes and sends nothing before `begin`."""
 
     def __init__(self, endpoint: str, topic: str = "", *, most_waiting: int = MOST_WAITING) -> None:
-        """Binds `endpoint`, and the one after it for what was missed (see `replay_endpoint`).
-
-        Raises InvalidRequestError for what is no address, and OperatorError for one that cannot be
-        bound.
-        """
+        """Bind `endpoint` and the next one for replays, see `replay_endpoint`. Raises
+        InvalidRequestError for an invalid address, and OperatorError if binding fails."""
         self._topic = topic.encode()
         self._most_waiting = most_waiting
         self._changed = threading.Lock()
@@ -175,7 +171,7 @@ class KVPublisher:
         self._closing = False
         self._namespace: bytes | None = None
         self._tiers: Mapping[Tier, ListedTier] = {}
-        self._is_asked = False  # whether a subscriber has come since `_listed`
+        self._is_asked = False  # True if a subscriber has come since `_listed`
         self._listed = -_LISTING_SECONDS
         self._number = 0
         self._sent: deque[tuple[int, zmq.Frame]] = deque()
@@ -183,7 +179,7 @@ class KVPublisher:
         second = replay_endpoint(endpoint)
         self._context = zmq.Context()
         self._publishes = self._bound(zmq.XPUB, endpoint, _UNREAD)
-        # Of every subscriber it says that it comes, not only of the first.
+        # Announce every subscriber, not only the first.
         self._publishes.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._replays = self._bound(zmq.ROUTER, second, _REPLAYED + 1)
         self._wakes, self._woken = socket.socketpair()
@@ -192,12 +188,12 @@ class KVPublisher:
         self._thread = threading.Thread(target=self._run, name="kv events", daemon=True)
 
     def begin(self, namespace: bytes, tiers: Mapping[Tier, ListedTier]) -> None:
-        """Publish what `tiers` have in `namespace`, and from now on what changes."""
+        """Publish the blocks of `tiers` in `namespace`, and changes from now on."""
         self._namespace, self._tiers = namespace, tiers
         self.listed_anew()
         self._thread.start()
 
-    # What tiers report
+    # Reports of the tiers
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
         return header.link.scope.namespace != self._namespace or self._take(Stored(header, tier))
@@ -212,7 +208,7 @@ class KVPublisher:
                 self._wake()
 
     def close(self) -> None:
-        """Send what waits, for at most half a second, and free the addresses."""
+        """Send the queue, for at most half a second, and free the addresses."""
         with self._changed:
             self._closing = True
             self._wake()
@@ -236,13 +232,13 @@ class KVPublisher:
         return is_taken
 
     def _wake(self) -> None:
-        """Let the thread look; `_changed` is held."""
+        """Wake the thread. Call with `_changed` held."""
         if not self._is_awake:
             self._is_awake = True
             self._wakes.send(b"\0")
 
     def _bound(self, kind: int, endpoint: str, most_unread: int) -> zmq.Socket[bytes]:
-        """A socket that keeps so many messages for one that does not read; then it misses some."""
+        """Return a socket that queues `most_unread` messages for a slow reader, then drops some."""
         found = self._context.socket(kind)
         found.setsockopt(zmq.MAXMSGSIZE, _LONGEST_REQUEST)
         found.setsockopt(zmq.SNDHWM, most_unread)
@@ -251,7 +247,7 @@ class KVPublisher:
             found.bind(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise OperatorError(f"kv_events: {endpoint} cannot be bound: {error}") from error
+            raise OperatorError(f"kv_events: cannot bind {endpoint}: {error}") from error
         return found
 
     # The thread
@@ -273,16 +269,16 @@ class KVPublisher:
             if self._is_asked and not pause:
                 self._send_all_stored()
         while self._send_some():
-            """What was taken before the end."""
+            """Send the changes from before the end."""
 
     def _send_some(self) -> bool:
-        """Send what waits, one message at most; whether there was anything."""
+        """Send at most one message from the queue; return whether there was any change."""
         with suppress(BlockingIOError):
             self._woken.recv(_LONGEST_REQUEST)
         with self._changed:
             begins_anew, self._begins_anew = self._begins_anew, False
             if begins_anew:
-                self._waiting.clear()  # what they say is in what is listed now
+                self._waiting.clear()  # the listing includes these changes
             some = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
             self._is_awake = begins_anew or bool(some)
         if begins_anew:
@@ -293,7 +289,7 @@ class KVPublisher:
         return begins_anew or bool(some)
 
     def _send_all_stored(self) -> None:
-        """Publish all that is stored; a subscriber that knows some of it learns nothing wrong."""
+        """Publish all stored blocks; repeating some does not mislead a subscriber."""
         self._is_asked, self._listed = False, time.monotonic()
         some: list[Change] = []
         for change in self._all_stored():
@@ -307,7 +303,7 @@ class KVPublisher:
             self._send(events_of(some))
 
     def _all_stored(self) -> Iterator[Change]:
-        """Each chain from its beginning, as far as the tiers have it together."""
+        """Yield each chain from its beginning, as far as the tiers together have it."""
         roots = {root for one in self._tiers.values() for root in one.roots(self._namespace or b"")}
         waiting = [header for root in roots for header in self._after(root)]
         run: list[BlockHeader] = []
@@ -320,13 +316,13 @@ class KVPublisher:
                 run = []
 
     def _after(self, parent: BlockHash) -> list[BlockHeader]:
-        """The whole blocks that follow `parent` in any tier."""
+        """Return the whole blocks that follow `parent` in any tier."""
         tiers = self._tiers.values()
         found = (header for one in tiers for header in one.children(parent, Part.FULL))
         return list({one.link.hash: one for one in found if one.is_whole_block}.values())
 
     def _of_each_tier(self, run: Sequence[BlockHeader]) -> Iterator[Change]:
-        """`run` in each tier that has it; no block before its parent, in whichever tier."""
+        """Yield `run` in each tier that has it; no block comes before its parent, in any tier."""
         keys = [header.key for header in run]
         found = {tier: one.find(keys) for tier, one in self._tiers.items()}
 
@@ -347,7 +343,7 @@ class KVPublisher:
         self._number += 1
 
     def _has_new_subscriber(self) -> bool:
-        """Whether one of what subscribers said is that they come."""
+        """Return whether a subscriber has come."""
         came = False
         with suppress(zmq.Again):
             while True:
@@ -355,8 +351,7 @@ class KVPublisher:
         return came
 
     def _answer_replay(self) -> None:
-        """Send one subscriber what it asks for: all messages from a number on, as far as they are
-        kept. What is no such request is ignored."""
+        """Send a subscriber all kept messages from the requested number on; ignore bad requests."""
         asked = self._replays.recv_multipart()
         if len(asked) != len(("client", "", "number")) or len(asked[2]) != _NUMBER_BYTES:
             return
@@ -370,15 +365,15 @@ class KVPublisher:
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Where subscribers ask for what they missed: the next port, or the path with "-replay" at its
-    end. Raises InvalidRequestError for what is no address."""
+    """Return the address for replays: the next port, or the path with "-replay" appended. Raises
+    InvalidRequestError for an invalid address."""
     if re.fullmatch(r"ipc://.+", endpoint):
         return f"{endpoint}-replay"
     found = re.fullmatch(r"(tcp://(?:\*|\[[0-9a-fA-F:.]+\]|[\w.-]+)):(\d{1,5})", endpoint)
     if found is None or not 0 < int(found[2]) < _LAST_PORT:
         raise InvalidRequestError(
-            f"kv_events: expected tcp://HOST:PORT or ipc://PATH, and a port of 1 to "
-            f"{_LAST_PORT - 1}: the next one is needed too; got {endpoint}"
+            f"kv_events must be tcp://HOST:PORT or ipc://PATH, with a port of 1 to "
+            f"{_LAST_PORT - 1} (replays use the next one), got {endpoint}"
         )
     return f"{found[1]}:{int(found[2]) + 1}"
 

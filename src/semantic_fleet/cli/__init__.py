@@ -1,1 +1,1 @@
-"""`semantic fleet`: its commands, and the server that each replica is."""
+"""`semantic fleet`: its commands, and the server inside each replica."""

@@ -20,10 +20,8 @@ from semantic_fleet.fleet_store import evict_remote, forget_tenant
 
 
 def janitor(fleet: FleetOptions, remote_gb: RemoteGb = None, as_json: AsJson = False) -> None:
-    """Evict from --remote-store, once, what exceeds --remote-gb and was not used for longest.
-
-    A server with --remote-gb does that by itself; while one has the lease, this does nothing.
-    """
+    """Evict the least recently used objects from --remote-store, down to --remote-gb, once. A
+    server with --remote-gb does this by itself. While one has the lease, this does nothing."""
     budget = gib("--remote-gb", remote_gb)
     with work_bar("evicting objects"):
         report = evict_remote(fleet.settings(budget), notify=partial(typer.echo, err=True))
@@ -38,7 +36,7 @@ def forget(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The environment variable with the tenant's API key.",
+            help="Environment variable with the tenant's API key.",
             show_default=False,
         ),
     ] = None,
@@ -46,15 +44,13 @@ def forget(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete all that a tenant has in --remote-store, and the keys that it can be read with.
-
-    Remove the API key from all servers before. Their own disks keep what they have.
-    """
+    """Delete all of a tenant's objects in --remote-store and their keys. Remove the API key from
+    all servers first. Their own disks keep their copies."""
     name = _tenant(key_variable, local=local)
     if not yes:
         if not is_interactive():
-            raise InvalidRequestError("this would delete all of the tenant; --yes confirms it")
-        typer.confirm("Delete all that the tenant has stored?", abort=True, err=True)
+            raise InvalidRequestError("this would delete all of the tenant; confirm with --yes")
+        typer.confirm("Delete all stored objects of the tenant?", abort=True, err=True)
     done = forget_tenant(fleet.settings(), name)
     if as_json:
         keys = {"keys": done.had_keys, "keeps_versions": done.keeps_versions}
@@ -62,18 +58,18 @@ def forget(
         return
     had = done.n_objects or done.had_keys
     text = f"deleted {done.n_objects} objects and the tenant's keys"
-    typer.echo(text if had else "this tenant of this fleet secret has nothing in the object store")
+    typer.echo(text if had else "the object store has no objects of this tenant and secret")
     if done.keeps_versions:
-        typer.echo("the bucket keeps old versions, with which all of it can be read: delete those")
+        typer.echo("the bucket keeps readable old versions of all of it: delete those")
 
 
 FLEET_COMMANDS: dict[str, Callable[..., None]] = {"janitor": janitor, "forget-tenant": forget}
 
 
 def _tenant(key_variable: str | None, *, local: bool) -> str:
-    """The tenant's name. Raises InvalidRequestError."""
+    """Return the tenant's name. Raises InvalidRequestError."""
     if local == (key_variable is not None):
-        raise InvalidRequestError("expected either --key-variable or --local")
+        raise InvalidRequestError("expected exactly one of --key-variable and --local")
     if key_variable is None:
         return LOCAL_TENANT
     key = os.environ.get(key_variable)

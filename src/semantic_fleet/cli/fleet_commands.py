@@ -1,7 +1,7 @@
 """`semantic fleet`: several servers of one kind behind one address, as replicas on Ray Serve.
 
-Reads settings, refuses what replicas cannot share, and joins the edge and the cluster. Knows
-neither a wire nor Ray.
+Reads settings, refuses options that replicas cannot share, and joins the edge and the cluster.
+Knows neither HTTP nor Ray.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _FLEET = "Fleet"
 _FOLDER = "fleet"
-"""Beside the folder of the store of a server alone."""
+"""Name of the folder next to that of a single server's store."""
 
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        help="The address of a Ray cluster that runs, or auto. Default: one is started for this "
+        help="Address of a running Ray cluster, or auto. Default: start one for this "
         "command, on this machine.",
         show_default=False,
         rich_help_panel=_FLEET,
@@ -49,7 +49,7 @@ DrainTimeout = Annotated[
     typer.Option(
         min=0,
         max=86_400,
-        help="Seconds for answers to end on a replica that stops; then they end with an error.",
+        help="Seconds that a stopping replica waits for answers; then they end with an error.",
         rich_help_panel=_FLEET,
     ),
 ]
@@ -57,7 +57,7 @@ DrainTimeout = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """How many replicas there are, and what each may have."""
+    """The number of replicas and their resources."""
 
     replicas: Annotated[
         int, typer.Option(min=1, max=256, help="Replicas, at least.", rich_help_panel=_FLEET)
@@ -67,7 +67,7 @@ class ReplicaOptions:
         typer.Option(
             min=1,
             max=256,
-            help="Replicas, at most: more are started while requests wait. Default: as many as "
+            help="Most replicas; more start while requests wait. Default: the same as "
             "--replicas.",
             show_default=False,
             rich_help_panel=_FLEET,
@@ -78,7 +78,7 @@ class ReplicaOptions:
         typer.Option(
             min=0,
             max=86_400,
-            help="Seconds that requests must wait before a replica is added.",
+            help="Seconds that requests must wait before Ray adds a replica.",
             rich_help_panel=_FLEET,
         ),
     ] = 10.0
@@ -87,7 +87,7 @@ class ReplicaOptions:
         typer.Option(
             min=0,
             max=86_400,
-            help="Seconds that the other replicas must suffice before one is taken away.",
+            help="Seconds that the other replicas must suffice before Ray removes one.",
             rich_help_panel=_FLEET,
         ),
     ] = 120.0
@@ -96,7 +96,7 @@ class ReplicaOptions:
         typer.Option(
             min=1,
             max=1 << 16,
-            help="Requests that a replica has at once; more go to another one. Default: "
+            help="Concurrent requests of a replica; more go to another one. Default: "
             "--max-batch.",
             show_default=False,
             rich_help_panel=_FLEET,
@@ -107,7 +107,7 @@ class ReplicaOptions:
         typer.Option(
             min=1,
             max=256,
-            help="Replicas on one machine, at most; they share its memory. Default: all, or one "
+            help="Most replicas on one machine; they share its memory. Default: all, or one "
             "with --ray-address.",
             show_default=False,
             rich_help_panel=_FLEET,
@@ -118,7 +118,7 @@ class ReplicaOptions:
         typer.Option(
             min=0,
             max=64,
-            help="GPUs of a replica, as Ray counts them. Default: one where there are any.",
+            help="GPUs of a replica, as Ray counts them. Default: one if there are any.",
             show_default=False,
             rich_help_panel=_FLEET,
         ),
@@ -128,21 +128,21 @@ class ReplicaOptions:
 
     @property
     def most(self) -> int:
-        """The most replicas that there can be."""
+        """The most replicas that can run."""
         return self.max_replicas or self.replicas
 
     @property
     def per_machine(self) -> int:
-        """The most on one machine."""
+        """The most replicas on one machine."""
         return self.replicas_per_machine or (self.most if self.ray_address is None else 1)
 
 
 def serve(options: ServeOptions, fleet: ReplicaOptions, config: ConfigFile = None) -> None:
-    """Serve a model by several replicas behind one address, on Ray Serve.
+    """Serve a model with several replicas behind one address, on Ray Serve.
 
-    All options of `semantic serve` but --allow-pull; each replica has its own memory and its own
-    folder in --store, and all share --remote-store. A session stays at one replica while that has
-    room. Needs semantic-engine[fleet].
+    Takes all options of `semantic serve` but --allow-pull. Each replica has its own memory and its
+    own folder in --store, and all share --remote-store. A session stays at one replica while that
+    has room. Needs semantic-engine[fleet].
     """
     from semantic_fleet.cli.served_replica import BuildServedReplica
     from semantic_fleet.replicas.ray_cluster import RayCluster
@@ -169,10 +169,8 @@ def serve(options: ServeOptions, fleet: ReplicaOptions, config: ConfigFile = Non
 
 
 def stop(ray_address: RayAddress = "auto", drain_timeout: DrainTimeout = 300.0) -> None:
-    """Stop the replicas that `semantic fleet serve --ray-address` started on a cluster.
-
-    Answers end, and agents are saved.
-    """
+    """Stop the replicas that `semantic fleet serve --ray-address` started on a cluster. Answers
+    finish, and replicas save their agents."""
     from semantic_fleet.replicas.ray_cluster import stop_application
 
     stop_application(ray_address or "auto", drain_timeout)
@@ -192,7 +190,7 @@ TABLE: Final = CommandTable(
 
 
 def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
-    """Raises InvalidRequestError for what no fleet can have, before anything is started."""
+    """Raise InvalidRequestError for settings that a fleet cannot have, before anything starts."""
     require_keys(settings)
     if fleet.most < fleet.replicas:
         raise InvalidRequestError(
@@ -200,23 +198,23 @@ def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
         )
     if settings.allow_pull:
         raise InvalidRequestError(
-            "--allow-pull: expected none in a fleet, where one replica alone would have the model; "
+            "--allow-pull: not available in a fleet, where one replica alone would have the model; "
             "`semantic models pull` on each machine, and --allow-model"
         )
     if settings.kv_events is not None:
         raise InvalidRequestError(
-            "--kv-events: expected none in a fleet, whose edge chooses the replicas"
+            "--kv-events: not available in a fleet, whose edge chooses the replicas"
         )
     if settings.remote_store is None:
         raise InvalidRequestError(
             "expected --remote-store and --fleet-secret-file: replicas share agents, turns and "
             "responses there"
         )
-    shared_store(engine_settings(settings))  # asks it nothing
+    shared_store(engine_settings(settings))  # does not connect
 
 
 def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:
-    """What is run on Ray. Raises InvalidRequestError without a home folder or --store."""
+    """Return the plan to run. Raises InvalidRequestError without a home folder or --store."""
     from semantic_fleet.replicas.ray_cluster import FleetPlan
 
     return FleetPlan(
@@ -258,14 +256,15 @@ def _print_ready(where: str, settings: ServerSettings, fleet: ReplicaOptions) ->
 
 
 def _take_signals_back() -> None:
-    """Handle signals as before Ray started, which prints a stack for each; in the main thread."""
+    """Restore the signal handlers from before Ray started, which prints a stack for each signal.
+    Call in the main thread."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.getsignal(number))
 
 
 class _FleetLife:
-    """Starts the cluster beside the server, and stops it after the last request. `failure` is why
-    either did not work."""
+    """Starts the cluster with the server, and stops it after the last request. `failure` is the
+    first error of either."""
 
     def __init__(self, cluster: RayCluster, ready: Callable[[], None]) -> None:
         self._cluster = cluster
@@ -275,7 +274,7 @@ class _FleetLife:
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        """The edge's lifespan."""
+        """Run the cluster during the edge's life."""
         import asyncio
 
         starting = asyncio.ensure_future(asyncio.to_thread(self._cluster.start))
@@ -283,7 +282,7 @@ class _FleetLife:
         try:
             yield
         finally:
-            await asyncio.wait((starting,))  # Ray cannot be stopped while it starts
+            await asyncio.wait((starting,))  # Ray cannot stop while it starts
             try:
                 await asyncio.to_thread(self._cluster.stop)
             except SemanticError as error:

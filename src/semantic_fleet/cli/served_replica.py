@@ -1,7 +1,5 @@
-"""The server of a replica: what `semantic serve` runs, without a socket, in a process of Ray's.
-
-It is given settings that are read already. Knows neither Ray nor which replica it is.
-"""
+"""The server of a replica: the application of `semantic serve` in a Ray process, without a socket.
+It gets complete settings. Knows neither Ray nor which replica it is."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BuildServedReplica:
-    """Implements `BuildReplica`: what `semantic serve` runs, without a socket."""
+    """Implements `BuildReplica`: the application of `semantic serve`, without a socket."""
 
     settings: ServerSettings
 
@@ -79,7 +77,7 @@ class BuildServedReplica:
 
 
 class ServedReplica:
-    """Implements `ReplicaPort` by a server's application."""
+    """Implements `ReplicaPort` with a server's application."""
 
     def __init__(self, app: FastAPI, context: ServerContext) -> None:
         self._app = app
@@ -104,6 +102,6 @@ class ServedReplica:
     def check(self) -> None:
         figures = self._context.figures
         if figures is None or figures().engine.state.is_over:
-            raise BackendError("the engine has ended")
+            raise BackendError("the engine has stopped")
         if self._context.ending.has_begun:
-            raise BackendError("its answers were ended")
+            raise BackendError("the replica is ending its answers")

@@ -1,17 +1,17 @@
-"""Catalog: what this process knows of the object store, from what it has put, read and looked up.
+"""Catalog: the objects that this process has put, read or looked up.
 
-What it has is a hint: an object may be gone, and one that is there may not be known. Asks the
-object store nothing. The sizes of a million bodies take little memory, see `BodyTable`. From a
-body's name, see `name_of_body`, it finds a record of bytes, which garbage collection passes over:
+An entry is a hint: the store may lack its object. The catalog never asks the store. `BodyTable`
+keeps the sizes of a million bodies in little memory. It maps a body's name (`name_of_body`) to a
+bytes record, which garbage collection skips:
 
     offset  bytes
-         0      8  the first of the hash, so that no other body of that name is taken for this one
+         0      8  the first bytes of the hash, to tell two bodies of the same name apart
          8      8  the name of the full block before it
-        16      4  how deep it is, see `depth_of`
-        20      8  bytes of the body, and in the lowest 16 bits the number of its scope
+        16      4  its depth, see `depth_of`
+        20      8  bytes of the body; the lowest 16 bits are the number of its scope
 
-Records lie in generations by the time of their last use, so that forgetting neither searches nor
-compares. Notices are what the janitor is let know of uses and heard of evictions.
+Generations hold the records by last use, so forgetting needs neither a search nor a comparison.
+Notices tell the janitor about uses and receive its evictions.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from semantic_fleet.objects.objects import Objects, UnavailableError
 from semantic_fleet.objects.uses import LOG_SECONDS, Evictions, UseLog, name_of
 
 ENTRY_BYTES = 160
-"""Memory for a body, at most: its name and its record, 112, and its places in a dictionary."""
+"""Most memory for a body: 112 for its name and record, the rest for its places in a dictionary."""
 GENERATIONS = 12
-"""The oldest of which is forgotten at once when the newest is full."""
+"""Number of generations. When the newest is full, the table forgets the oldest."""
 _RECORD = struct.Struct("<8sQIQ")
 _SCOPE_BITS = 16
 _MOST_SCOPES = 1 << _SCOPE_BITS
 
 
 class Known(NamedTuple):
-    """What is known of a body: `before` is the name of the full block that it follows."""
+    """Size, scope and depth of a body; `before` is the name of the full block that it follows."""
 
     n_bytes: int
     scope: Scope
@@ -63,19 +63,19 @@ class Known(NamedTuple):
 
 
 class BodyTable:
-    """At most `max_bytes` of records. Not thread-safe."""
+    """Records of at most `max_bytes`. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max(1, max_bytes // ENTRY_BYTES // GENERATIONS)
         self._generations: deque[dict[int, bytes]] = deque([{}], GENERATIONS)
-        self._scopes: list[Scope | None] = []  # None: what is recorded of it is known no more
+        self._scopes: list[Scope | None] = []  # None: the table no longer knows its records
         self._numbers: dict[Scope, int] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._generations))
 
     def add(self, header: BlockHeader, n_bytes: int) -> None:
-        """Know a body, used now; of more than 65536 scopes it is not known."""
+        """Record a body, used now. Ignore it if it belongs to a scope beyond the 65536th."""
         scope = header.link.scope
         number = self._numbers.setdefault(scope, len(self._scopes))
         if number == len(self._scopes):
@@ -96,32 +96,30 @@ class BodyTable:
         )
 
     def get(self, key: BlockKey) -> Known | None:
-        """What is known of a body."""
+        """Return the record of a body, or None."""
         record = self._record(name_of_body(key))
         return self._known(record) if record and record.startswith(_mark(key.hash)) else None
 
     def named(self, name: int) -> Known | None:
-        """What is known of the body of this name."""
+        """Return the record of the body of this name, or None."""
         record = self._record(name)
         return None if record is None else self._known(record)
 
     def use(self, keys: Iterable[BlockKey]) -> None:
-        """Record a use of those that are known."""
+        """Record a use of the known ones among `keys`."""
         for name in map(name_of_body, keys):
             if name not in self._generations[0] and (record := self._take(name)) is not None:
                 self._insert(name, record)
 
     def drop(self, name: int) -> None:
-        """Forget the body of this name."""
         self._take(name)
 
     def drop_tenant(self, tenant: bytes) -> None:
-        """Forget all bodies of a tenant, in a time that does not grow with their number."""
+        """Forget all bodies of a tenant, in constant time."""
         for scope in [one for one in self._numbers if one.tenant == tenant]:
             self._scopes[self._numbers.pop(scope)] = None
 
     def clear(self) -> None:
-        """Forget all."""
         self._generations.clear()
         self._generations.append({})
 
@@ -153,16 +151,15 @@ def _mark(name: BlockHash) -> bytes:
 
 
 class Tally(Counts):
-    """Counts of events, and of calls of the object store that failed. Thread-safe."""
+    """Counts of events and of failed object store calls. Thread-safe."""
 
     def count(self, *names: str) -> None:
-        """Count one event of each name."""
         for name in names:
             self.add(name)
 
     @contextmanager
     def misses(self, name: str = "unavailable") -> Iterator[None]:
-        """Ends what is inside when the object store fails, which is counted as `name`."""
+        """Swallow a failure of the object store in the block, and count it as `name`."""
         try:
             yield
         except (UnavailableError, FileNotFoundError):
@@ -170,16 +167,15 @@ class Tally(Counts):
 
 
 CATALOG_BYTES = 256 << 20
-"""Memory for what is known of the object store: a million bodies, and as many manifests as have ten
-million tokens together."""
+"""Memory for the catalog: enough for a million bodies, and for manifests of ten million tokens."""
 _TAILS = 5 / 16
-"""The part of it for manifests, and for headers that no chain of full blocks names."""
+"""The share for manifests, and for headers that no chain of full blocks names."""
 _RECENT = 1 / 16
-"""The part of it for headers of some of the others."""
+"""The share for some of the other headers."""
 
 
 class KnownBody:
-    """A body in the object store, of which this process has the size only."""
+    """A body in the object store; this process has its size only."""
 
     __slots__ = ("_n_bytes",)
 
@@ -190,37 +186,36 @@ class KnownBody:
         return self._n_bytes
 
     def wait(self) -> memoryview:
-        """See `DeferredBody.wait`: raises OSError, it is read by its header."""
+        """Raise OSError: the header locates the body. See `DeferredBody.wait`."""
         raise OSError("the body is in the object store")
 
 
 class Catalog:
-    """Bodies and manifests that are in the object store as far as is known here. Thread-safe.
+    """Bodies and manifests that this process knows in the object store. Thread-safe.
 
-    Of a body that a chain of full blocks names its size is enough. Other headers, and manifests,
-    are kept with their tokens, by which they are found; and some hundred of the former too, for
-    prompts that have only the first tokens of a block.
+    For a body that a chain of full blocks names, the catalog keeps only the size. Lookups need the
+    tokens of other headers and of manifests, so it keeps these whole. It also keeps a few hundred
+    of the former headers, for prompts that share only the first tokens of a block.
     """
 
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
-        """What `is_forgotten` holds for, a BlockKey or an AgentName, is not learned: it is about
-        to be deleted."""
+        """Ignore each BlockKey or AgentName that `is_forgotten` holds for: its deletion is due."""
         for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
         self._table = BodyTable(max_bytes - for_tails - for_recent)
-        self._lock = threading.Lock()  # of the table, and of what is learned and dropped
+        self._lock = threading.Lock()  # guards the table, and `learn` against `drop`
         self._max_bytes = max_bytes
         self.is_forgotten = is_forgotten
 
     # Bodies
 
     def learn(self, header: BlockHeader, n_bytes: int) -> None:
-        """A body of so many bytes is there."""
+        """Record a stored body of `n_bytes`."""
         known = StoredBlock(header, KnownBody(n_bytes))
-        with self._lock:  # `drop` follows what makes it forgotten, so either finds the other
+        with self._lock:  # `drop` runs after `is_forgotten` turns true: one of them sees the other
             if self.is_forgotten(header.key):
                 return
             if has_tail(header):
@@ -230,7 +225,7 @@ class Catalog:
                 self._recent.put(known)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """These bodies are gone."""
+        """Forget these bodies."""
         with self._lock:
             for key in keys:
                 self._table.drop(name_of_body(key))
@@ -238,11 +233,11 @@ class Catalog:
             self._recent.drop(keys)
 
     def drop_named(self, names: AbstractSet[int] | None) -> None:
-        """What has these names, see `name_of_body`, is gone; None: any may be."""
+        """Forget the bodies of these names, see `name_of_body`; with None, all bodies."""
         if names is None:
             with self._lock:
                 self._table.clear()
-        for name in names or ():  # a hundred thousand: others may look in between
+        for name in names or ():  # a hundred thousand names: let others take the lock in between
             with self._lock:
                 self._table.drop(name)
         for store in (self._tails, self._recent):
@@ -250,7 +245,7 @@ class Catalog:
             store.drop([one for one in keys if names is None or name_of_body(one) in names])
 
     def drop_tenant(self, tenant: bytes) -> None:
-        """All that the tenant with this tag had is gone."""
+        """Forget everything of the tenant with this tag."""
         with self._lock:
             self._table.drop_tenant(tenant)
         for store in (self._tails, self._recent):
@@ -267,12 +262,12 @@ class Catalog:
         return {key: Found(n_bytes, Tier.REMOTE) for key, n_bytes in sizes.items()}
 
     def n_bytes(self, key: BlockKey) -> int | None:
-        """Bytes of a body, or None."""
+        """Return the bytes of a body, or None."""
         found = self.find([key]).get(key)
         return None if found is None else found.n_bytes
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """Those of `keys` that are not known."""
+        """Return the unknown ones among `keys`."""
         return frozenset(keys) - self.find(keys).keys()
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
@@ -282,7 +277,7 @@ class Catalog:
         self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
-        """The scope of a body, and the block that its tail follows, if it has one; or None."""
+        """Return the scope of a body and the block that its tail follows, if any; or None."""
         tail = self._tails.header(key)
         if tail is not None:
             return tail.link.scope, tail.link.parent
@@ -291,8 +286,7 @@ class Catalog:
         return None if known is None else (known.scope, None)
 
     def lineage(self, key: BlockKey) -> Iterator[tuple[int, int]]:
-        """The name of a body and how deep it is, see `names`; then those of all full blocks that
-        it follows, as far as is known."""
+        """Yield the name and depth of a body, see `names`, then of each known full block before."""
         name, tail = name_of_body(key), self._tails.header(key)
         if tail is not None:
             yield name, depth_of(tail)
@@ -302,7 +296,7 @@ class Catalog:
             name = known.before
 
     def tail(self, key: BlockKey) -> BlockHeader | None:
-        """The header of a body that no chain of full blocks names, or None."""
+        """Return the header of a body that no chain of full blocks names, or None."""
         return self._tails.header(key)
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -316,24 +310,24 @@ class Catalog:
 
     @property
     def agents(self) -> AgentIndexPort:
-        """Their manifests; `learn_agent` and `drop_agent` change them."""
+        """The agents' manifests; `learn_agent` and `drop_agent` change them."""
         return self._tails
 
     def learn_agent(self, manifest: Manifest) -> None:
-        """This is an agent's newest manifest, with its generation."""
+        """Record an agent's newest manifest, with its generation."""
         with self._lock:  # as in `learn`
             if not self.is_forgotten((manifest.scope, manifest.agent_id)):
                 self._tails.remember(manifest)
 
     def drop_agent(self, scope: Scope, agent_id: str) -> bool:
-        """An agent's manifest is gone; whether it was known."""
+        """Forget an agent's manifest; return whether the catalog had it."""
         with self._lock:
             return self._tails.remove(scope, agent_id)
 
     # Life
 
     def stats(self) -> StoreStats:
-        """Numbers and bytes of what is known."""
+        """Return numbers and bytes of the known objects."""
         [tails], [recent] = self._tails.stats(), self._recent.stats()
         with self._lock:
             n_named = len(self._table)
@@ -342,7 +336,6 @@ class Catalog:
         return replace(tails, n_blocks=n_blocks, n_bytes=n_bytes, max_bytes=self._max_bytes)
 
     def close(self) -> None:
-        """Forget everything."""
         with self._lock:
             self._table.clear()
         self._tails.close()
@@ -354,10 +347,10 @@ class Catalog:
 
 
 class Notices:
-    """One process's. Thread-safe; a failing object store is counted.
+    """The notices of one process. Thread-safe; counts failures of the object store.
 
-    Of what is used all that it follows counts as used too, so what follows a block is never used
-    later than that. Knows not how uses and evictions are written.
+    A use of a block is a use of all blocks before it, so no block has a later use than its parent.
+    Knows no encoding of uses and evictions.
     """
 
     def __init__(
@@ -379,8 +372,8 @@ class Notices:
         self._timer: threading.Timer | None = None
 
     def hear(self, within: float = LOG_SECONDS) -> None:
-        """Forget what the janitor has deleted, unless that was heard within so many seconds: it is
-        to be written again. Raises UnavailableError."""
+        """Forget the objects that the janitor deleted, so that this process writes them again. Does
+        nothing within `within` seconds of the last time. Raises UnavailableError."""
         with self._hearing:
             if self._heard is not None and self._clock() - self._heard < within:
                 return
@@ -390,14 +383,14 @@ class Notices:
             self._catalog.drop_named(evicted)
 
     def record_new(self, header: BlockHeader) -> None:
-        """A body is about to be stored, and what it follows is not to be evicted."""
+        """Record a use of a body that `put` is about to store, and so of the blocks before it."""
         name = name_of_body(header.key)
         if name not in self._uses:
             self._uses.add(name, depth_of(header))
             self.record([BlockKey(header.link.parent, Part.FULL)])
 
     def record(self, keys: Iterable[BlockKey]) -> None:
-        """Bodies are used."""
+        """Record a use of bodies."""
         for key in keys:
             for name, depth in self._catalog.lineage(key):
                 if name in self._uses:
@@ -406,14 +399,13 @@ class Notices:
         self._write_in_time()
 
     def record_agent(self, manifest: Manifest) -> None:
-        """An agent and all that it needs are used; it is itself evicted before any of that."""
+        """Record a use of an agent and all its blocks; the janitor evicts the agent first."""
         entry = manifest_entry(agent_key(manifest.scope, manifest.agent_id), manifest.generation)
         self._uses.add(name_of(entry.name), 2 * len(manifest.token_ids) + 2)
         links = manifest.scope.chain(manifest.token_ids)
         self.record(link.key(part) for link in links for part in Part)
 
     def write(self) -> None:
-        """Write the log of uses now."""
         with self._lock:
             timer, self._timer = self._timer, None
         if timer is not None:
@@ -422,7 +414,7 @@ class Notices:
             self._uses.write()
 
     def _write_in_time(self) -> None:
-        """Write the log of uses if that is due, else when it is."""
+        """Write the log of uses now if it is due, else schedule it."""
         left = self._uses.seconds_left
         if left == 0:
             with self._tally.misses():

@@ -1,14 +1,14 @@
-"""Janitor: keeps what a fleet has in its object store within a budget; evicts what was not used for
-longest.
+"""Janitor: keeps the fleet's part of an object store within a budget; evicts the least recently
+used.
 
-A pass lists the store twice: first to add up what each tenant has and when it was used, then to
-delete. In between it holds no path, only `OBJECT_BYTES` for each object. What is written or used
-meanwhile stays. Only the holder of the lease deletes, and renews it right before each batch: a
-process that slept meanwhile notices that. Whatever is gone is a miss for readers.
+A pass lists the store twice: first to add up each tenant's bytes and their uses, then to delete. In
+between it holds `OBJECT_BYTES` for each object and no paths. Objects written or used meanwhile
+stay. Only the holder of the lease deletes. It renews the lease right before each batch, so a
+process that slept notices. To readers, an evicted object is a miss.
 
-Evicts what deleted tenants had, then of the tenants that have most, like the disk quota, down to
-`TARGET` of the budget. Turns and responses have a part of their own, as they are small, and worth
-more. Nothing is evicted by a clock of this machine. Knows names and sizes; no contents.
+Evicts the objects of deleted tenants first, then those of the largest tenants, like the disk quota,
+down to `TARGET` of the budget. Turns and responses have a share of their own: they are small and
+worth more. This machine's clock decides no eviction. Knows names and sizes, not contents.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from semantic_fleet.objects.uses import (
 )
 
 PASS_SECONDS = 60.0, 600.0
-"""The shortest and the longest time between two passes; in between until the budget is reached."""
+"""Seconds between two passes, at least and at most; in between, the time to fill the budget."""
 TARGET = 19 / 20
-"""Of the budget, once it was exceeded: what comes until the next pass has room."""
+"""Share of the budget that an eviction leaves: the rest is room until the next pass."""
 RECORDS = 1 / 16
-"""The part of it that turns and responses may always have; more if blocks need less."""
+"""Share of the budget that turns and responses may always use; more if blocks need less."""
 OBJECT_BYTES = 100
-"""Memory for an object during a pass, at most: its use and size, its line in the table of uses, and
-what copies of that take while it is read and written. A million take some 100 MB."""
+"""Most memory for an object during a pass: its use and size, its row in the table of uses, and the
+copies that reading and writing make. A million take some 100 MB."""
 _PAUSE = 0.2
-"""Seconds between two pages of a janitor in a server, whose processor is for answers."""
+"""Seconds between two pages while a server runs: its processor is for answers."""
 REPORT = "janitor/report"
 _VICTIMS = 1 << 15
-"""Objects that are known by path at a time, some 16 MiB, and are deleted in the order of uses."""
+"""Objects known by path at a time, some 16 MiB; the janitor deletes them in the order of uses."""
 _CHUNK = 8192
-"""Uses that are sorted at a time: a millisecond, in which the engine computes nothing."""
+"""Uses sorted at a time: one millisecond, in which the engine computes nothing."""
 _OURS = re.compile(
     r"(?P<kind>[0-9a-f]{64}|turns|responses)/(?P<folder>(?P<tenant>[0-9a-f]{32})-[0-9a-f]{16})/"
     r"(?P<inner>agents/|after/)?.+"
@@ -62,7 +62,7 @@ _OWN = re.compile(rf"({LOGS}|{EVICTED}|{TENANTS}|janitor)/.+")
 
 
 class Group(NamedTuple):
-    """What is evicted in one order: a tenant's blocks and manifests, or its records."""
+    """The unit of eviction order: a tenant's blocks and manifests, or its records."""
 
     tenant: str
     is_record: bool
@@ -70,7 +70,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An object that may be evicted. `name` as in `uses`, `used` as of `used_at`."""
+    """A candidate for eviction. `name` as in `uses`, `used` as `used_at` returns it."""
 
     path: str
     n_bytes: int
@@ -83,19 +83,19 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a pass has found and done. `n_bytes` is what is left, of `max_bytes`."""
+    """The result of a pass. `n_bytes` of `max_bytes` remain."""
 
     n_objects: int
     n_bytes: int
     max_bytes: int
     freed_bytes: int = 0
     evicted: Mapping[str, int] = field(default_factory=dict)
-    """Objects by kind: blocks, manifests, records."""
+    """Numbers of evicted objects by kind: blocks, manifests, records."""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in self.evicted.items()) or "nothing"
         size = f"{_size(self.n_bytes)} of {_size(self.max_bytes)} in {self.n_objects} objects"
-        return f"evicted {kinds}, {_size(self.freed_bytes)}; {size} are left"
+        return f"evicted {kinds}, {_size(self.freed_bytes)}; {size} remain"
 
 
 def _size(n_bytes: int) -> str:
@@ -106,7 +106,7 @@ def _size(n_bytes: int) -> str:
 
 
 def read_report(objects: Objects) -> Report | None:
-    """The report of the last pass; None if there was none. Raises UnavailableError."""
+    """Return the report of the last pass, or None. Raises UnavailableError."""
     try:
         found = json.loads(bytes(objects.get(REPORT)))
         return Report(**found)
@@ -115,7 +115,7 @@ def read_report(objects: Objects) -> Report | None:
 
 
 class _Sizes:
-    """The sizes of a group's objects, in the order of their uses. 16 bytes each."""
+    """The sizes of a group's objects in the order of their uses, 16 bytes each."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -129,7 +129,7 @@ class _Sizes:
             self._sort()
 
     def oldest(self, n_bytes: int) -> int:
-        """The use up to which the objects have at least so many bytes; 0 for no bytes."""
+        """Return the use up to which the objects have at least `n_bytes`; 0 for no bytes."""
         self._sort()
         last = 0
         for used, size in heapq.merge(*(zip(*one, strict=True) for one in self._sorted)):
@@ -146,15 +146,13 @@ class _Sizes:
 
 
 class StoppedError(Exception):
-    """A pass was ended on request."""
+    """Someone stopped the pass."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)  # of a secret
+@dataclass(frozen=True, slots=True, repr=False)  # repr=False: it holds a secret
 class Janitor:
-    """Passes over one object store, for the holder of a lease. Not thread-safe.
-
-    The secret is the fleet's, 32 bytes. A pass ends with StoppedError when it is stopped.
-    """
+    """Passes over one object store, for the holder of a lease. Not thread-safe. The secret is the
+    fleet's, 32 bytes. A stopped pass raises StoppedError."""
 
     _objects: Objects
     _secret: bytes
@@ -163,7 +161,7 @@ class Janitor:
     _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
-        """One pass. Raises UnavailableError, and LostLeaseError if another process took over."""
+        """Make one pass. Raises UnavailableError, and LostLeaseError if another process took it."""
         self._lease.renew()
         reader = UseReader(self._objects, self._secret)
         table = reader.table(self._keep)
@@ -199,7 +197,7 @@ class Janitor:
             yield from page
 
     def _dead(self, folders: Mapping[str, set[str]]) -> frozenset[str]:
-        """Those of `folders`, by tenant, whose key was deleted after they were listed."""
+        """Return those of `folders`, by tenant, whose key someone deleted after the listing."""
         pages = self._objects.pages(TENANTS)
         known = {one.path.rsplit("/", 1)[-1] for page in pages for one in page}
         doubtful = [one for one in folders if one not in known or len(folders[one]) > 1]
@@ -214,7 +212,7 @@ class Janitor:
         last: Mapping[Group, int],
         spared: frozenset[int],
     ) -> Counter[str]:
-        """Delete all that is `dead`, or was `last` used then and is not `spared`; what was."""
+        """Delete and count each object in a `dead` folder, or not `spared` and used by `last`."""
         done: Counter[str] = Counter()
         victims: list[Item] = []
         for one in self._listed():
@@ -231,12 +229,13 @@ class Janitor:
         return done
 
     def _delete(self, victims: Sequence[Item], done: Counter[str]) -> None:
-        """Delete in the order of uses, so that of a chain its beginning is left at any time."""
+        """Delete in the order of uses, so that the rest of a chain is always its beginning."""
         ordered = sorted(victims, key=lambda item: item.used)
         for start in range(0, len(ordered), PAGE):
             batch = ordered[start : start + PAGE]
             names = dict.fromkeys(item.name for item in batch)
-            # Before, as this process may end in the middle; after, as others may look in between.
+            # Announce before, as this process may end midway, and after, as others may look in
+            # between.
             announce(self._objects, self._secret, f"{self._lease.number:020}-next", names)
             self._keep()
             self._lease.renew()
@@ -252,7 +251,7 @@ class Janitor:
 
 
 class BackgroundJanitor:
-    """A thread that keeps the lease, if no other process has it, and passes from time to time."""
+    """A thread that keeps the lease while no other process has it, and makes passes."""
 
     def __init__(
         self,
@@ -264,8 +263,9 @@ class BackgroundJanitor:
         lease_seconds: float = PERIOD,
         pass_seconds: tuple[float, float] = PASS_SECONDS,
     ) -> None:
-        """`objects` are the janitor's own: its failures open no circuit breaker of readers.
-        `notify` gets a line for each pass that evicted something, and for the first that failed."""
+        """`objects` must be a connection of its own: failures of the janitor must not open the
+        readers' breaker. `notify` gets a line for each pass that evicted something, and for the
+        first that failed."""
         self._lease = Lease(objects, period=lease_seconds)
         self._stop = threading.Event()
         stopped = partial(self._stop.wait, _PAUSE)
@@ -282,12 +282,12 @@ class BackgroundJanitor:
         self._thread.start()
 
     def counts(self) -> Mapping[str, int]:
-        """Events since it was started: passes, those that failed, and what was evicted."""
+        """Return counts since the start: passes, failed passes, evictions."""
         with self._lock:
             return dict(self._counts)
 
     def close(self) -> None:
-        """End the pass in progress, and let another process have the lease."""
+        """End the pass in progress and release the lease."""
         self._stop.set()
         self._thread.join()
 
@@ -321,7 +321,7 @@ class BackgroundJanitor:
         except (LostLeaseError, UnavailableError) as error:
             self._count("failed passes")
             if not self._has_failed:
-                self._notify(f"object store: the janitor failed, and will try again: {error}")
+                self._notify(f"object store: the janitor failed and will try again: {error}")
             self._has_failed = True
         else:
             self._has_failed = False
@@ -332,7 +332,7 @@ class BackgroundJanitor:
 
 
 def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
-    """Up to which use each group is to be evicted, so that all have so many bytes."""
+    """Return the last use to evict of each group, so that all groups fit in `room` bytes."""
     room = max(0, room)
     sizes = {group: one.n_bytes for group, one in groups.items()}
     blocks = [n for group, n in sizes.items() if not group.is_record]
@@ -347,7 +347,7 @@ def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, i
 
 
 def seconds_to_fill(before: float, last: Report, report: Report, now: float) -> float:
-    """Until the budget is reached if the store grows as it did between two passes."""
+    """Return the seconds until the budget is full if the store grows as since the last pass."""
     grown = report.n_bytes + report.freed_bytes - last.n_bytes
     room = max(0, report.max_bytes - report.n_bytes)
     return room * (now - before) / grown if grown > 0 else float("inf")

@@ -1,12 +1,11 @@
-"""Lease: lets one process at a time do something to an object store, with clocks that may be wrong.
+"""Lease: gives one process at a time a right on an object store, whatever the clocks say.
 
-    janitor/lease/NUMBER   the lease as its holder has renewed it; one of no bytes is free
+    janitor/lease/NUMBER   one renewal by its holder; an empty object is a free lease
 
-The highest number counts, and a number is created only once: so of two that renew or take over
-only one succeeds. A lease is dead when its number has not changed for a whole `PERIOD` by the
-*observer's* clock: no time of one machine is compared with that of another. The holder renews right
-before whatever it may do alone; its own clock can only stop it, when it slept meanwhile. Knows no
-object but its own.
+The highest number counts. The store creates a number once, so only one of two processes that renew
+or take over succeeds. A lease is dead when its number has not changed for a whole `PERIOD` by the
+*observer's* clock, which compares no clocks of two machines. The holder renews right before each
+exclusive action. Its own clock can only stop it, after a sleep. Knows no object but its own.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from semantic_fleet.objects.objects import PAGE, Listed, Objects
 
 FOLDER = "janitor/lease"
 PERIOD = 120.0
-"""Seconds without a renewal after which others take a lease over. Longer than any one call to the
-object store that its holder makes, so that a call has ended before others act."""
+"""Seconds without a renewal after which others take a lease over. Longer than any single object
+store call of the holder, so that the call has ended before others act."""
 RENEWALS = 4
-"""How often it is renewed in that time, if its holder does nothing that needs it."""
+"""Renewals in a period while the holder does nothing that needs the lease."""
 
 
 class LostLeaseError(Exception):
-    """Another process has the lease now, or may have."""
+    """Another process has the lease now, or may have it."""
 
 
 def clock() -> float:
-    """Seconds that go on while the machine is asleep, as `time.monotonic` does not."""
+    """Return seconds that also count sleep of the machine, unlike `time.monotonic`."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -51,20 +50,18 @@ class Lease:
         self._since = 0.0
         self._renewed = 0.0
         self.is_renewed = False
-        """Whether another process was seen to renew it."""
+        """True if another process renewed it while this one watched."""
 
     @property
     def number(self) -> int:
-        """The number of the last renewal. Raises LostLeaseError while it is another's."""
+        """Number of the last renewal. Raises LostLeaseError if another process has the lease."""
         if self._own is None:
-            raise LostLeaseError("the lease is another's")
+            raise LostLeaseError("another process has the lease")
         return self._own
 
     def acquire(self) -> bool:
-        """Renew the lease, or take it if it is free or dead; whether it is this process's now.
-
-        Of another's lease what was seen is remembered: call again until it is dead.
-        """
+        """Renew the lease, or take it if it is free or dead; return whether this process has it.
+        Remembers the last renewal by another process: call again until that lease is dead."""
         if self._own is not None:
             return self._follow(self._own)
         newest = max(self._listed(), key=_number, default=None)
@@ -78,33 +75,28 @@ class Lease:
         return self._follow(number) if is_dead or not newest.n_bytes else False
 
     def renew(self) -> None:
-        """Call right before what only the holder may do. Raises LostLeaseError.
-
-        Also when it took so long that it might end behind the period in which others wait: half of
-        that is left for one call to the object store.
-        """
+        """Renew the lease right before an action that only its holder may take. Raises
+        LostLeaseError, also if the renewal took over half the period: one object store call must
+        still fit before others take over."""
         if not self._follow(self.number):
             raise LostLeaseError("another process took the lease over")
         if self._clock() - self._renewed >= self._period / 2:
             raise LostLeaseError("renewing the lease took too long")
 
     def keep(self) -> None:
-        """`renew` if that is due: call from time to time during long work."""
+        """Call `renew` if that is due; for long work to call from time to time."""
         if self._clock() - self._renewed >= self._period / RENEWALS:
             self.renew()
 
     def release(self) -> None:
-        """Let another process have it at once."""
+        """Free the lease for another process."""
         if self._own is not None:
             self._follow(self._own, b"")
             self._own = None
 
     def _follow(self, number: int, contents: bytes = b"held") -> bool:
-        """Create the lease that comes after `number`; False if another process was first.
-
-        One that has slept may create a number that others had and deleted: then there is a higher
-        one.
-        """
+        """Create the lease after `number`; return False if another process was first. A process
+        that slept may create a number that others had and deleted. Then a higher one exists."""
         begun, own = self._clock(), number + 1
         self._own = None
         if not self._objects.create(_path(own), contents):

@@ -1,8 +1,8 @@
-"""Manifests: sealed manifests of agents in an object store, each generation an object of its own.
+"""Manifests: sealed manifests of agents in an object store, one object for each generation.
 
-Objects are created, never changed, so two replicas that save one agent at once get a generation
-each. The partial blocks at the end of a turn are deleted when the next turn is saved. Does not know
-which agents there are.
+Objects never change after their creation, so two replicas that save one agent at once get a
+generation each. The next saved turn deletes the partial blocks at the end of the turn before. Does
+not know which agents exist.
 """
 
 from __future__ import annotations
@@ -35,28 +35,26 @@ from semantic_fleet.objects.reading import Bodies
 from semantic_fleet.objects.sealing import Vault, seal, unsealed
 
 _GENERATIONS = 4
-"""Generations that are tried while other replicas save the same agent."""
+"""Generations to try while other replicas save the same agent."""
 _MOST_NEW = 1 << 12
-"""Partial blocks of this process that no agent's turn ended with yet, at most."""
+"""Most partial blocks of this process to remember that no agent's turn has ended with yet."""
 
 
 class Manifests:
-    """The manifests of all scopes in one object store. Thread-safe.
-
-    Every call may raise UnavailableError.
-    """
+    """The manifests of all scopes in one object store. Thread-safe. Every call may raise
+    UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
         self._vault = vault
 
     def newest(self, scope: Scope, agent_id: str) -> Listed | None:
-        """The object of the newest manifest, see `generation_of`; None if there is none."""
+        """Return the object of the newest manifest, see `generation_of`; or None."""
         listed = self._objects.listed(self._folder(scope).agent(agent_id), PAGE)
         return max(listed, key=generation_of, default=None)
 
     def read(self, scope: Scope, agent_id: str, listed: Listed) -> Manifest:
-        """The manifest in an object. Raises FileNotFoundError and UnreadableError."""
+        """Return the manifest in an object. Raises FileNotFoundError and UnreadableError."""
         key, generation = agent_key(scope, agent_id), generation_of(listed)
         data = self._objects.get(listed.path)
         sealed_as = manifest_identity(key, generation)
@@ -64,17 +62,15 @@ class Manifests:
         return decode_manifest(contents, key, generation).manifest
 
     def save(self, manifest: Manifest, before: int) -> Manifest | None:
-        """Write the next generation, after `before` and all that are there; the manifest with it.
-
-        None if others were faster each time.
-        """
+        """Write the generation after `before` and all stored ones; return the manifest with it.
+        None if others were faster each time."""
         newest = self.newest(manifest.scope, manifest.agent_id)
         first = 1 + max(before, 0 if newest is None else generation_of(newest))
         for generation in range(first, first + _GENERATIONS):
             own = replace(manifest, generation=generation)
             if self._create(own):
                 if newest is not None:
-                    with suppress(UnavailableError):  # it is superseded, wherever it is
+                    with suppress(UnavailableError):  # a newer one exists, wherever it is
                         self._objects.delete(newest.path)
                 return own
         return None
@@ -95,13 +91,13 @@ class Manifests:
 
 
 class Ends:
-    """The partial blocks that turns of agents end with, in one object store. Thread-safe.
+    """The partial blocks at the ends of agents' turns in one object store. Thread-safe.
 
-    They are deleted when the agent's next turn is saved with ends of its own, which contain their
-    keys and values and have their own checkpoints. Turns of several agents may end alike, as those
-    of a fork do: a turn that finds a block that it did not write marks it as shared, once, in an
-    object beside it, and a shared block stays. An agent that begins with a block while it is
-    deleted misses it, as if it was evicted, and computes.
+    The agent's next saved turn deletes them if it has ends of its own: those contain the same keys
+    and values and have their own checkpoints. Turns of several agents may end alike, as those of a
+    fork do. A turn that finds a block of another writer marks it once as shared, in an object next
+    to it, and a shared block stays. To an agent that begins with a block during its deletion, the
+    block is a miss.
     """
 
     def __init__(self, bodies: Bodies, catalog: Catalog) -> None:
@@ -111,7 +107,7 @@ class Ends:
         self._new: OrderedDict[BlockKey, None] = OrderedDict()
 
     def written(self, header: BlockHeader) -> None:
-        """A body was created that was not there."""
+        """Record a body that this process created."""
         if header.link.is_full:
             return
         with self._lock:
@@ -120,8 +116,8 @@ class Ends:
                 self._new.popitem(last=False)
 
     def saved(self, newer: Manifest, older: Manifest | None) -> int:
-        """A turn was saved after `older`, the agent's last one that is known here; how many of its
-        ends were deleted. The catalog does not know the newer one yet. Raises UnavailableError."""
+        """Delete the ends that `newer` replaces; return how many blocks. `older` is the agent's
+        last turn known here; the catalog must not know `newer` yet. Raises UnavailableError."""
         before = {} if older is None else _partial(ends_of_turn(older))
         own = _partial(ends_of_turn(newer))
         for name, link in own.items():
@@ -132,7 +128,7 @@ class Ends:
         links = list(newer.scope.chain(newer.token_ids))
         points = [link.key(Part.CHECKPOINT) for link in (*own.values(), *links[-1:])]
         has_points = bool(self._catalog.find(points))
-        # At the end of a prompt there are only checkpoints, and what these need.
+        # The end of a prompt has only checkpoints and the bodies they need.
         ends = list(before.values()) if has_points else _ends_of_chain(older)
         replaced = [link for link in ends if link.hash not in own]
         agent = newer.scope, newer.agent_id
@@ -146,8 +142,8 @@ class Ends:
     def _replaced_parts(
         self, link: BlockLink, links: Sequence[BlockLink], *, has_points: bool
     ) -> list[Part]:
-        """Parts of a block that the newer turn, with `links`, has too. Some may not be stored:
-        this process does not know all that another replica has stored."""
+        """Return the parts of a block that the newer turn, with `links`, has too. Some may be
+        missing: this process does not know everything that another replica stored."""
         later = links[min(link.start // BLOCK_TOKENS, len(links) - 1)].key(Part.FULL)
         full = [Part.FULL] if self._catalog.find([later]) else []
         return full + ([Part.WINDOW, Part.CHECKPOINT] if has_points else [])
@@ -160,8 +156,8 @@ class Ends:
         return True
 
     def _is_new(self, link: BlockLink) -> bool:
-        """True if this process wrote all known parts of a block and no turn ended with it before.
-        From now on one does."""
+        """Return whether this process wrote all known parts of a block and no turn ended with it
+        yet. Records that a turn now ends with it."""
         known = self._catalog.find([link.key(part) for part in Part]).keys()
         with self._lock:
             is_new = known <= self._new.keys()

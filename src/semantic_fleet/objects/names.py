@@ -1,12 +1,12 @@
-"""Names: where the objects of blocks and agents are, and what their contents are bound to.
+"""Names: the paths of blocks and agents in the store, and the identities that bind their contents.
 
     NAMESPACE/TENANT/HASH.PART             a body
     NAMESPACE/TENANT/after/PARENT/HASH.PART  the header of a body that no full block names: of a
                                            tail or a checkpoint, found by the block before it
-    NAMESPACE/TENANT/after/PARENT/HASH.shared  says that turns of several agents end with it
-    NAMESPACE/TENANT/agents/KEY/GENERATION  a manifest; the one with the highest generation counts
+    NAMESPACE/TENANT/after/PARENT/HASH.shared  marks that turns of several agents end with it
+    NAMESPACE/TENANT/agents/KEY/GENERATION  a manifest; the highest generation counts
 
-All names are digests, TENANT as in `vault`. Knows no contents, and not what there is.
+All names are digests, TENANT as in `vault`. Knows neither contents nor which objects exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from semantic_fleet.objects.uses import name_of
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Where the objects of one scope are, and the key of its tenant."""
+    """The folder of one scope, and the key of its tenant."""
 
     scope: Scope
     tenant: Tenant
@@ -39,19 +39,19 @@ class Folder:
         return self._path(block_entry(key).name)
 
     def after(self, parent: BlockHash) -> str:
-        """The folder of the headers of what follows a block."""
+        """Return the folder of the headers that follow a block."""
         return self._path(f"after/{parent.hex()}")
 
     def tail(self, key: BlockKey, parent: BlockHash) -> str:
-        """The header of a body, see `has_tail`."""
+        """Return the path of a body's header, see `has_tail`."""
         return f"{self.after(parent)}/{block_entry(key).name}"
 
     def shared(self, link: BlockLink) -> str:
-        """The path of the mark that turns of several agents end with a block."""
+        """Return the path of the mark that turns of several agents end with a block."""
         return f"{self.after(link.parent)}/{link.hash.hex()}.shared"
 
     def agent(self, agent_id: str) -> str:
-        """The folder of an agent's manifests."""
+        """Return the folder of an agent's manifests."""
         return self._path(f"agents/{agent_key(self.scope, agent_id).hex()}")
 
     def manifest(self, agent_id: str, generation: int) -> str:
@@ -63,33 +63,33 @@ class Folder:
 
 
 def has_tail(header: BlockHeader) -> bool:
-    """Whether a body cannot be named by a chain of full blocks."""
+    """Return whether no chain of full blocks can name a body."""
     return header.part is Part.CHECKPOINT or (header.part is Part.FULL and not header.link.is_full)
 
 
 def name_of_body(key: BlockKey) -> int:
-    """What a body and its tail are called in `uses`."""
+    """Return the name of a body and its tail in `uses`."""
     return name_of(block_entry(key).name)
 
 
 def depth_of(header: BlockHeader) -> int:
-    """How deep a body is: less than all that follow it."""
+    """Return the depth of a body: less than that of each body after it."""
     return 2 * header.link.start + (header.part is not Part.FULL)
 
 
 def last_name(listed: Listed) -> str:
-    """The name of an object in its folder."""
+    """Return the name of an object in its folder."""
     return listed.path.rsplit("/", 1)[-1]
 
 
 def generation_of(listed: Listed) -> int:
-    """The generation of a manifest's object; 0 for any other object."""
+    """Return the generation of a manifest's object; 0 for any other object."""
     parsed = parse_manifest(last_name(listed))
     return 0 if parsed is None else parsed[1]
 
 
 def body_identity(header: BlockHeader) -> bytes:
-    """What a body is bound to: every field of its header."""
+    """Return the identity of a body, which covers every field of its header."""
     link = header.link
     return digest(
         "remote-body-v1",
@@ -105,10 +105,10 @@ def body_identity(header: BlockHeader) -> bytes:
 
 
 def tail_identity(key: BlockKey) -> bytes:
-    """What the header of a body is bound to."""
+    """Return the identity of a body's header."""
     return digest("remote-tail-v1", key.hash, key.part.encode())
 
 
 def manifest_identity(agent: bytes, generation: int) -> bytes:
-    """What a manifest is bound to; `agent` as of `agent_key`."""
+    """Return the identity of a manifest; `agent` as `agent_key` returns it."""
     return digest("remote-manifest-v1", agent, generation.to_bytes(8, "little"))

@@ -1,7 +1,7 @@
-"""Objects: what an object store has under a prefix, with deadlines and a circuit breaker.
+"""Objects: access to an object store below a prefix, with deadlines and a circuit breaker.
 
-S3, GCS, Azure, a folder or this process's memory, by their URL; credentials come from the
-environment. Knows paths and bytes; not what is in them.
+The URL selects S3, GCS, Azure, a folder or this process's memory. Credentials come from the
+environment. Knows paths and bytes, not their meaning.
 """
 
 from __future__ import annotations
@@ -36,49 +36,48 @@ if TYPE_CHECKING:
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 DEADLINE = 2.0
-"""Seconds for a request with few bytes."""
+"""Seconds for a request of few bytes."""
 BODY_DEADLINE = 10.0
 """Seconds for a request of at most `READ_BYTES`, or for an upload."""
 PAGE = 1000
-"""Objects of a page of a listing, and the most that are deleted with one call, as S3 has them."""
+"""Objects in a page of a listing, and the most that one call deletes; the limits of S3."""
 _LATE = 0.75 * DEADLINE
-"""Seconds after which something urgent is late: before what waits for it gives up."""
+"""Seconds after which an urgent call is late: before its waiter times out."""
 _CONNECT = timedelta(seconds=1)
-_MOST_BYTES = 64 << 20  # of a small object: a manifest has some for each token
+_MOST_BYTES = 64 << 20  # of a small object: a manifest has some bytes per token
 _MOST_CHARACTERS = 300
 _REPORT_SECONDS = 60.0
-"""Between two sentences about a store that fails again and again."""
+"""Seconds between two reports about a store that keeps failing."""
 _REQUEST = re.compile(r"Error performing (\w+) ([^\s?]+)\S* in \S+ - (?:Server returned .*code: )?")
 _ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _NO_BUCKET = "<Code>NoSuchBucket<"
 _CAUSE = re.compile(r'(?:error|message): "([^"\n]+)"|Invalid\w+\(\s*(\w+)|(TimedOut)')
-"""In the structure of an error, whose own line says no more than that a request failed."""
-_NOT_LISTED = "the object store lists nothing, what other replicas have is not found"
-_NOT_DELETED = "the object store deletes nothing, what is deleted here stays there"
+"""The cause in the structure of an error whose first line says only that a request failed."""
+_NOT_LISTED = "cannot list the object store, objects of other replicas are not found"
+_NOT_DELETED = "cannot delete from the object store, deleted objects stay there"
 _CERTIFICATES = {
-    "UnknownIssuer": "no CA known here has issued its certificate, SSL_CERT_FILE names others",
+    "UnknownIssuer": "its certificate is from an unknown CA, SSL_CERT_FILE can name more",
     "NotValidForNameContext": "its certificate is for another name",
     "ExpiredContext": "its certificate has expired",
     "NotValidYetContext": "its certificate is not valid yet, by the clock here",
 }
-"""Texts for a server's certificate that is refused, by the name in the error's structure."""
+"""Texts for a refused server certificate, by the name in the error's structure."""
 _NO_CREDENTIALS = {
     "://169.254.169.254/latest/": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "://169.254.169.254/metadata/": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "://metadata": "GOOGLE_APPLICATION_CREDENTIALS",
 }
-"""Where a client asks the machine that it is on for credentials, as no variable gives any."""
+"""URLs that a client asks for credentials, as no variable gives any, and the variables to set."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 
 
 class UnavailableError(Exception):
-    """The object store failed, was too slow, or is not asked for a while after that."""
+    """The object store failed or was too slow, or the breaker is open after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object of a listing: its path, its size in bytes, and when it was written, by the store's
-    clock."""
+    """An object of a listing. `written` is by the store's clock."""
 
     path: str
     n_bytes: int
@@ -88,10 +87,10 @@ class Listed:
 class Objects:
     """One prefix of an object store. Thread-safe.
 
-    Every call raises UnavailableError for what fails: at once while the breaker is open, which one
-    timeout or a few errors open for a second and, if the next call fails too, for longer. A
-    FileNotFoundError says that there is no such object; that is no failure. That there is no bucket
-    is one.
+    Every call raises UnavailableError if the store fails, and at once while the breaker is open.
+    One timeout or a few errors open the breaker for a second, and for longer if the next call fails
+    too. FileNotFoundError means that the object is missing, which does not count as a failure. A
+    missing bucket is a failure.
     """
 
     def __init__(
@@ -103,10 +102,13 @@ class Objects:
         notify: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`large` has the longer deadline of bodies; by default it is `small`. `folder` is where
-        they are, if that may vanish. `notify` gets a sentence when the breaker opens, at most one a
-        minute, some writes in a row fail, or these credentials may not list or delete, and one when
-        that is over."""
+        """`large` has the longer deadline of bodies; by default it is `small`. `folder` is the
+        shared folder, if that may vanish.
+
+        `notify` gets a sentence when the breaker opens, at most one a minute, when several writes
+        in a row fail, and when the credentials do not allow to list or delete. It gets another one
+        when that is over.
+        """
         self._small = small
         self._large = large or small
         self._folder = folder
@@ -116,10 +118,10 @@ class Objects:
         self._lock = threading.Lock()
         self._notify = notify or (lambda _: None)
         self._refused = 0
-        fails = "the object store fails, what it has is computed"
+        fails = "the object store fails, prefill replaces its blocks"
         self._fails = _Outage(fails, "the object store answers again", clock)
-        full = "the object store takes nothing new"
-        self._takes_nothing = _Outage(full, "the object store takes what is new again", clock)
+        full = "the object store accepts no writes"
+        self._takes_nothing = _Outage(full, "the object store accepts writes again", clock)
         self._refuses = {
             "list": _Outage(_NOT_LISTED, "the object store lists again", clock),
             "delete": _Outage(_NOT_DELETED, "the object store deletes again", clock),
@@ -127,33 +129,30 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
-        """The prefix at `url`; asks it nothing.
-
-        Raises InvalidRequestError for a URL that is none of `SCHEMES`, and for a folder that is not
-        there.
-        """
+        """Return the prefix at `url` without a request. Raises InvalidRequestError for a URL
+        outside `SCHEMES` and for a missing folder."""
         folder = _folder_of(url)
         large = _connected(url, BODY_DEADLINE, signs_bodies=False)
         return cls(_connected(url, DEADLINE), large, folder=folder, notify=notify)
 
     @property
     def is_open(self) -> bool:
-        """Whether the circuit breaker is open: calls fail at once."""
+        """True if the circuit breaker is open: calls fail at once."""
         with self._lock:
             return self._backoff.is_on()
 
     @property
     def has_failed(self) -> bool:
-        """True if the breaker was opened and no call has succeeded since, or if an `urgent` call is
-        late: to wait for the next one may be in vain."""
+        """True if no call has succeeded since the breaker opened, or an `urgent` call is late.
+        Waiting for the next call may then be in vain."""
         with self._lock:
             late = self._clock() - _LATE
             return self._backoff.has_begun or any(at <= late for at in self._urgent.values())
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Mark the calls inside as urgent: the end of an answer waits for them, for no longer than
-        a small request takes."""
+        """Mark the calls inside as urgent: the end of an answer waits for them. It waits no longer
+        than a small request takes."""
         this = object()
         with self._lock:
             self._urgent[this] = self._clock()
@@ -165,11 +164,11 @@ class Objects:
 
     @property
     def breaks(self) -> int:
-        """How often the breaker was opened."""
+        """How often the breaker opened."""
         return self._backoff.times
 
     def size(self, path: str) -> int | None:
-        """Bytes of an object; None if there is none."""
+        """Return the bytes of an object, or None if it is missing."""
         with self._attempt():
             try:
                 return obstore.head(self._small, path)["size"]
@@ -177,13 +176,13 @@ class Objects:
                 return None
 
     def get(self, path: str) -> Buffer:
-        """All bytes of a small object, none of another one. Raises FileNotFoundError."""
+        """Return a small object, or no bytes for a large one. Raises FileNotFoundError."""
         with self._attempt():
             found = obstore.get(self._small, path)
             return found.bytes() if found.meta["size"] <= _MOST_BYTES else b""
 
     def read(self, path: str, start: int, stop: int) -> Buffer:
-        """Bytes of a part of an object; fewer if it is shorter. Raises FileNotFoundError."""
+        """Return a range of an object, fewer bytes if it is shorter. Raises FileNotFoundError."""
         with self._attempt():
             try:
                 return obstore.get_range(self._large, path, start=start, end=stop)
@@ -193,7 +192,7 @@ class Objects:
                 raise
 
     def create(self, path: str, data: Buffer) -> bool:
-        """Write an object unless there is one; whether there was none."""
+        """Write an object unless it exists; return whether it did not."""
         with self._attempt(writes=True):
             try:
                 obstore.put(self._large, path, data, mode="create", use_multipart=False)
@@ -202,12 +201,12 @@ class Objects:
             return True
 
     def replace(self, path: str, data: Buffer) -> None:
-        """Write an object in the place of any other."""
+        """Write an object, replacing any other."""
         with self._attempt(writes=True):
             obstore.put(self._large, path, data, use_multipart=False)
 
     def delete(self, path: str) -> None:
-        """Delete an object; nothing happens if there is none."""
+        """Delete an object if it exists."""
         with self._attempt("delete"):
             try:
                 obstore.delete(self._small, path)
@@ -215,8 +214,7 @@ class Objects:
                 return
 
     def listed(self, folder: str, most: int) -> list[Listed]:
-        """At most `most` objects below a folder, in the order of their paths where the store has
-        one."""
+        """Return at most `most` objects below a folder, in path order if the store has one."""
         found: list[Listed] = []
         with self._attempt("list"):
             for page in obstore.list(self._small, f"{folder}/", chunk_size=min(most, PAGE)):
@@ -226,8 +224,8 @@ class Objects:
         return found[:most]
 
     def pages(self, folder: str = "") -> Iterator[list[Listed]]:
-        """All objects below a folder, in pages of at most `PAGE`; of a store that changes meanwhile
-        each is in one page or in none."""
+        """Yield all objects below a folder in pages of at most `PAGE`. If the store changes
+        meanwhile, each object is in one page or in none."""
         stream = obstore.list(self._large, f"{folder}/" if folder else None, chunk_size=PAGE)
         while True:
             with self._attempt("list"):
@@ -237,7 +235,7 @@ class Objects:
             yield [Listed(one["path"], one["size"], one["last_modified"]) for one in page]
 
     def folders(self, folder: str = "") -> list[str]:
-        """The paths of the folders in one."""
+        """Return the paths of the subfolders of a folder."""
         with self._attempt("list"):
             return list(obstore.list_with_delimiter(self._large, folder or None)["common_prefixes"])
 
@@ -246,14 +244,14 @@ class Objects:
         with self._attempt("delete"):
             try:
                 obstore.delete(self._large, list(paths))
-            except FileNotFoundError:  # a folder stops at one that is gone
+            except FileNotFoundError:  # a folder store stops at a missing object
                 for path in paths:
                     with suppress(FileNotFoundError):
                         obstore.delete(self._large, path)
 
     def keeps_versions(self) -> bool:
-        """Whether what is deleted stays as an old version, as in a bucket of S3 with versions; of
-        other stores that is not known. Writes and deletes an object."""
+        """Return whether deleted objects stay as old versions, as in an S3 bucket with versioning.
+        Unknown for other stores: False. Writes and deletes an object."""
         path = f"probes/{os.urandom(8).hex()}"
         with self._attempt(writes=True):
             version = obstore.put(self._small, path, b"probe", use_multipart=False)["version"]
@@ -261,8 +259,8 @@ class Objects:
         return isinstance(self._small, S3Store) and version not in (None, "null")
 
     def _ends_before(self, path: str, start: int) -> bool:
-        """Whether a range from `start` on failed as an object is shorter: each kind of store says
-        that in other words."""
+        """Return whether a range from `start` failed because the object is shorter. Each kind of
+        store reports that in other words."""
         with suppress(BaseError, OSError, ValueError):
             return obstore.head(self._small, path)["size"] <= start
         return False
@@ -281,7 +279,7 @@ class Objects:
             if isinstance(error, FileNotFoundError) and not (writes or _NO_BUCKET in str(error)):
                 self._record(what, error=None)
                 raise
-            self._record(what, error, writes=writes)  # nothing but a bucket is missing to write
+            self._record(what, error, writes=writes)  # a write can miss only the bucket
             raise UnavailableError(_line(error)) from error
         self._record(what, error=None, writes=writes)
 
@@ -300,8 +298,9 @@ class Objects:
     def _sentences(
         self, what: str, error: Exception | None, *, writes: bool
     ) -> Iterator[str | None]:
-        """Sentences to report after a call. A full or read-only store is still read, and one that
-        lists or deletes nothing is still written: then the breaker stays closed."""
+        """Yield sentences to report after a call. The breaker stays closed for a full or read-only
+        store, which still answers reads, and for one that refuses to list or delete, which takes
+        writes."""
         refuses = self._refuses.get(what)
         if error is None:
             yield self._fails.ended()
@@ -316,12 +315,11 @@ class Objects:
 
 
 class SharedFolder:
-    """A folder that several machines have mounted. Missing folders are made when an object is
-    written: without a look before each call those of a mount that is gone would be, on this
-    machine's disk."""
+    """A folder that several machines have mounted. A write makes missing folders. Without a check
+    before each call it would make those of a lost mount on this machine's disk."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InvalidRequestError if there is no such folder."""
+        """Raises InvalidRequestError if the folder does not exist."""
         self._path = path
         if not path.is_dir():
             raise InvalidRequestError(
@@ -331,17 +329,15 @@ class SharedFolder:
         self._mount = next(one for one in (real, *real.parents) if os.path.ismount(one))
 
     def require(self) -> None:
-        """Raises OSError if the folder is not there, or what it was on is not mounted. One that
-        comes back is used again."""
+        """Raise OSError if the folder or its mount is missing. It may come back."""
         if not self._path.is_dir():
-            raise OSError(f"the folder {self._path} is gone")  # not FileNotFoundError: that is one
+            raise OSError(f"the folder {self._path} is gone")  # FileNotFoundError is for objects
         if not os.path.ismount(self._mount):
-            raise OSError(f"{self._mount} is not mounted any more")
+            raise OSError(f"{self._mount} is no longer mounted")
 
 
 class _Outage:
-    """Reports failures that go on: when they begin, at most once a minute, and when they have
-    ended. Not thread-safe."""
+    """Reports a lasting failure: its begin, at most once a minute, and its end. Not thread-safe."""
 
     def __init__(self, begun: str, ended: str, clock: Callable[[], float]) -> None:
         self._begun = begun
@@ -368,8 +364,8 @@ def _folder_of(url: str) -> SharedFolder | None:
 
 
 def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> ObjectStore:
-    """With `signs_bodies` a request to S3 is signed with its body: to hash it takes as long as to
-    encrypt and to send it, and what is uploaded proves itself to readers."""
+    """With `signs_bodies`, sign S3 requests with their body. Hashing it takes as long as encrypting
+    and sending it, and an uploaded body proves itself to readers."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise InvalidRequestError(
@@ -404,8 +400,8 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """An error in one line: the request, without a query, which may have a signature, and what the
-    server answered or why there is no answer."""
+    """Return an error in one line: the request, without its query, and the reason. The query may
+    have a signature. The reason is the server's answer, or why there is none."""
     line, _, structure = str(error).strip().partition("\n")
     found = _REQUEST.search(line)
     if found is None:
@@ -413,7 +409,7 @@ def _line(error: Exception) -> str:
     verb, url = found.groups()
     for place, variables in _NO_CREDENTIALS.items():
         if place in url:
-            return f"no credentials were found: expected {variables} in the environment"
+            return f"no credentials: expected {variables} in the environment"
     reason = line[found.end() :].split("<", 1)[0].rstrip(": ")
     said = _ANSWER.search(str(error))
     causes = _CAUSE.findall(structure)

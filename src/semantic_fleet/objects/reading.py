@@ -1,7 +1,8 @@
-"""Reading: what an object store has of a prompt, asked with few requests, and bodies into memory.
+"""Reading: looks up which blocks of a prompt an object store has, in few requests, and reads
+bodies.
 
-Bodies are sealed and verified when they are read. What fails is a miss to a Reader and is known no
-more: a body that is gone or damaged can be written again.
+The reader verifies sealed bodies. It treats a failed read as a miss and forgets the body, so that a
+writer can replace a missing or damaged one.
 """
 
 from __future__ import annotations
@@ -56,23 +57,23 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = 8
-"""Calls at a time."""
+"""Concurrent calls."""
 
 
 class Parallel:
-    """Threads of one kind of call: what waits for others of its own kind would wait for ever."""
+    """Threads for one kind of call: a call that waits for others of its own kind would deadlock."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="remote")
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """What `action` returns for each, in order; of a single one on the calling thread."""
+        """Return the results of `action` in order; run a single one on the calling thread."""
         if len(items) <= 1:
             return [action(item) for item in items]
         return list(self._pool.map(action, items))
 
     def ahead(self, action: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
-        """The same one by one, while the next `n` are on their way."""
+        """Yield the results of `action` in order, with the next `n` in flight."""
         if n == 1:
             yield from map(action, items)
             return
@@ -85,39 +86,35 @@ class Parallel:
             yield waiting.popleft().result()
 
     def close(self) -> None:
-        """Return when all calls have ended."""
         self._pool.shutdown()
 
 
 _SIZE = struct.Struct("<Q")
-"""After the header in a tail's object: the bytes of the body."""
+"""Follows the header in a tail's object: the bytes of the body."""
 
 
 class Bodies:
-    """The bodies of all scopes in one object store, and the headers that tails are found by.
-    Thread-safe.
-
-    Every call may raise UnavailableError.
-    """
+    """The bodies of all scopes in one object store, and the headers that locate tails. Thread-safe.
+    Every call may raise UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
         self._vault = vault
-        # Of their own: a body that is read on another thread waits for its parts.
+        # Not shared with other calls: a body read on another thread waits for its parts.
         self._parts = Parallel()
         self._sealing = SealingMemory()
 
     def folder(self, scope: Scope) -> Folder:
-        """Where the objects of a scope are."""
+        """Return the folder of a scope."""
         return Folder(scope, self._vault.tenant(scope.tenant))
 
     def n_bytes(self, folder: Folder, key: BlockKey) -> int | None:
-        """Bytes of a body; None if there is none, or an object of an impossible size."""
+        """Return the bytes of a body; None if it is missing or its size is impossible."""
         size = self._objects.size(folder.body(key))
         return None if size is None else contents_bytes(size)
 
     def size(self, header: BlockHeader) -> int:
-        """The same. Raises FileNotFoundError, or DamagedError for the size."""
+        """Return the bytes of a body. Raises FileNotFoundError, or DamagedError for the size."""
         size = self._objects.size(self.folder(header.link.scope).body(header.key))
         if size is None:
             raise FileNotFoundError
@@ -127,7 +124,7 @@ class Bodies:
         return n_bytes
 
     def read(self, header: BlockHeader, n_bytes: int, ahead: int) -> Iterator[memoryview]:
-        """The verified body in pieces, of which `ahead` are read at a time. Raises as `chunks`, and
+        """Yield the verified body in pieces, reading `ahead` at a time. Raises as `chunks`, and
         FileNotFoundError."""
         folder = self.folder(header.link.scope)
         path = folder.body(header.key)
@@ -137,8 +134,7 @@ class Bodies:
         return chunks(folder.tenant.key, body_identity(header), n_bytes, fetch)
 
     def write(self, block: StoredBlock, data: bytes | memoryview) -> tuple[str, ...]:
-        """Write a body unless it is there, then what it is found by; what happened, to be
-        counted."""
+        """Write a body unless it exists, then its tail; return the events to count."""
         header = block.header
         done: tuple[str, ...] = ()
         folder = self.folder(header.link.scope)
@@ -164,11 +160,8 @@ class Bodies:
     def tail(
         self, folder: Folder, path: str, key: BlockKey, layout: str
     ) -> tuple[BlockHeader, int] | None:
-        """The header in the object of a tail, and the bytes of its body; None if it is of another
-        scope or layout.
-
-        Raises FileNotFoundError, DamagedError, MismatchError and NewerFormatError.
-        """
+        """Return the header in a tail's object, and the bytes of its body. None for another scope
+        or layout. Raises FileNotFoundError, DamagedError, MismatchError and NewerFormatError."""
         data = unsealed(folder.tenant.key, tail_identity(key), self._objects.get(path))
         if len(data) != HEADER_BYTES + _SIZE.size:
             raise DamagedError("truncated")
@@ -180,25 +173,25 @@ class Bodies:
         return replace(header, link=link, layout=layout), n_bytes
 
     def delete(self, scope: Scope, key: BlockKey, tail_of: BlockHash | None) -> None:
-        """Delete a body, and before that what it is found by, if it follows `tail_of`."""
+        """Delete a body; if it follows `tail_of`, delete its tail first."""
         if tail_of is not None:
             self.delete_tail(scope, key, tail_of)
         self._objects.delete(self.folder(scope).body(key))
 
     def delete_tail(self, scope: Scope, key: BlockKey, parent: BlockHash) -> None:
-        """Delete the header by which a body is found."""
+        """Delete the header that locates a body."""
         self._objects.delete(self.folder(scope).tail(key, parent))
 
     def share(self, link: BlockLink) -> None:
-        """Let every process know that turns of several agents end with a block."""
+        """Mark, for every process, that turns of several agents end with a block."""
         self._objects.create(self.folder(link.scope).shared(link), b"")
 
     def is_shared(self, link: BlockLink) -> bool:
-        """True if a process has marked the block as shared."""
+        """Return whether a process marked the block as shared."""
         return self._objects.size(self.folder(link.scope).shared(link)) is not None
 
     def delete_parts(self, link: BlockLink, parts: Sequence[Part]) -> None:
-        """Delete bodies of a partial block, and what they are found by, with one call."""
+        """Delete bodies of a partial block and their tails with one call."""
         folder, keys = self.folder(link.scope), [link.key(part) for part in parts]
         tails = [folder.tail(key, link.parent) for key in keys if key.part is not Part.WINDOW]
         self._objects.delete_all([*tails, *map(folder.body, keys)])
@@ -209,12 +202,10 @@ class Bodies:
 
 
 _HEARD = 1.0
-"""Seconds within which several bodies that are gone let the janitor be heard once."""
+"""Seconds within which a Reader fetches the evictions once, however many bodies it misses."""
 
 
 class Reader:
-    """Reads bodies for one process. Thread-safe."""
-
     def __init__(self, bodies: Bodies, catalog: Catalog, notices: Notices, tally: Tally) -> None:
         self._bodies = bodies
         self._catalog = catalog
@@ -248,7 +239,7 @@ class Reader:
         return b"".join(map(bytes, self._bodies.read(header, n_bytes, THREADS)))
 
     def _verified(self, header: BlockHeader, read: Callable[[], T]) -> T | None:
-        """What `read` returns of a verified body; None when it fails, with the reason counted."""
+        """Return the result of `read` for a verified body; on failure count why and return None."""
         if self._catalog.is_forgotten(header.key):
             self._tally.count("misses")
             return None
@@ -261,13 +252,13 @@ class Reader:
         except NewerFormatError:
             self._tally.count("newer format")
         except MismatchError as error:
-            # With the name of a header that is in itself sound, the object is at fault.
+            # The header's hash matches its tokens, so the object is at fault.
             link = header.link
             if str(error) == "header" and link.hash == link.scope.hash_of(link.parent, link.tokens):
                 self._discard(header, "identity")
             else:
                 self._tally.count("mismatches", str(error))
-            if str(error) == "size":  # as it was known, or as it is asked for
+            if str(error) == "size":  # the known size, or the requested one
                 self._catalog.drop([header.key])
         except UnavailableError:
             self._tally.count("unavailable")
@@ -278,8 +269,8 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """It was evicted, and most likely what follows it too: that is to be written again with
-        it, by the request that misses it."""
+        """Forget an evicted body, and most likely the bodies after it. The request that misses them
+        writes them again."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):
@@ -288,7 +279,7 @@ class Reader:
             self._notices.hear(_HEARD)
 
     def _discard(self, header: BlockHeader, damage: str) -> None:
-        """Delete a damaged object: what is not there can be written again."""
+        """Delete a damaged object, so that a writer can store it again."""
         self._tally.count("damaged", f"damaged: {damage}")
         tail_of = header.link.parent if has_tail(header) else None
         with self._tally.misses("write_errors"):
@@ -297,7 +288,7 @@ class Reader:
 
 
 def _scatter(pieces: Iterable[memoryview], segments: Sequence[memoryview]) -> None:
-    """Copy consecutive pieces into consecutive segments of the same bytes in total."""
+    """Copy consecutive pieces into consecutive segments; both have the same total size."""
     waiting = iter(segments)
     room = memoryview(b"")
     for piece in pieces:
@@ -310,21 +301,19 @@ def _scatter(pieces: Iterable[memoryview], segments: Sequence[memoryview]) -> No
 
 
 _MOST_UNLIKE = 8
-"""Tails after one block that are looked at although the prompt does not begin with them."""
+"""Tails after one block to look at although the prompt does not begin with them."""
 _BLOCKS_BACK = 16
-"""Blocks before the end of a stored chain after each of which a checkpoint is looked for; behind
-them where every prompt has some."""
+"""Blocks before the end of a stored chain after which to look for checkpoints. Further back, look
+only at the places where every prompt has some."""
 _MOST_BACK = 64
-"""Places at which a checkpoint is looked for further back."""
+"""Places further back at which to look for a checkpoint."""
 
 
 class LookUp:
-    """Looks up chains of blocks for one process: the catalog has them then. Thread-safe.
+    """Looks up chains of blocks for one process, and adds them to the catalog. Thread-safe.
 
-    Chains are evicted from their ends, so a binary search finds how much of one is stored. What
-    follows it and no full block names is listed by the block before.
-
-    Of the tails and checkpoints after one block a page of a listing is looked at.
+    The janitor evicts chains from their ends, so a binary search finds the stored length. The last
+    block lists the bodies after it that no full block names. Reads one page of each listing.
     """
 
     def __init__(self, objects: Objects, bodies: Bodies, catalog: Catalog, tally: Tally) -> None:
@@ -351,13 +340,13 @@ class LookUp:
         self._threads.close()
 
     def _search(self, chain: _Chain, start: int) -> int:
-        """How many blocks of a chain have their FULL bodies stored; the first `start` are not asked
-        for. What was known further back is known no more."""
+        """Return how many blocks of a chain have a stored FULL body. Does not ask for the first
+        `start`. Forgets known bodies further back."""
         full = [chain.header(link, Part.FULL) for link in chain.links if link.is_full]
         known = self._catalog.find([one.key for one in full])
         n_known = sum(1 for _ in takewhile(lambda one: one.key in known, full[start:]))
         low = begun = start + n_known
-        high, middle = len(full), low + 1  # first the next: mostly it is not there
+        high, middle = len(full), low + 1  # first the next one: mostly it is missing
         while low < high:
             is_there = self._is_stored(chain, full[middle - 1])
             low, high = (middle, high) if is_there else (low, middle - 1)
@@ -368,19 +357,19 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Whether there is a body; one of another size is damaged, and will be replaced."""
+        """Return whether a body is stored; one of another size is damaged, and a writer will
+        replace it."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
-        """What follows the blocks of `chain` at `places` and no full block names: it is known from
-        now on."""
+        """Return the tails after the blocks at `places`, and add them to the catalog."""
         listings = self._threads.each(partial(self._listed_tails, chain), places)
         listed = [one for found in listings for one in found]
         tails = self._threads.each(partial(self._tail, chain), listed)
         return [one for one in tails if one is not None]
 
     def _listed_tails(self, chain: _Chain, place: int) -> list[Listed]:
-        """Those that the prompt begins with, and some others, the newest first."""
+        """Return the tails that the prompt begins with, and some others, newest first."""
         listed = self._objects.listed(chain.folder.after(chain.links[place].hash), PAGE)
         if len(listed) <= _MOST_UNLIKE:
             return listed
@@ -391,7 +380,7 @@ class LookUp:
         return alike + newest[:_MOST_UNLIKE]
 
     def _tail(self, chain: _Chain, listed: Listed) -> BlockHeader | None:
-        """The header in an object of a tail, if it is sound and of the chain's layout."""
+        """Return the header in a tail's object if it is sound and of the chain's layout."""
         key = parse_block(last_name(listed))
         if key is None:
             return None
@@ -431,7 +420,7 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The blocks of a prompt, and where the objects of its scope are."""
+    """The blocks of a prompt, and the folder of their scope."""
 
     folder: Folder
     links: Sequence[BlockLink]
@@ -441,17 +430,17 @@ class _Chain:
         return BlockHeader(link, part, self.layout.name)
 
     def n_bytes(self, header: BlockHeader) -> int:
-        """Bytes of a body that is no checkpoint."""
+        """Return the bytes of a body that is not a checkpoint."""
         return self.layout.body_bytes(header.part, len(header.link.tokens))
 
     def names_after(self, place: int) -> frozenset[str]:
-        """The hashes of all beginnings of what follows the block at `place` in the prompt."""
+        """Return the hashes of all beginnings of the prompt's next block after `place`."""
         parent, tokens = self.links[place].hash, self._tokens_after(place)
         beginnings = (tokens[: n + 1] for n in range(len(tokens)))
         return frozenset(self.folder.scope.hash_of(parent, one).hex() for one in beginnings)
 
     def resumes_at(self, header: BlockHeader) -> bool:
-        """Whether it is a checkpoint whose tokens the prompt has too."""
+        """Return whether `header` is a checkpoint whose tokens the prompt continues with."""
         own = header.link.tokens
         there = self._tokens_after(header.link.start // BLOCK_TOKENS - 1)
         return header.part is Part.CHECKPOINT and there[: len(own)] == own
@@ -461,12 +450,12 @@ class _Chain:
 
 
 def _places(n_stored: int) -> Iterator[Sequence[int]]:
-    """Which blocks of a stored chain have what follows them looked at: the last; some before it;
-    and further back, some at a time, those after which every prompt has a checkpoint."""
+    """Yield the blocks of a stored chain at which to look for tails: the last, then some before it.
+    Further back, a few at a time, those after which every prompt has a checkpoint."""
     back = range(n_stored - 1, -1, -1)
     yield back[:1]
     yield back[1 : _BLOCKS_BACK + 1]
-    # A checkpoint is in the block that ends there, which is found by the one before.
+    # A checkpoint is in the block that ends there, which the block before lists.
     grid = MOST_TOKENS // BLOCK_TOKENS
     further = [at for at in back[_BLOCKS_BACK + 1 :] if (at + 2) % grid == 0][:_MOST_BACK]
     for first in range(0, len(further), THREADS):

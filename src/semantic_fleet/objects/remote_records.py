@@ -1,7 +1,7 @@
 """Turns and responses in the object store of a fleet, so that a conversation moves with its agent.
 
-Each is one sealed object below its tenant's folder; the local files are asked first. A failing
-object store loses nothing that is stored here too. Knows their encodings; no blocks.
+Each is one sealed object below its tenant's folder. Readers try the local files first. A failing
+object store loses no record that this machine has too. Knows their encodings, not blocks.
 
     responses/TENANT/KEY   a response
     turns/TENANT/KEY       a turn
@@ -27,18 +27,17 @@ from semantic_fleet.objects.objects import Objects, UnavailableError
 from semantic_fleet.objects.sealing import Vault, seal, unsealed
 
 _AHEAD = 8
-"""Turns that are read at a time."""
+"""Turns to read at a time."""
 _MOST_TURNS = 1000
-"""Turns of one conversation that are looked for."""
+"""Turns of one conversation to look for."""
 _UPLOADS = 8
-"""Responses that are uploaded at a time."""
+"""Responses to upload at a time."""
 _UPLOAD_BYTES = 64 << 20
-"""Responses that wait to be uploaded, at most; beyond it they are on this machine only."""
+"""Most bytes of responses that wait for an upload; further ones stay on this machine only."""
 
 
 class Records:
-    """Small records of tenants, each under a key of 32 bytes. Thread-safe; a failing object store
-    has none."""
+    """Small records of tenants, each under a 32-byte key. Thread-safe; raises for no failure."""
 
     def __init__(self, objects: Objects, secret: bytes, noun: str) -> None:
         self._objects = objects
@@ -47,7 +46,7 @@ class Records:
         self._noun = noun
 
     def get(self, tag: bytes, key: bytes) -> bytes | None:
-        """The record of the tenant with this tag; None if there is none that is sound."""
+        """Return a tenant's record, or None if it is missing or damaged."""
         try:
             tenant = self._vault.tenant(tag)
             data = self._objects.get(self._path(tenant.folder, key))
@@ -57,12 +56,12 @@ class Records:
 
     @property
     def has_failed(self) -> bool:
-        """True if the object store failed last or is late with a record. The end of an answer does
-        not wait to find out whether it still is."""
+        """True if the last object store call failed or a record is late. The end of an answer does
+        not wait for the next call then."""
         return self._objects.has_failed
 
     def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:
-        """Write a record, in the place of any other if it `replaces`; drops it if that fails."""
+        """Write a record, over an existing one if it `replaces`; drop it if that fails."""
         with self._objects.urgent(), suppress(UnavailableError):
             tenant = self._vault.tenant(tag)
             sealed = seal(tenant.key, self._identity(key), data)
@@ -70,7 +69,7 @@ class Records:
             write(self._path(tenant.folder, key), sealed)
 
     def delete(self, tag: bytes, key: bytes) -> bool:
-        """Delete a record; whether there was one."""
+        """Delete a record; return whether it existed."""
         try:
             path = self._path(self._vault.tenant(tag).folder, key)
             if self._objects.size(path) is None:
@@ -81,7 +80,7 @@ class Records:
         return True
 
     def tag(self, name: bytes) -> bytes:
-        """What stands for a tenant that is known by `name` only: as secret as its tag."""
+        """Return the tag of a tenant known by `name` only: as secret as its own tag."""
         return records_tag(self._secret, name)
 
     def _path(self, folder: str, key: bytes) -> str:
@@ -96,7 +95,7 @@ def records_tag(secret: bytes, name: bytes) -> bytes:
 
 
 class SharedResponses:
-    """Implements `ResponsesPort` by the files of this machine and by records of the fleet."""
+    """Implements `ResponsesPort` with the files of this machine and records of the fleet."""
 
     def __init__(self, own: DiskResponsesPort, records: Records, secret: bytes) -> None:
         self._own = own
@@ -117,8 +116,8 @@ class SharedResponses:
         return response_in(data, response_id)
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """See `ResponsesPort.put`. Returns when the fleet finds it too; if that takes longer than
-        `MOST_WAIT`, or its object store has failed last, when this machine does."""
+        """See `ResponsesPort.put`. Waits at most `MOST_WAIT` for the upload, or not at all if the
+        object store failed last; the local write always ends first."""
         is_in_doubt = self._records.has_failed
         uploading = self._upload(tenant, response)
         self._own.put(tenant, response)
@@ -126,12 +125,12 @@ class SharedResponses:
             wait((uploading,), MOST_WAIT)
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`: on this machine and for the fleet, not on other machines."""
+        """See `ResponsesPort.delete`: deletes here and in the fleet, not on other machines."""
         tag, key = tenant_tag(self._secret, tenant), key_of(tenant, response_id)
         with self._lock:
             uploading = self._uploading.get(key)
         if uploading is not None:
-            wait((uploading,))  # else it would be there again
+            wait((uploading,))  # else the upload restores it
         there = self._records.delete(tag, key)
         return self._own.delete(tenant, response_id) or there
 
@@ -157,7 +156,7 @@ class SharedResponses:
 
 
 class RemoteTurns:
-    """Implements `SharedTurnsPort` by records of the fleet."""
+    """Implements `SharedTurnsPort` with records of the fleet."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -172,7 +171,7 @@ class RemoteTurns:
         self._records.put(tag, key, encoded_turn(turn), replaces=bool(turn.tokens))
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> list[Turn]:
-        """See `SharedTurnsPort.look_up`. Reads all if one of the two newest is there."""
+        """See `SharedTurnsPort.look_up`. Reads all if one of the two newest exists."""
         newest = [self._get(owner, point) for point in points[-2:]]
         if not any(newest):
             return []

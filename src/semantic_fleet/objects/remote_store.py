@@ -1,12 +1,12 @@
 """The remote tier: blocks and manifests as sealed objects that all replicas of a fleet share.
 
-Implements `StorePort` and `LookUpPort`. Only the methods of `LookUpPort`, writes and reads ask
-the object store; all others answer from a catalog of what this process has put, read or looked up.
-Whatever fails, is late or cannot be verified is a miss. Forgetting waits for nothing, so the thread
-that steps the engine may do it: `Deletions` deletes on a thread, nothing while it is written, and
-nothing is written again before it is deleted. A janitor, here or in another process, evicts
-objects: it reads which were used, and lets every process know which are gone. Knows no other tier,
-and not how objects are named, sealed and found.
+Implements `StorePort` and `LookUpPort`. Only reads, writes and the methods of `LookUpPort` call the
+object store. All other methods answer from a catalog of the objects that this process put, read or
+looked up. A failed, late or unverified read is a miss. Forgetting never blocks, so the engine's
+stepping thread may do it: `Deletions` deletes on a thread, never during a write of the same object,
+and always before the next one. A janitor, here or in another process, evicts objects: it reads the
+logs of uses and announces its deletions. Knows no other tier, and no names, encryption or lookups
+of objects.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ from semantic_fleet.objects.sealing import Vault
 
 
 class Deletions:
-    """Deletions of one process that were begun and have not ended. Thread-safe."""
+    """Pending deletions of one process. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Callable[[], None]] = {}
-        self._busy: set[Hashable] = set()  # what is written or deleted now
+        self._busy: set[Hashable] = set()  # objects in a write or a deletion now
         self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
 
     def begin(self, what: Hashable, delete: Callable[[], None]) -> None:
-        """Call `delete`, which raises nothing, on the thread."""
+        """Call `delete`, which must not raise, on the thread."""
         with self._changed:
             self._waiting.setdefault(what, delete)
         self._thread.submit(self._finish, what)
 
     def is_waiting(self, what: Hashable) -> bool:
-        """Whether it was forgotten and may still be there."""
+        """Return whether the object is forgotten but may still be stored."""
         with self._changed:
             return what in self._waiting
 
     @contextmanager
     def writing(self, what: Hashable) -> Iterator[None]:
-        """Inside it is written: deleted before, if it was forgotten, and not meanwhile."""
+        """Guard a write of `what`: finish its pending deletion first, and hold off new ones."""
         with self._alone_with(what):
             self._delete(what)
             yield
 
     def flush(self) -> None:
-        """Return when all that was begun has ended."""
+        """Wait until all pending deletions have ended."""
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """End what was begun, and the thread."""
+        """Finish pending deletions and end the thread."""
         self._thread.shutdown()
 
     def _finish(self, what: Hashable) -> None:
@@ -107,10 +107,8 @@ class Deletions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteAgents:
-    """The fleet's agents, of which this process knows those that it has saved or looked up.
-
-    Methods without a docstring: see `AgentIndexPort`.
-    """
+    """The fleet's agents that this process saved or looked up. Methods without a docstring: see
+    `AgentIndexPort`."""
 
     manifests: Manifests
     ends: Ends
@@ -133,15 +131,15 @@ class RemoteAgents:
                 try:
                     self.catalog.learn_agent(self.manifests.read(scope, agent_id, newest))
                 except FileNotFoundError:
-                    return  # replaced at this moment
+                    return  # just replaced
                 except UnreadableError as error:
                     self.tally.count("damaged", f"damaged: {error}")
 
     def save(self, manifest: Manifest) -> bool:
         agent = manifest.scope, manifest.agent_id
         with self.deletions.writing(agent), self.tally.misses("write_errors"):
-            self.notices.hear()  # all that a process asks for may be on its own disk
-            known = self.catalog.agents.manifest(*agent)  # the newest there may be evicted
+            self.notices.hear()  # it may find everything on its own disk, and so never ask
+            known = self.catalog.agents.manifest(*agent)  # the janitor may evict the newest stored one
             saved = self.manifests.save(manifest, 0 if known is None else known.generation)
             if saved is None:
                 self.tally.count("dropped manifests")
@@ -168,25 +166,25 @@ class RemoteAgents:
         return self.catalog.agents.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `AgentIndexPort.remove`. Asks nothing: False for an agent that was not looked up,
-        and the manifest is deleted later."""
+        """See `AgentIndexPort.remove`. Does not call the object store: returns False for an agent
+        that this process did not look up, and the thread deletes the manifest later."""
         was_known = self.catalog.drop_agent(scope, agent_id)
         delete = partial(self._delete_agent, scope, agent_id)
         self.deletions.begin((scope, agent_id), delete)
         return was_known
 
     def pinned(self, tenant: bytes) -> Pinned:  # noqa: ARG002
-        """See `AgentIndexPort.pinned`: nothing, this tier has no quota."""
+        """See `AgentIndexPort.pinned`: zero, as this tier has no quota."""
         return Pinned(0, None)
 
     def _replace(self, saved: Manifest, older: Manifest | None) -> None:
-        """Delete what the turn before ended with."""
+        """Delete the ends of the previous turn."""
         with self.tally.misses("write_errors"):
             n_deleted = self.ends.saved(saved, older)
             self.tally.count(*["superseded"] * n_deleted)
 
     def _delete_agent(self, scope: Scope, agent_id: str) -> None:
-        self.catalog.drop_agent(scope, agent_id)  # it may have been saved meanwhile
+        self.catalog.drop_agent(scope, agent_id)  # a save may have come meanwhile
         with self.tally.misses("write_errors"):
             self.manifests.delete(scope, agent_id)
 
@@ -194,8 +192,8 @@ class RemoteAgents:
 class RemoteStore:
     """Blocks and manifests of a fleet in one object store. Thread-safe.
 
-    Methods without a docstring: see `CacheStorePort`. None raises for a failing object store. Put a
-    write-behind queue in front: `put` and `save` upload.
+    Methods without a docstring: see `CacheStorePort`. None raises for a failing object store. `put`
+    and `save` upload, so put a write-behind queue in front.
     """
 
     def __init__(
@@ -207,8 +205,8 @@ class RemoteStore:
         janitor: BackgroundJanitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes: replicas with another one share nothing. `janitor`
-        works for this process, which closes it."""
+        """`secret` is the fleet's, 32 bytes: replicas with another one share nothing. This process
+        closes `janitor`, which works for it."""
         self._objects = objects
         self.secret = secret
         self._janitor = janitor
@@ -232,10 +230,10 @@ class RemoteStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Never: no drive wears out."""
+        """See `CacheStorePort.holds_back`. Always False: no drive wears out."""
         return False
 
-    # What asks the object store before a request is queued
+    # Object store calls before the queue
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
         self.agents.look_up(scope, agent_id)
@@ -250,12 +248,12 @@ class RemoteStore:
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        self._notices.record_new(block.header)  # before: what it follows is not to be evicted
+        self._notices.record_new(block.header)  # first, so that the janitor spares its chain
         with self._deletions.writing(block.header.key):
             return self._put(block)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Asks nothing: the objects are deleted later."""
+        """See `CacheStorePort.drop`. Does not call the object store: the thread deletes later."""
         for key in dict.fromkeys(keys):
             place = self._catalog.place(key)
             self._deletions.begin(key, partial(self._delete_block, key, place))
@@ -297,9 +295,9 @@ class RemoteStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. Numbers and bytes are those of the catalog; "unavailable"
-        counts calls that failed, and "breaks" how often the circuit breaker was opened; those of
-        the janitor, if it is here, count what it has evicted for the fleet."""
+        """See `CacheStorePort.stats`. Numbers and bytes are the catalog's. "unavailable" counts
+        failed calls, "breaks" openings of the circuit breaker. The janitor's, if it runs here,
+        count its evictions for the fleet."""
         counts = {**self._tally.snapshot(), "breaks": self._objects.breaks}
         counts |= {} if self._janitor is None else self._janitor.counts()
         return [replace(self._catalog.stats(), tier=Tier.REMOTE, counts=counts)]
@@ -319,7 +317,6 @@ class RemoteStore:
         self._bodies.close()
         self._catalog.close()
 
-    # Inside
 
     def _put(self, block: StoredBlock) -> bool:
         header = block.header
@@ -343,7 +340,7 @@ class RemoteStore:
         return False
 
     def _delete_block(self, key: BlockKey, place: tuple[Scope, BlockHash | None] | None) -> None:
-        self._catalog.drop([key])  # it may have been put meanwhile
+        self._catalog.drop([key])  # a `put` may have come meanwhile
         with self._tally.misses("write_errors"):
             if place is not None:
                 self._bodies.delete(place[0], key, place[1])

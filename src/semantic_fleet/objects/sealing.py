@@ -1,4 +1,4 @@
-"""Sealed objects: bytes encrypted and authenticated in chunks, bound to what they are.
+"""Sealed objects: bytes encrypted and authenticated in chunks, bound to their identity.
 
     offset  bytes
          0      8  magic
@@ -6,14 +6,14 @@
         12      4  bytes of a chunk
         16      8  bytes of the contents
         24     16  random salt
-        40     16  what they are, as a keyed digest
+        40     16  keyed digest of the identity
         56      8  xxh3-64 of the 56 bytes before it
         64      …  the contents in chunks of 1 MiB, each followed by its tag of 16 bytes
 
-Each object has a key of its own, by HKDF from the tenant's and the salt; a chunk's nonce is its
-number, and whether it is the last. So no chunk can be changed, moved, left out or put into another
-object, and each is verified before the next is read. Bodies are sealed into memory that is used
-again. The Vault has the keys of tenants, and where their objects are.
+HKDF derives each object's key from the tenant's key and the salt. A chunk's nonce is its number and
+whether it is the last. So a reader detects a changed, moved, dropped or foreign chunk, and verifies
+each before it reads the next. `SealingMemory` reuses the memory of bodies. The Vault has the keys
+of tenants and the places of their objects.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ VERSION = 1
 CHUNK = 1 << 20
 TAG = 16
 READ_CHUNKS = 8
-"""Chunks that are read with one request."""
+"""Chunks that one request reads."""
 IDLE_SECONDS = 5.0
-"""After so long without a body the memory for sealing is given back, at most twice as long."""
+"""Seconds without a body after which to free sealing memory; it takes at most twice as long."""
 
 _MAGIC = b"SEMSEAL1"
 _FIELDS = struct.Struct("<8sIIQ16s16s")
@@ -59,31 +59,30 @@ _NONCE = struct.Struct(">?xxxQ")
 _SALT_BYTES = 16
 
 Fetch = Callable[[Iterable[tuple[int, int]]], Iterator["Buffer"]]
-"""Reads the bytes of an object between each two offsets, in order; fewer if it is shorter."""
+"""Yields the bytes of an object for each (start, stop), in order; fewer if it is shorter."""
 
 
 def sealed_bytes(n_bytes: int) -> int:
-    """Bytes of the object of `n_bytes` of contents."""
+    """Return the size of the object that seals `n_bytes`."""
     return FRAME + n_bytes + TAG * _n_chunks(n_bytes)
 
 
 def contents_bytes(n_sealed: int) -> int | None:
-    """The inverse of `sealed_bytes`; None for a size that no object has."""
+    """Return the inverse of `sealed_bytes`; None for an impossible size."""
     rest = n_sealed - FRAME
     n_bytes = rest - TAG * max(1, -(-rest // (CHUNK + TAG)))
     return n_bytes if n_bytes >= 0 and sealed_bytes(n_bytes) == n_sealed else None
 
 
 def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
-    """32 bytes by HKDF-SHA256."""
+    """Derive 32 bytes by HKDF-SHA256."""
     return HKDF(SHA256(), 32, salt, purpose).derive(key)
 
 
 def seal(
     key: bytes, identity: bytes, contents: Buffer, into: memoryview | None = None
 ) -> memoryview:
-    """The object of `contents`, which `identity` says what it is: in `into`, of as many bytes as
-    `sealed_bytes` says, or in memory of its own."""
+    """Seal `contents` under `identity`: in `into`, of `sealed_bytes` bytes, or new memory."""
     data = memoryview(contents).cast("B")
     salt = os.urandom(_SALT_BYTES)
     sealed = memoryview(bytearray(sealed_bytes(len(data)))) if into is None else into
@@ -99,11 +98,11 @@ def seal(
 
 
 class SealingMemory:
-    """Memory that bodies are sealed into, used again. Thread-safe.
+    """Reusable memory to seal bodies into. Thread-safe.
 
-    Fresh memory takes several times the time of sealing: each page is cleared when it is first
-    touched, and unmapped under a lock that holds up all threads. There are at most as many pieces
-    as were ever used at once, and none `IDLE_SECONDS` after the last.
+    Fresh memory takes several times as long as sealing: the kernel clears each page at its first
+    touch, and unmaps it under a lock that stops all threads. There are at most as many pieces as
+    were ever in use at once, and none `IDLE_SECONDS` after the last use.
     """
 
     def __init__(self) -> None:
@@ -115,29 +114,27 @@ class SealingMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that nothing uses now."""
+        """Bytes not in use."""
         with self._lock:
             return sum(map(len, self._free))
 
     @contextmanager
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
-        """Memory of any content, at least a byte, valid inside only.
-
-        It is used again unless an error comes from inside, as a connection may still send from it
-        then, or something refers to it, as an object store in this process does.
-        """
+        """Yield memory of arbitrary content, at least a byte, valid inside only. Reuse it unless an
+        error comes from inside, as a connection may then still send from it, or a reference
+        remains, as in an in-process object store."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view
         try:
             view.release()
-            memory.append(memory.pop())  # raises if there is any other view
+            memory.append(memory.pop())  # raises if another view exists
         except BufferError:
             return
         self._give_back(memory)
 
     def give_back_unused(self) -> None:
-        """Give all of it back unless a piece was used since the last call."""
+        """Free all memory unless a caller used a piece since the last call."""
         with self._lock:
             self._timer = None
             if self._was_used:
@@ -146,7 +143,7 @@ class SealingMemory:
                 self._free.clear()
 
     def close(self) -> None:
-        """Give all of it back, and retain none from now on."""
+        """Free all memory, and retain none from now on."""
         with self._lock:
             self._is_closed = True
             self._free.clear()
@@ -159,7 +156,7 @@ class SealingMemory:
             if fits:
                 return self._free.pop(min(fits, key=lambda at: len(self._free[at])))
             if self._free:
-                self._free.pop()  # a larger one takes its place
+                self._free.pop()  # a larger one replaces it
         return bytearray(n_bytes)
 
     def _give_back(self, memory: bytearray) -> None:
@@ -172,7 +169,7 @@ class SealingMemory:
                 self._watch()
 
     def _watch(self) -> None:
-        """With the lock held: `give_back_unused` after a while."""
+        """Schedule `give_back_unused`. Call with the lock held."""
         self._was_used = False
         self._timer = threading.Timer(IDLE_SECONDS, self.give_back_unused)
         self._timer.name, self._timer.daemon = "remote", True
@@ -180,7 +177,7 @@ class SealingMemory:
 
 
 def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
-    """The contents of a small object. Raises as `chunks`."""
+    """Return the contents of a small object. Raises as `chunks`."""
     view = memoryview(data).cast("B")
     n_bytes = contents_bytes(len(view))
     if n_bytes is None:
@@ -190,11 +187,9 @@ def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
 
 
 def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[memoryview]:
-    """The verified contents of an object, piece by piece; each is valid until the next.
-
-    Raises DamagedError, NewerFormatError, MismatchError if it is another object than `identity` and
-    `n_bytes` say, and what `fetch` raises.
-    """
+    """Yield the verified contents of an object piece by piece; each is valid until the next. Raises
+    DamagedError, NewerFormatError, MismatchError if `identity` or `n_bytes` differ, and as
+    `fetch`."""
     n_chunks, cipher, header = _n_chunks(n_bytes), None, b""
     scratch = memoryview(bytearray(min(CHUNK, n_bytes)))
     firsts = range(0, n_chunks, READ_CHUNKS)
@@ -219,8 +214,7 @@ def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[
 
 
 def _range(first: int, n_bytes: int) -> tuple[int, int]:
-    """Where in an object of `n_bytes` the chunks are that are read together from `first` on; the
-    first ones with its frame."""
+    """Return the range of the chunks read together from `first` on; the first has the frame."""
     last = min(first + READ_CHUNKS, _n_chunks(n_bytes))
     start = FRAME + first * (CHUNK + TAG) if first else 0
     return start, min(FRAME + last * (CHUNK + TAG), sealed_bytes(n_bytes))
@@ -233,7 +227,7 @@ def _frame(key: bytes, identity: bytes, n_bytes: int, salt: bytes) -> bytes:
 
 
 def _opened_frame(key: bytes, identity: bytes, n_bytes: int, read: memoryview) -> bytes:
-    """The salt of an object that begins with `read`."""
+    """Return the salt of an object that begins with `read`."""
     if len(read) < FRAME:
         raise DamagedError("truncated")
     fields = bytes(read[: _FIELDS.size])
@@ -257,8 +251,8 @@ def _n_chunks(n_bytes: int) -> int:
 
 TENANTS = "tenants"
 SALT_SECONDS = 60.0
-"""How long a salt is used until it is read again: so long after a deletion other replicas may still
-read what they had, and write what is lost."""
+"""Seconds between two reads of a salt. For so long after a deletion, other replicas may still read
+old objects, and lose the ones they write."""
 _TENANT_SALT_BYTES = 32
 _PROOF_BYTES = 16
 _NAME_BYTES = 16
@@ -266,7 +260,7 @@ _NAME_BYTES = 16
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tenant:
-    """A tenant's folder and key, which is never shown."""
+    """A tenant's folder, and its key, which must never show."""
 
     folder: str
     key: bytes
@@ -275,13 +269,13 @@ class Tenant:
 class Vault:
     """Keys of the tenants of one fleet in one object store. Thread-safe.
 
-    A tenant's key is derived from the fleet's secret, its tag and a random salt in an object of its
-    own. Deleting that object deletes the tenant: nothing that it has stored can be read any more,
-    and what it stores next has another key and another folder. Knows no contents.
+    A tenant's key derives from the fleet's secret, its tag and a random salt in an object of its
+    own. Deleting that object deletes the tenant: its objects become unreadable, and later ones get
+    another key and another folder. Knows no contents.
 
         tenants/ID        the salt, and a proof that it is this tenant's
         ID                HMAC of the tag, which reveals neither the tag nor the tenant's name
-        ID-SALT           the folder of its objects in each namespace, of ID and the salt's digest
+        ID-SALT           the folder of its objects in each namespace: ID and the salt's digest
     """
 
     def __init__(
@@ -292,8 +286,8 @@ class Vault:
         clock: Callable[[], float] = time.monotonic,
         renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes. `renewed` gets the tag of a tenant that has another
-        key than it had: whatever was stored before is gone."""
+        """`secret` is the fleet's, 32 bytes. `renewed` gets the tag of a tenant whose key has
+        changed, and whose stored objects are lost."""
         self._objects = objects
         self._secret = secret
         self._clock = clock
@@ -302,10 +296,7 @@ class Vault:
         self._known: dict[bytes, tuple[float, Tenant]] = {}
 
     def tenant(self, tag: bytes) -> Tenant:
-        """The folder and key of the tenant with this tag, made if there are none.
-
-        Raises UnavailableError.
-        """
+        """Return the tenant's folder and key, creating them if missing. Raises UnavailableError."""
         with self._lock:
             until, found = self._known.get(tag, (0.0, None))
         if found is not None and self._clock() < until:
@@ -319,8 +310,7 @@ class Vault:
         return made
 
     def forget(self, tag: bytes) -> bool:
-        """Delete the key of the tenant with this tag; whether there was one. Raises
-        UnavailableError."""
+        """Delete the tenant's key; return whether it had one. Raises UnavailableError."""
         was_there = self._objects.size(self._path(tag)) is not None
         self._objects.delete(self._path(tag))
         with self._lock:
@@ -328,11 +318,8 @@ class Vault:
         return was_there
 
     def erase(self, tag: bytes) -> int:
-        """`forget`, and delete all objects in the tenant's folders, whichever key they had; how
-        many there were.
-
-        Replicas write to its last folder for `SALT_SECONDS` more; the janitor deletes that.
-        """
+        """Call `forget`, and delete all objects in the tenant's folders; return their number.
+        Replicas write to its last folder for `SALT_SECONDS` more; the janitor deletes that."""
         self.forget(tag)
         prefix, erased = f"{self._name(tag)}-", 0
         for above in self._objects.folders():
@@ -345,7 +332,7 @@ class Vault:
         return erased
 
     def _salt(self, tag: bytes) -> bytes:
-        """The tenant's salt: the first that a replica has written."""
+        """Return the tenant's salt: the first that a replica wrote."""
         path = self._path(tag)
         for _ in range(2):  # another replica may create it in between
             try:
@@ -359,7 +346,7 @@ class Vault:
             if hmac.compare_digest(found[_TENANT_SALT_BYTES:], self._proof(tag, salt)):
                 return salt
             break
-        new = os.urandom(_TENANT_SALT_BYTES)  # a damaged one: what it locked is lost
+        new = os.urandom(_TENANT_SALT_BYTES)  # damaged: its objects are lost
         self._objects.replace(path, new + self._proof(tag, new))
         return new
 
@@ -378,7 +365,7 @@ class Vault:
 
 
 def live_folder(objects: Objects, name: str) -> str | None:
-    """The folder of the tenant with the name ID that its key is for; None if it has no key. Raises
+    """Return the folder of the current key of the tenant named ID; None if it has no key. Raises
     UnavailableError."""
     try:
         found = bytes(objects.get(f"{TENANTS}/{name}"))

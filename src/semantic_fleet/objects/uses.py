@@ -1,12 +1,12 @@
-"""Uses: what every process tells the janitor, and what the janitor tells them. Numbers, sealed.
+"""Uses: logs of used objects for the janitor, and its announcements of deletions. Sealed numbers.
 
-    uses/PROCESS-NUMBER     objects that one process used, those to be evicted first before others
-    janitor/uses/NUMBER     what the janitor has made of all those: objects, and when each was used
-    evicted/NUMBER          objects that it has deleted
+    uses/PROCESS-NUMBER     objects that one process used, in the order to evict them
+    janitor/uses/NUMBER     the janitor's merged table: objects and when each was used
+    evicted/NUMBER          objects that the janitor deleted
 
-Times are those at which the object store wrote a log, so that no other clock counts. An object is
-named by 64 bits of a hash of its name, so that a body and the header it is found by are one. What
-cannot be read is ignored: the order of eviction is then worse. Knows no block and no budget.
+The time of a use is when the object store wrote its log, so no other clock counts. 64 bits of a
+hash of its name identify an object, so a body and its header are one. Readers ignore unreadable
+logs, which only worsens the eviction order. Knows neither blocks nor a budget.
 """
 
 from __future__ import annotations
@@ -33,47 +33,45 @@ LOGS = "uses"
 EVICTED = "evicted"
 TABLES = "janitor/uses"
 LOG_SECONDS = 60.0
-"""A process writes a log at its first use, and then after so many seconds in which there were
-more."""
+"""Seconds between two logs of a process; it writes the first at its first use."""
 _MOST_USES = 1 << 16
-"""Uses of one log: as many as there are places in `used_at`."""
+"""Most uses of one log: the number of places in `used_at`."""
 _MOST_LOGS = 500
-"""Logs of one process that wait for a janitor; there may be none."""
+"""Most logs of one process to keep for a janitor, which may not exist."""
 MOST_EVICTED = 500
-"""Announcements that are kept. A process that has missed more forgets all that it knows."""
+"""Announcements to keep. A process that missed more forgets its whole catalog."""
 _PLACE_BITS = 16
 _MILLISECONDS = 1000
 
 
 def name_of(path: str) -> int:
-    """The 64 bits that stand for the object with this path, or this name: of its name alone, which
-    is a digest of what it is of."""
+    """Return the 64-bit id of an object: a hash of the last part of its path, which is a digest."""
     return xxhash.xxh3_64_intdigest(path.rsplit("/", 1)[-1].encode())
 
 
 def used_at(written: datetime, place: int = 0) -> int:
-    """When something was used, as a number: at the time at which the object store has written an
-    object, and in the order of the places in that."""
+    """Return a sortable number for a use: the time when the store wrote the log, then its place."""
     return int(written.timestamp() * _MILLISECONDS) << _PLACE_BITS | min(place, _MOST_USES - 1)
 
 
 class Numbers:
-    """Arrays of 64-bit numbers as sealed objects of a fleet."""
+    """Arrays of 64-bit numbers in sealed objects of a fleet."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
         self._key = derived(secret, b"", b"semantic-numbers-v2")
 
     def create(self, path: str, numbers: array[int]) -> bool:
-        """Whether there was no such object. Raises UnavailableError."""
+        """Write the numbers unless the object exists; return whether it did not. Raises
+        UnavailableError."""
         return self._objects.create(path, self._sealed(path, numbers))
 
     def replace(self, path: str, numbers: array[int]) -> None:
-        """Write them in the place of any other. Raises UnavailableError."""
+        """Write the numbers over any existing object. Raises UnavailableError."""
         self._objects.replace(path, self._sealed(path, numbers))
 
     def read(self, listed: Listed) -> array[int]:
-        """The numbers; none if the object is gone or damaged. Raises UnavailableError."""
+        """Return the numbers; none if the object is missing or damaged. Raises UnavailableError."""
         path, n_bytes, numbers = listed.path, contents_bytes(listed.n_bytes), array("Q")
         if not n_bytes:
             return numbers
@@ -90,7 +88,7 @@ class Numbers:
 
 
 class UseLog:
-    """What this process has used since its last log. Thread-safe."""
+    """The uses of this process since its last log. Thread-safe."""
 
     def __init__(
         self,
@@ -111,19 +109,19 @@ class UseLog:
         self._due: float | None = None
 
     def __contains__(self, name: int) -> bool:
-        """Whether an object is in the log that is to be written."""
+        """Return whether an object is in the next log."""
         with self._lock:
             return name in self._depths
 
     def add(self, name: int, depth: int) -> None:
-        """Record a use. Of what is used at one time the deepest is evicted first."""
+        """Record a use. The janitor evicts the deepest objects of one log first."""
         with self._lock:
             if len(self._depths) < _MOST_USES:
                 self._depths[name] = max(depth, self._depths.get(name, 0))
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the log is to be written; None if there is nothing in it."""
+        """Seconds until the log is due; None if it is empty."""
         with self._lock:
             if not self._depths:
                 return None
@@ -131,8 +129,7 @@ class UseLog:
             return 0.0 if full or self._due is None else max(0.0, self._due - self._clock())
 
     def write(self) -> None:
-        """Write the log now, if there is anything in it. Raises UnavailableError: what is in it is
-        for the next one."""
+        """Write the log now unless it is empty. Raises UnavailableError, and keeps the uses."""
         with self._lock:
             depths, self._depths = self._depths, {}
             self._due = self._clock() + self._seconds
@@ -154,7 +151,7 @@ class UseLog:
 
 
 class Evictions:
-    """What the janitor has deleted since this process began. Not thread-safe."""
+    """The janitor's deletions since this process began. Not thread-safe."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
@@ -162,21 +159,18 @@ class Evictions:
         self._heard: frozenset[Listed] | None = None
 
     def new(self) -> frozenset[int] | None:
-        """The names of what was deleted since the last call; None if that is not known any more,
-        as in a bucket that was emptied: the numbers of its lease begin anew.
-
-        Raises UnavailableError.
-        """
+        """Return the names deleted since the last call. Raises UnavailableError. None if they are
+        unknown, as in an emptied bucket, where lease numbers start again."""
         listed, heard = frozenset(self._objects.listed(EVICTED, PAGE)), self._heard
         new = frozenset[Listed]() if heard is None else listed - heard
         is_known = len(new) < MOST_EVICTED and (not heard or not heard.isdisjoint(listed))
         names = [name for one in new for name in self._numbers.read(one)] if is_known else []
-        self._heard = listed  # now that all has been read
+        self._heard = listed  # only after reading everything
         return frozenset(names) if is_known else None
 
 
 class UseTable:
-    """When objects were used: 16 bytes for each, sorted by name."""
+    """Times of objects' uses: 16 bytes each, sorted by name."""
 
     def __init__(self, names: array[int] | None = None, used: array[int] | None = None) -> None:
         self.names = array("Q") if names is None else names
@@ -187,7 +181,7 @@ class UseTable:
         return len(self.names)
 
     def mark(self, name: int) -> int:
-        """When `name` was used, 0 if that is not known; it is kept by `kept`."""
+        """Return the last use of `name`, 0 if unknown, and mark it for `kept`."""
         at = self._place(name)
         if at is None:
             return 0
@@ -195,12 +189,12 @@ class UseTable:
         return self.used[at]
 
     def get(self, name: int) -> int:
-        """When `name` was used, 0 if that is not known."""
+        """Return the last use of `name`, 0 if unknown."""
         at = self._place(name)
         return 0 if at is None else self.used[at]
 
     def merged(self, newer: Mapping[int, int]) -> UseTable:
-        """With the uses in `newer`: of two of one object the later one."""
+        """Return this table with the uses in `newer`; the later of two uses counts."""
         names, used = array("Q"), array("Q")
         at = 0
         for name in sorted(newer):
@@ -213,14 +207,14 @@ class UseTable:
         return UseTable(names + self.names[at:], used + self.used[at:])
 
     def kept(self) -> array[int]:
-        """What was marked, as numbers: names, then times."""
+        """Return the marked names, then their times."""
         both = array("Q", compress(self.names, self._is_there))
         both.extend(compress(self.used, self._is_there))
         return both
 
     @classmethod
     def of(cls, numbers: array[int]) -> UseTable:
-        """The inverse of `kept`."""
+        """Return the inverse of `kept`."""
         half = len(numbers) // 2
         return cls(numbers[:half], numbers[half : 2 * half])
 
@@ -238,7 +232,8 @@ class UseReader:
         self._read: list[str] = []
 
     def table(self, keep: Callable[[], None]) -> UseTable:
-        """What is known of uses; `keep` is called after each object. Raises UnavailableError."""
+        """Return the merged table of all logs; call `keep` after each object. Raises
+        UnavailableError."""
         tables = sorted(self._objects.listed(TABLES, PAGE), key=_age)
         logs = sorted(self._logs(), key=_age)
         self._read = [one.path for one in (*tables, *logs)]
@@ -253,13 +248,13 @@ class UseReader:
         return table.merged(recent)
 
     def since(self) -> frozenset[int]:
-        """The names of what was used since `table` was read. Raises UnavailableError."""
+        """Return the names used since `table` read the logs. Raises UnavailableError."""
         known = frozenset(self._read)
         new = (log for log in self._logs() if log.path not in known)
         return frozenset(name for log in new for name in self._numbers.read(log))
 
     def replace(self, number: int, numbers: array[int]) -> None:
-        """Write the table of a pass, and delete what it is made of. Raises UnavailableError."""
+        """Write the table of a pass, and delete its sources. Raises UnavailableError."""
         if not self._numbers.create(f"{TABLES}/{number:020}", numbers):
             return
         for at in range(0, len(self._read), PAGE):
@@ -274,8 +269,8 @@ class UseReader:
 
 
 def announce(objects: Objects, secret: bytes, number: str, names: Iterable[int]) -> None:
-    """Let every process know what is deleted. An announcement of the same number is one from
-    before the lease was lost. Raises UnavailableError."""
+    """Announce deleted names to every process. Raises UnavailableError. It replaces an announcement
+    of the same number, from before another process took the lease."""
     Numbers(objects, secret).replace(f"{EVICTED}/{number}", array("Q", names))
     outdated = sorted(objects.listed(EVICTED, PAGE), key=_age)[:-MOST_EVICTED]
     if outdated:
@@ -287,7 +282,7 @@ def _identity(path: str) -> bytes:
 
 
 def _age(listed: Listed) -> tuple[datetime, str]:
-    """By what objects are sorted, the oldest first; those of one moment by their numbers."""
+    """Sort key: oldest first, then by number."""
     return listed.written, listed.path
 
 

@@ -1,12 +1,12 @@
 """A connection between two ranks: frames of integers, some followed by bytes.
 
-A wait for a frame costs no computation, unlike one inside a collective operation, and the end of a
-process is known at once. The two prove to each other that they know a secret without sending it:
-each answers the other's random number, and from both come the keys of each direction. Every frame
-between two machines is sealed: one that is changed, left out, repeated or of another sender is
-found. Nothing is encrypted. On one machine frames go over a Unix socket, which the system keeps
-from other users and which also passes descriptors of shared memory. Knows sockets; not what the
-integers mean beyond the kind of a frame.
+Waiting for a frame costs no computation, unlike waiting in a collective operation, and the end of a
+process shows at once. The two prove to each other that they know a secret without sending it: each
+answers the other's random number, and both numbers give the keys of each direction. Between two
+machines a seal on every frame reveals one that is changed, missing, repeated or of another sender.
+Nothing is encrypted. On one machine frames go over a Unix socket, which the system protects from
+other users and which also passes descriptors of shared memory. Knows sockets, and of the integers
+only the kind of a frame.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _RANDOM, _RANK, _PROOF = 32, 4, 32
 
 
 class Keys(NamedTuple):
-    """What is sealed with, and what the peer seals with."""
+    """The sealing keys of this rank and of its peer."""
 
     own: bytes
     peer: bytes
 
 
 def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
-    """The keys of `rank`'s connection to rank 0; None unless each knows the `secret`."""
+    """Return the keys of `rank`'s connection to rank 0; None unless both know the `secret`."""
     theirs = _read(sock, _RANDOM)
     said = secrets.token_bytes(_RANDOM) + rank.to_bytes(_RANK, "little")
     talk = theirs + said
-    with suppress(OSError):  # refused: it shows in what is read
+    with suppress(OSError):  # a refusal shows in the reply
         sock.sendall(said + _derived(secret, b"proof of another", talk))
     if not hmac.compare_digest(_read(sock, _PROOF), _derived(secret, b"proof of rank 0", talk)):
         return None
@@ -52,8 +52,8 @@ def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
 
 
 def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
-    """The rank behind a new connection to rank 0, and its keys; None for one that does not know
-    the `secret`, which learns nothing of it."""
+    """Return the rank behind a new connection to rank 0, and its keys. None for a peer that does
+    not know the `secret`; it learns nothing of it."""
     challenge = secrets.token_bytes(_RANDOM)
     with suppress(OSError):
         sock.sendall(challenge)
@@ -69,7 +69,7 @@ def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
 
 
 def is_of_this_user(sock: socket.socket) -> bool:
-    """Return True if the peer of a Unix socket runs as this user."""
+    """Return whether the peer of a Unix socket runs as this user."""
     if sys.platform == "linux":
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return bool(struct.unpack("iII", credentials)[1] == os.geteuid())
@@ -84,8 +84,7 @@ def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
 
 
 def _read(sock: socket.socket, n_bytes: int) -> bytes:
-    """Read `n_bytes` within the socket's timeout; returns fewer if the time is over or the
-    connection ends."""
+    """Read `n_bytes` within the socket's timeout; return fewer if time or the connection ends."""
     found, until = b"", time.monotonic() + (sock.gettimeout() or 3600.0)
     with suppress(OSError):
         while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
@@ -103,7 +102,7 @@ _MOST_BYTES = (1 << 31) - 1
 
 
 class _Seals:
-    """The seals of one direction: over each piece and the number of those before it."""
+    """The seals of one direction: over each piece and the number of pieces before it."""
 
     SIZE = 16
 
@@ -114,7 +113,7 @@ class _Seals:
             from semantic.adapters.mlx import extra_to_install
 
             raise BackendError(
-                f"cannot seal what ranks of two machines send: {extra_to_install('fleet')}"
+                f"cannot seal frames between two machines: {extra_to_install('fleet')}"
             ) from None
         self._cipher = AESGCM(key)
         self._n = 0
@@ -126,7 +125,7 @@ class _Seals:
 
 
 class PeerLostError(Exception):
-    """The other rank ended, is silent or sends what is no frame; the text says which."""
+    """The other rank ended, is silent or sent an invalid frame, as the text says."""
 
 
 class Channel:
@@ -140,9 +139,9 @@ class Channel:
         mapped: MappedPort,
         keys: Keys | None = None,
     ) -> None:
-        """`peer` is the other's rank, which has the same `keys`; without any `sock` is a Unix
-        socket. The other is lost if nothing comes for `silence` seconds. `mapped` takes what it
-        says of its memory."""
+        """`peer` is the other rank, which has the same `keys`; without keys `sock` is a Unix
+        socket. `silence` is the time in seconds without a frame that counts as a loss. `mapped`
+        gets memory reports."""
         self.peer = peer
         self.is_local = keys is None
         self.mapped = mapped
@@ -156,14 +155,13 @@ class Channel:
         sock.settimeout(silence)
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, and after it a `descriptor` of this process. A peer that is lost is
-        reported by `frames`, not here."""
+        """Send a frame, then a `descriptor` of this process. `frames` reports a lost peer."""
         ints = array("q", frame.ints)
         if sys.byteorder == "big":
             ints.byteswap()
         head = _HEAD.pack(frame.op, frame.number, len(ints), len(frame.data))
         try:
-            with self._sending:  # seals are numbered in the order of sending
+            with self._sending:  # seal numbers follow the order of sending
                 start = b"".join(self._sealed(one) for one in (head, ints.tobytes()) if one)
                 self._sock.sendall(start)
                 if frame.data:
@@ -175,13 +173,13 @@ class Channel:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield each frame as it comes. Beats are left out, and frames about shared memory go to
+        """Yield each frame as it comes. Skip beats, and pass frames about shared memory to
         `mapped`. Raises PeerLostError."""
         while True:
-            # Its seal is checked before memory is taken for what it promises.
+            # Check the head's seal before allocating memory for its sizes.
             op, number, n_ints, n_bytes = _HEAD.unpack(self._checked(_HEAD.size))
             if not (0 <= n_ints <= _MOST_INTS and 0 <= n_bytes <= _MOST_BYTES):
-                raise PeerLostError(f"rank {self.peer} sent what is no frame")
+                raise PeerLostError(f"rank {self.peer} sent an invalid frame")
             ints = array("q", bytes(self._checked(n_ints * _INT_BYTES)))
             if sys.byteorder == "big":
                 ints.byteswap()
@@ -199,8 +197,8 @@ class Channel:
                     yield frame
 
     def close(self) -> None:
-        """End the connection; `frames` ends with it."""
-        with suppress(OSError):  # it had ended
+        """End the connection, and with it `frames`."""
+        with suppress(OSError):  # already ended
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
@@ -218,7 +216,7 @@ class Channel:
             and self._theirs is not None
             and not hmac.compare_digest(self._read(_Seals.SIZE), self._theirs.next(piece))
         ):
-            raise PeerLostError(f"what came is not what rank {self.peer} sent")
+            raise PeerLostError(f"cannot verify the seal of a frame from rank {self.peer}")
         return piece
 
     def _descriptor(self) -> int:
@@ -240,8 +238,8 @@ class Channel:
                     f"rank {self.peer} was silent for {self._silence:.0f} seconds"
                 ) from None
             except OSError:
-                n = 0  # it ended with something unread
+                n = 0  # it ended with unread data
             if not n:
-                raise PeerLostError(f"rank {self.peer} ended; its own output says why")
+                raise PeerLostError(f"rank {self.peer} ended: see its own output")
             at += n
         return found

@@ -1,7 +1,5 @@
-"""Whether this process is one of several that compute one model, as `mlx.launch` says.
-
-Reads the environment; `links` connects the ranks.
-"""
+"""Launched: whether `mlx.launch` started this process as one of several ranks of one model. Reads
+the environment; `links` connects the ranks."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ class Grid:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """See `PlacementPort.meeting`. MLX may wait for ever, with the interpreter's lock: no
-        thread of ours could end that."""
+        """See `PlacementPort.meeting`. MLX may wait for ever with the interpreter's lock, so a
+        thread of this process could not end the wait."""
         from semantic_fleet.ranks.links import JOIN_SECONDS
 
         logger.info("waiting at most %.0f s for all ranks, over %s", JOIN_SECONDS, self.transport)
@@ -68,23 +66,23 @@ def placed(environment: Mapping[str, str], secret: Callable[[], bytes | None]) -
 
 
 def read_grid(environment: Mapping[str, str]) -> Grid | None:
-    """The ranks that this process was started as one of; None if it is alone. Raises
-    InvalidRequestError for an environment that `mlx.launch` does not make."""
+    """Return this process's rank among others, None if it is alone. Raises InvalidRequestError for
+    an environment that `mlx.launch` does not make."""
     if _RANK not in environment:
         return None
     try:
         grid = _read(int(environment[_RANK]), environment)
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         raise InvalidRequestError(
-            f"{_RANK} is set, but not what follows from it ({error}): expected a start by "
+            f"{_RANK} is there without its other variables ({error}): expected a start by "
             "`mlx.launch` with the backend ring, nccl or jaccl"
         ) from error
     return grid if grid.size > 1 else None
 
 
 def with_secret(grid: Grid, secret: bytes | None) -> Grid:
-    """`grid` with a secret of its ranks. Raises InvalidRequestError without one, unless rank 0 can
-    be reached from its own machine alone."""
+    """Return `grid` with the ranks' secret. Raises InvalidRequestError without one, unless rank 0
+    listens on its own machine only."""
     from semantic_server.http.settings import is_loopback
 
     if secret is not None:
@@ -92,7 +90,7 @@ def with_secret(grid: Grid, secret: bytes | None) -> Grid:
     if is_loopback(grid.host):
         return grid
     raise InvalidRequestError(
-        f"rank 0 is on {grid.host}, which others can reach: expected --fleet-secret-file, the same "
+        f"rank 0 listens on {grid.host}, a public address: expected one --fleet-secret-file "
         "for every rank"
     )
 

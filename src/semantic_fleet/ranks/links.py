@@ -1,7 +1,5 @@
-"""The connections of one rank: how ranks find each other, and how all end when one is lost.
-
-Knows processes and sockets; neither a framework nor what is computed.
-"""
+"""The connections of one rank: how ranks find each other, and how all end when one is lost. Knows
+processes and sockets, neither a framework nor the computation."""
 
 from __future__ import annotations
 
@@ -38,19 +36,19 @@ _TOKEN_BYTES = 32
 _PATH_BYTES = 108
 """The longest path of a Unix socket on any system."""
 JOIN_SECONDS = 60.0
-"""For all ranks to meet, and then to connect."""
+"""Seconds for all ranks to meet, and again to connect."""
 _STDERR = 2
 _GREETING_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
-"""After which a rank that sends nothing is lost."""
+"""Seconds without a frame after which a rank is lost."""
 _BEAT_SECONDS = 1.0
-"""Between two signs of life, which have the memory that is left."""
+"""Seconds between two signs of life, which report the memory left."""
 _STALL_SECONDS = 600.0
-"""For one call. A chunk of a prompt takes seconds; one that takes this long will not end."""
+"""Seconds for one call. A chunk of a prompt takes seconds, so a call this long never ends."""
 _END_SECONDS = 10.0
-"""For what is to be done before the process ends."""
+"""Seconds for the calls before the process ends."""
 _LOST = 1
-"""The exit code: a supervisor starts all ranks again."""
+"""The exit code: a supervisor restarts all ranks."""
 
 
 class Links:
@@ -66,12 +64,13 @@ class Links:
         silence: float = SILENCE_SECONDS,
         stall: float = _STALL_SECONDS,
     ) -> None:
-        """Connect with the others; rank 0 listens on its address `host`.
+        """Connect with the other ranks; rank 0 listens on its address `host`.
 
-        What they send each other is sealed with `secret`, which all have, and with a token of this
-        start, which they get by `ranks`: without a secret as safe as that is. On one machine
-        it goes over a Unix socket in a private folder instead.
-        Raises BackendError if they cannot be reached.
+        `secret`, which all have, and a token of this start, which comes over `ranks`, seal the
+        frames: without a secret they are as safe as `ranks`. On one machine frames go over a Unix
+        socket in a private folder instead.
+
+        Raises BackendError if the ranks cannot connect.
         """
         self.before_end: list[Callable[[], object]] = []
         self.left: Callable[[], int] | None = None
@@ -95,7 +94,7 @@ class Links:
 
     @contextmanager
     def computing(self, what: str) -> Iterator[None]:
-        """The time limit of a call, which may wait for other ranks."""
+        """Limit the time of a call, which may wait for other ranks."""
         self._computing = what, time.monotonic()
         try:
             yield
@@ -103,13 +102,13 @@ class Links:
             self._computing = None
 
     def finish(self) -> None:
-        """End the work in good order: what the others do from now on is no failure."""
+        """End the work in good order: later ends of other ranks do not count as failures."""
         self._is_over = True
         for channel in self.channels:
             channel.send(Frame(Op.END, 0))
 
     def end(self, reason: str) -> None:
-        """End this process because the ranks cannot go on; the others then end too."""
+        """End this process, as the ranks cannot go on; the others then end too."""
         with self._ends:  # never released: one reason is enough
             if self._is_over:
                 return
@@ -127,10 +126,9 @@ class Links:
                 one.join(max(0.0, deadline - time.monotonic()))
             os._exit(_LOST)
 
-    # Inside
 
     def _connect(self, host: str, secret: bytes, silence: float) -> list[Channel]:
-        """One connection to rank 0 for each other rank."""
+        """Return one connection to rank 0 for each other rank."""
         if self._ranks.rank == 0:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             with (
@@ -139,7 +137,7 @@ class Links:
                 socket.socket(socket.AF_UNIX) as local,
             ):
                 servers, path = [server], bytes(Path(folder) / "ranks")
-                with suppress(OSError):  # the path is too long: they go on over TCP
+                with suppress(OSError):  # path too long: use TCP
                     local.bind(path)
                     local.listen(self._ranks.size)
                     servers.append(local)
@@ -155,7 +153,7 @@ class Links:
         keys = join(sock, _joined(secret, token), self._ranks.rank)
         if keys is None:
             raise BackendError(
-                "rank 0 has another secret: expected one --fleet-secret-file for all"
+                "rank 0 has another secret: expected one --fleet-secret-file for all ranks"
             )
         return [self._channel(sock, 0, silence, keys)]
 
@@ -167,13 +165,13 @@ class Links:
         while len(found) < self._ranks.size - 1:
             ready = select.select(servers, (), (), max(0.0, deadline - time.monotonic()))[0]
             if not ready:
-                raise TimeoutError("not all ranks came")
+                raise TimeoutError("some ranks did not connect")
             sock, _ = ready[0].accept()
             sock.settimeout(_GREETING_SECONDS)
             known = sock.family != socket.AF_UNIX or is_of_this_user(sock)
             admitted = admit(sock, secret) if known else None
             if admitted is None or admitted[0] in found or not 0 < admitted[0] < self._ranks.size:
-                logger.warning("a connection that does not know the ranks' secret was refused")
+                logger.warning("refused a connection that does not know the ranks' secret")
                 sock.close()
                 continue
             rank, keys = admitted
@@ -181,7 +179,7 @@ class Links:
         return [found[rank] for rank in range(1, self._ranks.size)]
 
     def _channel(self, sock: socket.socket, peer: int, silence: float, keys: Keys) -> Channel:
-        """A channel over `sock`, sealed unless that is a Unix socket."""
+        """Return a channel over `sock`, sealed unless that is a Unix socket."""
         sealed = None if sock.family == socket.AF_UNIX else keys
         return Channel(sock, peer, silence, self._mapped(), sealed)
 
@@ -199,25 +197,25 @@ class Links:
             self.end(str(error))
 
     def _watch(self, interval: float) -> None:
-        """Tell the others that this rank lives, and notice when it is stuck."""
+        """Send signs of life to the others, and end this process when it is stuck."""
         while not self._is_over:
             beat = self._beat()
             for channel in self.channels:
                 channel.send(beat)
             begun = self._computing
             if begun is not None and time.monotonic() - begun[1] > self._stall:
-                self.end(f"{begun[0]} has not ended for {self._stall:.0f} seconds")
+                self.end(f"{begun[0]} did not end within {self._stall:.0f} seconds")
             time.sleep(interval)
 
     def _beat(self) -> Frame:
         if self.left is not None:
-            with suppress(OSError):  # the system does not say it
+            with suppress(OSError):  # the system does not report it
                 return Frame(Op.MEMORY, 0, (self.left(),))
         return Frame(Op.BEAT, 0)
 
 
 def _to_this_machine(path: bytes) -> socket.socket | None:
-    """Connect to a process of this user at `path`; None if there is none on this machine."""
+    """Connect to a process of this user at `path`; return None if this machine has none."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(JOIN_SECONDS)
     with suppress(OSError):

@@ -1,7 +1,5 @@
-"""How many replicas there should be, from the requests that run and wait in each.
-
-Knows numbers only; how long they must hold before anything is done is set where replicas are run.
-"""
+"""The number of replicas, from the requests that run and wait in each. Knows numbers only;
+`ray_cluster` sets how long they must hold."""
 
 from __future__ import annotations
 
@@ -10,15 +8,15 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 _FULL: Final = 0.75
-"""The part of the rows of all batches that requests should fill at most."""
+"""Most of the rows of all batches that requests should fill."""
 RUNNING: Final = "running"
 WAITING: Final = "waiting"
 ROWS: Final = "rows"
 
 
 class ScalingContext(Protocol):
-    """What is used of Ray Serve's context of a policy. `aggregated_metrics` are those of `RUNNING`,
-    `WAITING` and `ROWS` by replica; `total_queued_requests` are at no replica yet."""
+    """The part of Ray Serve's policy context that `by_queue` reads. `aggregated_metrics` has
+    `RUNNING`, `WAITING` and `ROWS` by replica; `total_queued_requests` have no replica yet."""
 
     @property
     def current_num_replicas(self) -> int: ...
@@ -29,10 +27,8 @@ class ScalingContext(Protocol):
 
 
 def wanted_replicas(current: int, running: float, waiting: float, rows: float) -> int:
-    """The replicas for so many requests, where one decodes `rows` at a time.
-
-    One more than now while any wait; fewer one at a time, and only while none does.
-    """
+    """Return the number of replicas for these requests, where each decodes `rows` at a time. Add at
+    least one while any wait; remove one at a time, and only while none waits."""
     fitting = max(1, math.ceil((running + waiting) / (_FULL * rows)))
     if waiting >= 1:
         return max(fitting, current + 1)
@@ -40,7 +36,7 @@ def wanted_replicas(current: int, running: float, waiting: float, rows: float) -
 
 
 def by_queue(context: ScalingContext) -> tuple[int, dict[str, object]]:
-    """A policy of Ray Serve."""
+    """Decide the number of replicas: a policy of Ray Serve."""
     metrics = context.aggregated_metrics or {}
 
     def total(name: str) -> float:

@@ -1,13 +1,13 @@
 """The edge of a fleet: checks requests as a server does, finds the key of each, and passes it on.
 
-The key is equal for all requests of one session, so that they meet their caches: the rules of names
-are those of `identity`, and a request without one is known by the opening of its conversation. Keys
-are digests: a router sees no text of a user.
+All requests of one session have the same key, so they meet their caches. Names follow the rules of
+`identity`; a request without one has the key of its conversation's opening. Keys are digests, so a
+router sees no user's text.
 
-Bodies are read whole before, and bounded as a server's. A client that leaves closes its answer,
-which cancels it where it is computed. An answer whose replica is lost ends with an error and is not
-asked for again: what killed one replica would kill the next, and clients know whether to repeat.
-Knows HTTP and keys; not how replicas are run or chosen.
+The edge reads bodies whole first, and bounds them as a server does. A client that leaves closes its
+answer, and the replica cancels it. When its replica is lost, an answer ends with an error and the
+edge does not retry: the cause could kill the next replica too, and clients know whether to repeat.
+Knows HTTP and keys, not how replicas run or how a router chooses them.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from semantic_server.http.settings import ServerSettings
 
 _AGENT_PATH: Final = re.compile(r"/v1/agents/(.+?)(?:/(?:why|fork|pin))?")
 _LISTS: Final = ("messages", "input", "prompt")
-"""Fields with what a conversation begins with, of all wires; a text or a list."""
+"""Fields of all APIs with the beginning of a conversation: a text or a list."""
 _FIXED: Final = ("system", "instructions")
-"""Fields with what precedes it."""
+"""Fields that precede them."""
 _TEXT: Final = 2048
-"""Characters of a prompt that are its opening."""
+"""Characters of a prompt that count as its opening."""
 _TOKENS: Final = 512
-"""Token ids that are."""
+"""Token ids that count as the opening."""
 _USER: Final = "user"
 _CACHE_MARK: Final = "cache_control"
 _DIGITS: Final = 8
-"""Of a key; ids of responses end with them. Keys that are equal by chance harm nothing."""
+"""Digits of a key; ids of responses end with them. Keys that collide do no harm."""
 _RESPONSE_ID: Final = re.compile(
     rf"{RESPONSE_PREFIX}[0-9a-f]{{{2 * ID_BYTES}}}(?P<key>[0-9a-f]{{{_DIGITS}}})"
 )
@@ -84,12 +84,12 @@ _PREVIOUS: Final = "previous_response_id"
 
 
 def routing_key(path: str, headers: Mapping[str, str], body: Json, tenant: str = "") -> str:
-    """The key of a request to `path`; `headers` have lower-case names.
+    """Return the key of a request to `path`; `headers` have lower-case names.
 
-    A request that names an agent, in its path, its header or its body, has the agent's; one with
-    a client's session that of the session's main agent; one that continues a response, or is about
-    it, that of the request that it answered, which is in its id; any other that of its opening.
-    Sessions that several conversations share, as those of a user, do not count.
+    A request that names an agent, in its path, header or body, has the agent's key. One with a
+    client's session has the key of the session's main agent. One about a response, or that
+    continues it, has the key in the response's id. Any other has the key of its opening. Sessions
+    that several conversations share, as those of a user, do not count.
     """
     found = _named(path, headers, body)
     if found is None:
@@ -118,7 +118,7 @@ def _key_of_response(path: str, body: Json) -> str | None:
 
 
 def _opening(body: Json) -> str:
-    """What stays of a conversation while it grows: all up to its first message of the user."""
+    """Return the constant part of a growing conversation: up to its first user message."""
     fixed = [_words(body[name]) for name in _FIXED if name in body]
     begins = [_words(_first(body[name])) for name in _LISTS if name in body]
     return json.dumps([fixed, begins])
@@ -136,8 +136,8 @@ def _first(found: object) -> object:
 
 
 def _words(found: object) -> str:
-    """The text of messages, without what clients change in earlier ones: marks of caches, and
-    whether a text is a list of one part."""
+    """Return the text of messages without the parts that clients change in earlier ones: cache
+    marks, and whether a text is a list of one part."""
     if isinstance(found, str):
         return found
     if isinstance(found, list):
@@ -160,7 +160,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 def create_edge(
     replicas: ReplicasPort, settings: ServerSettings, lifespan: Lifespan, version: str
 ) -> FastAPI:
-    """The application that passes requests on to `replicas`, which `lifespan` starts and stops."""
+    """Return the app that passes requests on to `replicas`, which `lifespan` starts and stops."""
     app = FastAPI(
         title="semantic",
         version=version,
@@ -182,7 +182,7 @@ def create_edge(
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         if settings_of(request).api_keys:
-            require_operator(request, "metrics are about all tenants")
+            require_operator(request, "metrics cover all tenants")
         return await _all_metrics(replicas, request)
 
     for path in ("/v1/agents/{agent_id:path}", "/v1/requests/{request_id}"):
@@ -201,7 +201,7 @@ def create_edge(
 async def _refuse_archives() -> Response:
     raise WireError(
         HTTPStatus.NOT_IMPLEMENTED,
-        "a fleet takes and gives no archives of agents: its replicas share them by --remote-store; "
+        "a fleet does not import or export agents: its replicas share them by --remote-store; "
         "export from `semantic serve` with the same store",
         code="not_in_a_fleet",
     )
@@ -210,13 +210,13 @@ async def _refuse_archives() -> Response:
 async def _refuse_watching() -> Response:
     raise WireError(
         HTTPStatus.NOT_IMPLEMENTED,
-        "a fleet streams no overview, which would hold a replica that stops: expected /v1/overview",
+        "a fleet does not stream its overview, which would hold stopping replicas: use /v1/overview",
         code="not_in_a_fleet",
     )
 
 
 class _PassOn:
-    """Passes requests on; an ASGI application."""
+    """An ASGI application that passes requests on."""
 
     def __init__(self, replicas: ReplicasPort) -> None:
         self._replicas = replicas
@@ -233,7 +233,7 @@ class _PassOn:
             except OverloadedError as error:
                 if not answer.has_begun:
                     raise
-                logger.warning("an answer was cut: %s", error)
+                logger.warning("cut an answer short: %s", error)
                 await answer.fail(problem_of(error))
 
     async def _answer(self, request: Request, key: str, answer: _Answer, data: bytes) -> None:
@@ -247,10 +247,10 @@ class _PassOn:
 
 
 class _Answer:
-    """A response to a request of `path` as ASGI's messages.
+    """A response to a request of `path` as ASGI messages.
 
-    A stream is sent as it comes. Any other response is sent once it is whole: until then nothing
-    has begun, and what goes wrong is a response of its own.
+    It sends a stream as it comes. It sends any other response once it is whole, so that an earlier
+    error can still become a response of its own.
     """
 
     def __init__(self, path: str, send: Send) -> None:
@@ -271,7 +271,7 @@ class _Answer:
             self._body += piece
 
     async def end(self) -> None:
-        """Raises OverloadedError for an answer without a head."""
+        """Send the rest. Raises OverloadedError for an answer without a head."""
         if self._head is None:
             raise OverloadedError("the replica ended without an answer", retry_after=1)
         if not self.has_begun:
@@ -279,7 +279,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": bytes(self._body)})
 
     async def fail(self, problem: Problem) -> None:
-        """End a stream that has begun with an event that has the reason."""
+        """End a started stream with an event that has the reason."""
         await self.send(_last_event(self._path, problem))
         await self.end()
 
@@ -290,7 +290,7 @@ class _Answer:
 
 
 def _last_event(path: str, problem: Problem) -> bytes:
-    """What ends a stream of `path`, in the form of its wire."""
+    """Return the event that ends a stream of `path`, in the form of its API."""
     if is_ollama(path):
         return json_line(ollama_error(problem))
     if is_anthropic(path):
@@ -302,7 +302,7 @@ def _last_event(path: str, problem: Problem) -> bytes:
 
 
 async def _key_of(request: Request, data: bytes) -> str:
-    """Of a body that is no JSON object, the replica says so."""
+    """Return the key; leave errors about a body that is not a JSON object to the replica."""
     body: Mapping[str, object] = {}
     with suppress(InvalidRequestError, WireError):
         body = await parse_offloaded(request, data)
@@ -324,7 +324,7 @@ def _passed(request: Request, body: bytes = b"", key: str = "") -> PassedRequest
 
 
 async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
-    """The response of the replica that had what is deleted, asked of all; else of any."""
+    """Ask all replicas to delete, and return the response of one that did, else of any."""
     replies = [*(await replicas.answers(_passed(request))).values()]
     done = [one for one in replies if one[0].status < HTTPStatus.BAD_REQUEST]
     head, body = (done or replies)[0]
@@ -334,7 +334,7 @@ async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
 
 
 async def _all_metrics(replicas: ReplicasPort, request: Request) -> Response:
-    """Those of every replica, each with a label of its name."""
+    """Return the metrics of all replicas, each labelled with its replica's name."""
     texts: dict[str, str] = {}
     for name, (head, body) in (await replicas.answers(_passed(request))).items():
         if head.status != HTTPStatus.OK:
@@ -344,8 +344,7 @@ async def _all_metrics(replicas: ReplicasPort, request: Request) -> Response:
 
 
 def merged_metrics(texts: Mapping[str, str]) -> bytes:
-    """The metrics of several servers, in Prometheus' text format, as those of one: by the servers'
-    names, which become a label."""
+    """Merge several servers' metrics in Prometheus' text format; their names become a label."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts))
     return generate_latest(registry)

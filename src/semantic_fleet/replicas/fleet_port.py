@@ -1,7 +1,5 @@
-"""Replicas of one server, and the requests that are passed on to them.
-
-A request is passed on whole, and answered in pieces. Knows no wire, and not how replicas are run.
-"""
+"""Replicas of one server, and the requests passed on to them. A replica gets a request whole, and
+answers in pieces. Knows no API, and not how replicas run."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
-"""Names in lower case, and values, in order."""
+"""Lower-case names, and values, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassedRequest:
-    """An HTTP request with all of its body. `raw_path` is the path as it was sent, `route` the key
-    that the request belongs to: hexadecimal digits."""
+    """An HTTP request with its whole body. `raw_path` is the path as sent, `route` the request's
+    key: hexadecimal digits."""
 
     method: str
     path: str
@@ -30,7 +28,7 @@ class PassedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """The beginning of a response; bytes of its body follow."""
+    """The head of a response; bytes of its body follow."""
 
     status: int
     headers: Headers
@@ -43,44 +41,41 @@ class ReplicasPort(Protocol):
     """All replicas. For one event loop."""
 
     def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """The response of the replica that `key` belongs to, or of one beside it that is less
-        busy: a head, then bytes as they come. Closing it cancels the request there.
-
-        Raises OverloadedError while there is no replica, if all are full, and for one that was
-        lost.
-        """
+        """Yield the response of the replica of `key`, or of a less busy one: a head, then bytes as
+        they come. Closing it cancels the request there. Raises OverloadedError while no replica
+        runs, if all are full, and if the replica is lost."""
         ...
 
     async def answers(self, request: PassedRequest) -> Mapping[str, tuple[ResponseHead, bytes]]:
-        """The whole response of every replica, by the replica's name. Raises as `answer`."""
+        """Return the whole response of every replica, by the replica's name. Raises as `answer`."""
         ...
 
 
 class ReplicaPort(Protocol):
-    """One replica's server, of which requests need no socket."""
+    """One replica's server, which needs no socket."""
 
     def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """The response, as of `ReplicasPort`."""
+        """Yield the response, as `ReplicasPort` does."""
         ...
 
     def load(self) -> Mapping[str, float]:
-        """How many requests are `running`, how many are `waiting`, and how many `rows` a batch
-        has. Thread-safe."""
+        """Return the numbers of `running` and `waiting` requests, and `rows` of a batch.
+        Thread-safe."""
         ...
 
     def end(self) -> None:
-        """End all answers, now and from now on, each with a reason that its client can read."""
+        """End all answers, now and from now on, each with a reason for its client."""
         ...
 
     def check(self) -> None:
-        """Raises BackendError when the server cannot answer any more."""
+        """Raise BackendError when the server cannot answer any more."""
         ...
 
 
 class BuildReplica(Protocol):
-    """Starts a replica's server; it is pickled, and called in the replica's process."""
+    """Starts a replica's server; Ray pickles it and calls it in the replica's process."""
 
     def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
-        """A server that keeps what it stores in `folder`, from ready to saved; one of so many that
-        are `sharing` the memory of a machine."""
+        """Run a server that stores in `folder`, from ready to saved; one of `sharing` replicas that
+        share the memory of a machine."""
         ...

@@ -1,7 +1,7 @@
-"""Answers passed requests by an ASGI application in this process.
+"""Answers passed requests with an ASGI application in this process.
 
-What the application sends becomes pieces; all that waits at a time is one of them, as each costs a
-message between processes. Knows ASGI; no route and no router.
+Joins all waiting output of the application into one piece, as each piece costs a message between
+processes. Knows ASGI, neither routes nor routers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ AsgiApp: TypeAlias = Callable[[MutableMapping[str, object], Receive, Send], Awai
 
 
 async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-    """The response of `app`. Closing it is a disconnect to `app`; it ends when `app` has.
-
-    Raises what `app` raises.
-    """
+    """Yield the response of `app`. Closing it disconnects `app` and waits for its end. Raises the
+    errors of `app`."""
     pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
     is_gone, is_read = asyncio.Event(), False
 
@@ -59,11 +57,11 @@ async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, 
         task.result()
     finally:
         is_gone.set()
-        await asyncio.wait((task,))  # its row is free when this is closed
+        await asyncio.wait((task,))  # frees the row before this returns
 
 
 async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, bytes]:
-    """A response that is over. Raises BackendError for one without a head."""
+    """Return a finished response. Raises BackendError for one without a head."""
     head: ResponseHead | None = None
     body = bytearray()
     async for piece in pieces:
@@ -77,14 +75,14 @@ async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, byte
 
 
 def with_header(name: bytes, value: bytes, piece: Piece) -> Piece:
-    """`piece`, a head with one more header."""
+    """Return `piece`; a head gets one more header."""
     if isinstance(piece, bytes):
         return piece
     return ResponseHead(piece.status, (*piece.headers, (name, value)))
 
 
 def _joined(waiting: list[Piece | None]) -> list[Piece]:
-    """All heads, then all bytes as one."""
+    """Return all heads, then all bytes as one."""
     heads: list[Piece] = [one for one in waiting if isinstance(one, ResponseHead)]
     body = b"".join(one for one in waiting if isinstance(one, bytes))
     return [*heads, body] if body else heads

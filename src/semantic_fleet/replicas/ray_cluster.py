@@ -1,8 +1,8 @@
-"""Replicas as an application of Ray Serve, on a Ray of this process or on a cluster that runs.
+"""Replicas as an application of Ray Serve, on a Ray of this process or on a running cluster.
 
-The router is Ray's consistent-hash ring over the keys of requests. A replica that has as many
-requests as it may have passes more on to the next of the ring: load is bounded. The only module
-that imports Ray, once its environment is set: what Ray reads of it, it reads on import.
+The router is Ray's consistent-hash ring over the keys of requests. A full replica passes further
+requests on to the next of the ring, which bounds the load. The only module that imports Ray, after
+setting its environment, which Ray reads on import.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _QUIET: Final = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
 _OBJECT_BYTES: Final = 128 << 20
-"""Ray's object store, which here has bodies of requests for the time of a message."""
+"""Ray's object store, which holds request bodies here for the time of a message."""
 _FOLDER: Final = "semantic-ray-"
 _TRIES: Final = 2
 _TO_SAVE: Final = 60.0
-"""Seconds for a replica that is to stop to end what still runs, and to save its agents."""
+"""Seconds for a stopping replica to end its last answers, and to save its agents."""
 _DRAIN_LOOK: Final = 0.2
 _HEALTH_LOOK: Final = 2.0
 _STATUS_LOOK: Final = 0.2
 _LOOK_BACK: Final = 10.0
-"""Seconds over which what replicas report is averaged."""
+"""Seconds over which Ray averages the reports of replicas."""
 _RETRY: Final = 5
 _LONGEST_REASON: Final = 400
 _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
@@ -57,14 +57,13 @@ _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What to run: `replicas` at first and at least, up to `most` as requests wait: one more
-    once they have for `more_after` seconds, one fewer after `fewer_after` with room to spare.
+    """The fleet to run: at least `replicas`, up to `most`. Ray adds one after requests have waited
+    `more_after` seconds, and removes one after `fewer_after` with room to spare.
 
-    A replica has at most `requests` at once, and `queued` wait for one at most. One that is to stop
-    lets its answers go on for `drain` seconds, then ends them. At most `per_machine` are on one
-    machine. Each takes `gpus` of Ray's, by default one where there are any. `address` is that of a
-    running cluster;
-    None starts Ray here, and stops it.
+    A replica has at most `requests` at once, and at most `queued` wait for one. A stopping one
+    continues its answers for `drain` seconds, then ends them. At most `per_machine` run on one
+    machine. Each takes `gpus` of Ray's, by default one if there are any. `address` is that of a
+    running cluster; None starts a Ray here, and stops it.
     """
 
     replicas: int
@@ -81,7 +80,7 @@ class FleetPlan:
 
 
 class RayCluster:
-    """Implements `ReplicasPort`. `start` and `stop` block; all else is for one event loop."""
+    """Implements `ReplicasPort`. `start` and `stop` block; the rest is for one event loop."""
 
     def __init__(self, plan: FleetPlan, build: BuildReplica) -> None:
         self._plan = plan
@@ -91,10 +90,8 @@ class RayCluster:
         self._has_ray = False
 
     def start(self) -> None:
-        """Start Ray if need be, and the replicas; returns when all can answer.
-
-        Raises OperatorError if Ray is not installed or not reachable, or a replica cannot start.
-        """
+        """Start Ray if need be, and the replicas; return when all can answer. Raises OperatorError
+        if Ray is not installed or not reachable, or a replica cannot start."""
         self._set_environment()
         try:
             import ray
@@ -106,7 +103,7 @@ class RayCluster:
             self._connect()
             serve.start(proxy_location="Disabled", logging_config=_log_of_serve("CRITICAL"))
             gpus = self._gpus()
-            # GPUs of its own are a replica's memory; else all on one machine share it.
+            # A replica with GPUs of its own has their memory; else all on one machine share it.
             sharing = 1 if gpus >= 1 else self._plan.per_machine
             target = self._deployment(gpus).bind(
                 self._build, self._plan.folder, sharing, Drain(self._plan.drain, is_any_stopping)
@@ -114,10 +111,10 @@ class RayCluster:
             self._handle = serve.run(target, name=APPLICATION, route_prefix=None)
         except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
             reason = _reason(_said_of_replicas() or str(error))
-            raise OperatorError(f"the replicas do not start: {reason}") from error
+            raise OperatorError(f"cannot start the replicas: {reason}") from error
 
     def stop(self) -> None:
-        """End what `start` began: on a cluster that ran before, only the connection to it."""
+        """End what `start` began; on a cluster that ran before, only the connection to it."""
         self._handle = None
         if not self._has_ray:
             return
@@ -132,7 +129,7 @@ class RayCluster:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        handle = self._require_handle()  # before an import beside that of `start`
+        handle = self._require_handle()  # before an import next to the one in `start`
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import BackPressureError, RayServeException
 
@@ -147,7 +144,7 @@ class RayCluster:
         except BackPressureError as error:
             raise OverloadedError("all replicas are full", retry_after=_RETRY) from error
         except (RayError, RayServeException) as error:
-            raise OverloadedError("the replica that answered is lost", retry_after=1) from error
+            raise OverloadedError("the fleet lost the answering replica", retry_after=1) from error
         finally:
             if not is_over:
                 call.cancel()
@@ -159,24 +156,24 @@ class RayCluster:
         try:
             found = await handle.broadcast("whole", request).results_async()
         except RayError as error:
-            raise OverloadedError("a replica is lost", retry_after=1) from error
+            raise OverloadedError("the fleet lost a replica", retry_after=1) from error
         if not found:
-            raise OverloadedError("there is no replica", retry_after=_RETRY)
+            raise OverloadedError("no replica is running", retry_after=_RETRY)
         return {name: (head, body) for name, head, body in found}
 
     def _require_handle(self) -> DeploymentHandle:
         if self._handle is None:
-            raise OverloadedError("the replicas are being started", retry_after=_RETRY)
+            raise OverloadedError("the replicas are starting", retry_after=_RETRY)
         return self._handle
 
     def _set_environment(self) -> None:
-        """What Ray and the processes that it starts read. Its ports are open to other machines,
-        and take what is pickled: only with a token, which a Ray of this process makes itself."""
+        """Set the environment of Ray and its processes. Its ports are open to other machines and
+        unpickle data, so they need a token. A Ray of this process makes its own."""
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         if self._plan.address is None:
             os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-            # Ray would let a replica without whole cores of its own compute with one thread.
+            # Ray would limit a replica without whole cores of its own to one thread.
             os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
     def _connect(self) -> None:
@@ -185,7 +182,7 @@ class RayCluster:
         if self._plan.address is not None:
             ray.init(address=self._plan.address, logging_level="ERROR")
             return
-        # Below a short path: sockets have at most 100 characters.
+        # A short path: sockets have at most 100 characters.
         self._folder = tempfile.mkdtemp(prefix=_FOLDER, dir=Path(os.sep) / "tmp")
         ray.init(
             address="local",
@@ -197,7 +194,7 @@ class RayCluster:
         )
 
     def _gpus(self) -> float:
-        """Those of a replica."""
+        """Return the GPUs of a replica."""
         import ray
 
         if self._plan.gpus is not None:
@@ -241,8 +238,8 @@ class RayCluster:
 
 
 def _log_of_serve(level: str) -> LoggingConfig:
-    """Of replicas warnings, as they log requests themselves. Of the controller less: it repeats
-    whole tracebacks of replicas, which `start` reports in a line."""
+    """Log warnings of replicas, as they log requests themselves, and less of the controller: it
+    repeats whole tracebacks of replicas, which `start` reports in a line."""
     from ray.serve.schema import LoggingConfig
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -250,10 +247,8 @@ def _log_of_serve(level: str) -> LoggingConfig:
 
 
 def stop_application(address: str, drain: float) -> None:
-    """Stop the replicas and Ray Serve on a running cluster; returns when agents are saved.
-
-    Raises OperatorError if the cluster is not reachable, and as `_remove_application`.
-    """
+    """Stop the replicas and Ray Serve on a running cluster; return when agents are saved. Raises
+    OperatorError if the cluster is not reachable, and as `_remove_application`."""
     try:
         import ray
         from ray import serve
@@ -270,7 +265,7 @@ def stop_application(address: str, drain: float) -> None:
 
 def _remove_application(drain: float) -> None:
     """Delete the application, whose answers may take `drain` seconds to end. Raises OperatorError
-    if replicas are left when Ray should have killed them."""
+    if replicas remain after Ray should have killed them."""
     from ray import serve
 
     if APPLICATION in serve.status().applications:
@@ -279,13 +274,13 @@ def _remove_application(drain: float) -> None:
     until = time.monotonic() + seconds
     while APPLICATION in serve.status().applications:
         if time.monotonic() > until:
-            raise OperatorError(f"the replicas have not stopped within {seconds:g} seconds")
+            raise OperatorError(f"the replicas did not stop within {seconds:g} seconds")
         time.sleep(_STATUS_LOOK)
 
 
 def is_any_stopping() -> bool:
-    """Whether a replica is to stop; for the replicas themselves. Raises OverloadedError if the
-    cluster cannot be asked."""
+    """Return whether a replica is to stop; for the replicas themselves. Raises OverloadedError if
+    the cluster does not answer."""
     import ray
     from ray import serve
 
@@ -299,7 +294,7 @@ def is_any_stopping() -> bool:
 
 
 def _said_of_replicas() -> str:
-    """What Ray Serve says of replicas that it could not start; "" if it says nothing."""
+    """Return Ray Serve's message about replicas that did not start; "" without one."""
     import ray
     from ray import serve
 
@@ -310,8 +305,8 @@ def _said_of_replicas() -> str:
 
 
 def _reason(text: str) -> str:
-    """The error in a text of Ray's, which has tracebacks of other processes: its last line that
-    names one, else its last."""
+    """Return the error in a text of Ray's, which has tracebacks of other processes: its last line
+    that names one, else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if _ERROR_LINE.match(line)]
     return (named or lines or ["unknown"])[-1][:_LONGEST_REASON]

@@ -1,10 +1,9 @@
 """A replica as Ray Serve runs it: a server without a socket, in a process of its own.
 
-Ray Serve calls the methods by their names, and waits for the last answer before it destroys a
-replica that is to stop. It does not say that one is to stop; it only asks no more for its
-health. While its process lives a replica has a slot, a numbered folder with a locked file and a
-folder for the store: it takes the first that is free, with all that an earlier one stored there.
-Imports no Ray: it is plain Python.
+Ray Serve calls the methods by name, and waits for the last answer before it destroys a stopping
+replica. It does not announce a stop; it only stops asking for health. A living process holds a
+slot: a numbered folder with a locked file and a folder for the store. It takes the first free one,
+with all that an earlier process stored there. Imports no Ray: it is plain Python.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _MOST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSlot:
-    """`name` is its own on this machine, and `folder` for what it stores; it need not exist."""
+    """A slot. `name` is unique on this machine; `folder` is for the store and need not exist."""
 
     name: str
     folder: Path
@@ -45,10 +44,8 @@ class ReplicaSlot:
 
 @contextmanager
 def taken_slot(base: Path) -> Iterator[ReplicaSlot]:
-    """The first free slot below `base`, with the id of this process in its locked file.
-
-    Raises StoreError if `base` cannot be used, and if there is none.
-    """
+    """Take the first free slot below `base`, and write the process id in its locked file. Raises
+    StoreError if `base` is unusable, or if no slot is free."""
     for number in range(_MOST):
         folder = base / f"replica-{number}"
         try:
@@ -64,7 +61,7 @@ def taken_slot(base: Path) -> Iterator[ReplicaSlot]:
                 return
         finally:
             os.close(lock)
-    raise StoreError(f"all {_MOST} slots below {base} are taken")
+    raise StoreError(f"no slot below {base} is free: expected at most {_MOST} replicas")
 
 
 def _try_lock(file: int) -> bool:
@@ -76,24 +73,24 @@ def _try_lock(file: int) -> bool:
 
 
 HEADER: Final = b"x-semantic-replica"
-"""Of responses: the name of the replica that answered, its slot on its machine."""
+"""Response header with the name of the replica that answered: its slot on its machine."""
 _LOOK: Final = 1.0
-"""Seconds between two looks at the time of the last question for health."""
+"""Seconds between two checks of the time of the last health question."""
 SILENT: Final = 10.0
-"""Seconds without one after which this may be a replica that is to stop."""
+"""Seconds without a health question after which the replica may be stopping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """How long answers may go on in a replica that is to stop, in seconds, and whether any is: the
-    latter waits for the cluster, and raises OverloadedError if it cannot be asked."""
+    """The seconds for answers of a stopping replica, and whether any replica is stopping. `is_any`
+    waits for the cluster, and raises OverloadedError if that does not answer."""
 
     seconds: float
     is_any: Callable[[], bool]
 
 
 class Replica:
-    """Takes a slot, starts the server in its folder, and saves its agents when it is destroyed."""
+    """Takes a slot, starts the server in its folder, and saves its agents when Ray destroys it."""
 
     _server: ReplicaPort
     _name: str
@@ -101,8 +98,8 @@ class Replica:
     async def __init__(  # type: ignore[misc]
         self, build: BuildReplica, folder: str, sharing: int, drain: Drain
     ) -> None:
-        """Slots are below `folder`; so many replicas are `sharing` the machine's memory. Returns
-        when requests can be answered; raises as `build`."""
+        """Take a slot below `folder`, and start one of `sharing` replicas that share the machine's
+        memory. Returns when it can answer; raises as `build`."""
         self._stack = AsyncExitStack()
         self._drain = drain
         async with AsyncExitStack() as undo:
@@ -115,32 +112,32 @@ class Replica:
             self._stack = undo.pop_all()
 
     async def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """The response in pieces; cancelled with this call."""
+        """Yield the response in pieces; closing this cancels it."""
         async with aclosing(self._server.answer(request)) as pieces:
             async for piece in pieces:
                 yield with_header(HEADER, self._name.encode(), piece)
 
     async def whole(self, request: PassedRequest) -> tuple[str, ResponseHead, bytes]:
-        """The replica's name and its machine's, and its whole response."""
+        """Return the replica's name and its machine's, and its whole response."""
         async with aclosing(self._server.answer(request)) as pieces:
             head, body = await whole_answer(pieces)
         return f"{self._name}@{platform.node()}", head, body
 
     async def record_autoscaling_stats(self) -> Mapping[str, float]:
-        """Read now and then; see `autoscaling`."""
+        """Return the load for `autoscaling`; Ray reads it now and then."""
         return dict(self._server.load())
 
     async def check_health(self) -> None:
-        """Raises BackendError for a replica that must be replaced."""
+        """Raise BackendError for a replica that Ray must replace."""
         self._asked_at = time.monotonic()
         self._server.check()
 
     async def __del__(self) -> None:
-        """Called once no request is left; returns when agents are saved."""
+        """Save the agents. Ray calls this after the last request."""
         await self._stack.aclose()
 
     async def _end_overdue(self) -> None:
-        """End the answers of a replica that was to stop so long ago that it would be killed."""
+        """End the answers of a stopping replica before Ray would kill it."""
         while not await self._is_overdue():
             await asyncio.sleep(_LOOK)
         self._server.end()
