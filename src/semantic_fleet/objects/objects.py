@@ -299,7 +299,7 @@ class Objects:
         self, what: str, error: Exception | None, *, writes: bool
     ) -> Iterator[str | None]:
         """Yield sentences to report after a call. The breaker stays closed for a full or read-only
-        store, which still answers reads, and for one that refuses to list or delete, which takes
+        store, which answers reads, and for one that refuses to list or delete, which takes
         writes."""
         refuses = self._refuses.get(what)
         if error is None:

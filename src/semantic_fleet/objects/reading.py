@@ -357,8 +357,8 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return whether a body is stored; one of another size is damaged, and a writer will
-        replace it."""
+        """Return whether a body is stored. One of another size is damaged, for a writer to
+        replace."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:

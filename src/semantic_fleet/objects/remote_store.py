@@ -139,7 +139,7 @@ class RemoteAgents:
         agent = manifest.scope, manifest.agent_id
         with self.deletions.writing(agent), self.tally.misses("write_errors"):
             self.notices.hear()  # it may find everything on its own disk, and so never ask
-            known = self.catalog.agents.manifest(*agent)  # the janitor may evict the newest stored one
+            known = self.catalog.agents.manifest(*agent)  # the janitor may evict the newest one
             saved = self.manifests.save(manifest, 0 if known is None else known.generation)
             if saved is None:
                 self.tally.count("dropped manifests")

@@ -210,7 +210,7 @@ async def _refuse_archives() -> Response:
 async def _refuse_watching() -> Response:
     raise WireError(
         HTTPStatus.NOT_IMPLEMENTED,
-        "a fleet does not stream its overview, which would hold stopping replicas: use /v1/overview",
+        "a fleet streams no overview, which would hold stopping replicas: use /v1/overview",
         code="not_in_a_fleet",
     )
 

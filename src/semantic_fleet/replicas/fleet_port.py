@@ -59,8 +59,7 @@ class ReplicaPort(Protocol):
         ...
 
     def load(self) -> Mapping[str, float]:
-        """Return the numbers of `running` and `waiting` requests, and `rows` of a batch.
-        Thread-safe."""
+        """Return the numbers `running` and `waiting`, and the `rows` of a batch. Thread-safe."""
         ...
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
-"""What a server does: the phases of its last requests, its figures of the last minutes, its end.
+"""Activity of a server: phases of its last requests, figures of the last minutes, and its end.
 
-The recorder learns from the events of answers that a wire consumes anyway, and does nothing for a
-token. Keeps names and counts, never texts. Knows no engine and no wire.
+The recorder learns from the events of answers that a route consumes anyway, at no cost per token.
+Keeps names and counts, never texts. Knows neither the engine nor the APIs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from semantic_server.http.metrics import PrefillRate
 PhaseName = Literal["waiting", "reading", "decoding", "preempted"]
 
 MOST_SPANS: Final = 1000
-"""Requests that have ended and are remembered."""
+"""Ended requests to remember."""
 _MOST_PHASES: Final = 64
-"""Phases of one request; of one that is preempted more often the last ones are missing."""
+"""Phases of one request to keep; later ones are missing if it is preempted more often."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +56,8 @@ class Span:
 
 @dataclass(slots=True)
 class Savings:
-    """Prompt tokens of answers since `since` (Unix time), those that were cached, and the seconds
-    that these would have taken at the mean speed of all prompts computed before."""
+    """Prompt tokens of answers since `since` (Unix time), the cached ones among them, and the
+    seconds that those would have taken at the mean speed of all prompts computed before."""
 
     since: float
     prompt_tokens: int = 0
@@ -65,7 +65,6 @@ class Savings:
     seconds: float = 0.0
 
     def add(self, prompt_tokens: int, cached_tokens: int, seconds: float) -> None:
-        """Count an answer."""
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
         self.seconds += seconds
@@ -79,14 +78,14 @@ class _OfTenant:
 
 
 class Recorder:
-    """What requests did, tenant by tenant. For one event loop; not thread-safe."""
+    """The requests of each tenant. For one event loop; not thread-safe."""
 
     def __init__(
         self,
         woken: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`woken` is called when a request is accepted; `clock` gives Unix time."""
+        """Call `woken` for each accepted request; `clock` gives Unix time."""
         self._woken = woken
         self._clock = clock
         self.started = clock()
@@ -97,16 +96,16 @@ class Recorder:
         self._rate = PrefillRate()
 
     def of(self, tenant: str, model: str = "") -> Observer:
-        """An observer of one request of `tenant` to the model with the id `model`."""
+        """Return an observer of one request of `tenant` to the model with the id `model`."""
         return _RequestObserver(self, tenant, model)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is queued or runs."""
+        """True if a request is queued or runs."""
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """The requests of `tenant` (None: of all) that changed after version `after`."""
+        """Return the requests of `tenant` (None: of all) that changed after version `after`."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -114,10 +113,8 @@ class Recorder:
         ]
 
     def savings(self, tenant: str | None) -> tuple[Savings, Savings]:
-        """What the cache saved `tenant` (None: all) since the start, and today.
-
-        Today begins at midnight, or with the server if that was later.
-        """
+        """Return what the cache saved `tenant` (None: all) since the start, and today. Today begins
+        at midnight, or with the server if that was later."""
         names = self._tenants if tenant is None else (tenant,)
         start, today = Savings(self.started), Savings(self._since_midnight())
         for name in names:
@@ -126,10 +123,9 @@ class Recorder:
                 total.add(one.prompt_tokens, one.cached_tokens, one.seconds)
         return start, today
 
-    # Called by the observers of requests
+    # For the observers of requests
 
     def accept(self, uid: str, agent: str, tenant: str, model: str, prompt_tokens: int) -> Span:
-        """Begin a span."""
         phases: list[tuple[PhaseName, float]] = [("waiting", self._clock())]
         span = Span(uid, agent, tenant, model, prompt_tokens, phases, next(self._versions))
         self._running[span] = None
@@ -137,7 +133,7 @@ class Recorder:
         return span
 
     def enter(self, span: Span, phase: PhaseName) -> None:
-        """Begin a phase; nothing if the span is in it."""
+        """Begin a phase unless the span is in it."""
         if span.phases[-1][0] == phase:
             return
         if len(span.phases) < _MOST_PHASES:
@@ -145,7 +141,7 @@ class Recorder:
             span.version = next(self._versions)
 
     def end(self, span: Span, record: AnswerRecord) -> None:
-        """End a span and count what was saved, if the answer has told it."""
+        """End a span, and count its savings if the answer has a match."""
         span.end = self._clock()
         span.version = next(self._versions)
         span.finish = record.finish
@@ -181,8 +177,6 @@ class Recorder:
 
 
 class _RequestObserver(Observer):
-    """Records one request."""
-
     def __init__(self, recorder: Recorder, tenant: str, model: str) -> None:
         self._recorder = recorder
         self._tenant = tenant
@@ -212,8 +206,8 @@ class _RequestObserver(Observer):
 def _with_whole_reading(
     phases: list[tuple[PhaseName, float]], seconds: float
 ) -> list[tuple[PhaseName, float]]:
-    """The phases of a request that was never preempted, with the first chunk's `seconds`: it is
-    reported only when it has been computed."""
+    """Return the phases of a request that was never preempted, with the `seconds` of its first
+    chunk: the engine reports that only after computing it."""
     names = [name for name, _ in phases]
     if "preempted" in names or "decoding" not in names or not seconds:
         return phases
@@ -224,28 +218,27 @@ def _with_whole_reading(
 T = TypeVar("T")
 
 SENDING: Final = 2
-"""Seconds for the ends of answers to be sent."""
+"""Seconds for sending the ends of answers."""
 
 
 class Ending:
-    """The end of all answers of a server: each that still runs ends with an error in the form of
-    its wire, instead of a connection that breaks. The request is cancelled as after a disconnect,
-    which saves its agent. For one event loop."""
+    """The end of all answers of a server: each ends with an error in the form of its API instead of
+    a broken connection. Cancels the requests as after a disconnect, which saves their agents. For
+    one event loop."""
 
     def __init__(self) -> None:
         self.has_begun = False
         self._waiting: set[asyncio.Timeout] = set()
 
     def begin(self) -> None:
-        """End all answers, now and from now on."""
         self.has_begun = True
         now = asyncio.get_running_loop().time()
         for one in self._waiting:
             one.reschedule(now)
 
     async def events(self, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """`events`, which the caller closes. Raises OverloadedError once answers must end; what
-        waited for the next event is cancelled then."""
+        """Yield `events`, which the caller closes. Raises OverloadedError once answers must end,
+        and cancels the wait for the next event."""
         while True:
             if self.has_begun:
                 raise _stopping()
@@ -275,7 +268,7 @@ INTERVAL: Final = 1.0
 """Seconds between two samples."""
 MOST_SAMPLES: Final = 600
 MOST_WATCHERS: Final = 8
-"""Streams that one tenant, or the operators, may have open."""
+"""Most open streams of one tenant, or of the operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +290,8 @@ class LiveRequest:
 class Watch:
     """Figures of the last minutes and the running requests, sampled once per second for all.
 
-    Samples while a request runs or a stream is open; reads the engine's requests only while a
-    stream is open. Without both there is no task and no timer. For one event loop.
+    Samples while a request runs or a stream is open, and reads the engine's requests only for
+    streams. Has no task and no timer otherwise. For one event loop.
     """
 
     def __init__(
@@ -308,7 +301,7 @@ class Watch:
         clock: Callable[[], float] = time.time,
         interval: float = INTERVAL,
     ) -> None:
-        """`figures` may block and is called on a worker thread."""
+        """`figures` may block: a worker thread calls it."""
         self.recorder = Recorder(self._wake, clock)
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.live: tuple[LiveRequest, ...] = ()
@@ -322,15 +315,14 @@ class Watch:
         self._is_closed = False
 
     def now(self) -> float:
-        """Unix time."""
         return self._clock()
 
     def require_room(self, tenant: str | None) -> None:
-        """Raise WireError if `tenant` (None: operators) has as many watchers as it may have."""
+        """Raise WireError if `tenant` (None: operators) already has the most watchers."""
         if self._watchers[tenant] >= MOST_WATCHERS:
             raise WireError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"expected at most {MOST_WATCHERS} open pages of one key",
+                f"expected at most {MOST_WATCHERS} open pages per key",
                 code="rate_limit_exceeded",
                 retry_after=RETRY_SECONDS,
             )
@@ -347,13 +339,13 @@ class Watch:
             self._watchers[tenant] -= 1
 
     async def next(self) -> bool:
-        """Wait for the next sample; False when the server stops."""
+        """Wait for the next sample; return False when the server stops."""
         if not self._is_closed:
             await self._sampled.wait()
         return not self._is_closed
 
     def close(self) -> None:
-        """End what waits in `next`; nothing is sampled any more."""
+        """Stop sampling, and wake the callers of `next`."""
         self._is_closed = True
         self._sampled.set()
         if self._task is not None:
@@ -374,7 +366,7 @@ class Watch:
     async def _run(self) -> None:
         is_last = False
         while not is_last:
-            is_last = not self._is_wanted()  # the last sample shows what the last request left
+            is_last = not self._is_wanted()  # the last sample shows the state after the last request
             await self._sample()
             if not is_last:
                 await asyncio.sleep(self._interval)
@@ -389,7 +381,7 @@ class Watch:
             return ()
         try:
             found = await agents.requests(None)
-        except SemanticError:  # the engine has ended, and with it its requests
+        except SemanticError:  # the engine and its requests have ended
             return ()
         return tuple(LiveRequest(one, self._rate(one)) for one in found)
 
@@ -405,7 +397,7 @@ class Watch:
 def of_tenant(
     live: Sequence[LiveRequest], tenant: str | None, agents: AgentsPort | None
 ) -> list[LiveRequest]:
-    """The requests of `tenant`; None: of all."""
+    """Return the requests of `tenant`; None: of all."""
     if tenant is None or agents is None:
         return list(live) if tenant is None else []
     own = agents.id_of(tenant)

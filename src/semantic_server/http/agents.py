@@ -1,8 +1,8 @@
 """/v1/agents: list, show, fork, pin, delete, export and import agents.
 
-An agent's name is free text, percent-encoded in the path, slashes included. Agents of other tenants
-do not exist for a request, but with an operator's key, which names the tenant in the query. Exports
-and imports need such a key, unless the server has no keys.
+An agent's name is free text, percent-encoded in the path, slashes included. A request sees only its
+own tenant's agents, unless it has an operator's key and names the tenant in the query. Exports and
+imports need such a key, unless the server has no keys.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from semantic_server.http.request_body import read_as
 
 def _model_parameter(
     model: Annotated[
-        str | None, Query(description="Whose agents, of several models; else the first one's.")
+        str | None, Query(description="Model of the agents; by default the first.")
     ] = None,
 ) -> None:
-    """Describes what `agents_of` reads."""
+    """Describe the parameter that `agents_of` reads."""
     del model
 
 
@@ -65,7 +65,7 @@ router = APIRouter(prefix="/v1/agents", tags=["Agents"], dependencies=[Depends(_
 
 AgentId = Annotated[str, Path(description="The agent's name, percent-encoded.")]
 TenantParameter = Annotated[
-    str | None, Query(description="With an operator's key: the id of the agent's tenant.")
+    str | None, Query(description="With an operator's key: id of the agent's tenant.")
 ]
 
 
@@ -78,7 +78,7 @@ class Fork(BaseModel):
 
 
 class Pin(BaseModel):
-    """Whether an agent's blocks are exempt from eviction."""
+    """Whether to exempt an agent's blocks from eviction."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -86,13 +86,13 @@ class Pin(BaseModel):
 
 
 class LastTurn(BaseModel):
-    """The prompt of an agent's last turn: its tokens, the share that was cached, why not more, and
-    what had been cached and was computed again. All null before the first."""
+    """The prompt of an agent's last turn: its tokens, the cached share, the reason for the rest,
+    and cached tokens that had to be recomputed. All null before the first turn."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
     cached_share: float | None
-    seconds: Annotated[float | None, Field(description="Of the prefill.")]
+    seconds: Annotated[float | None, Field(description="Seconds of the prefill.")]
     reason: str | None
     lost_tokens: int | None
     lost_seconds: float | None
@@ -108,17 +108,17 @@ class BlockCounts(BaseModel):
 
 
 class Agent(BaseModel):
-    """An agent. Agents form a tree: `parent` spawned it, or is what it was forked from."""
+    """An agent. Agents form a tree: `parent` spawned it or was forked into it."""
 
     object: Literal["agent"]
     id: str
     model: str
     client: Annotated[
-        str | None, Field(description="The client program: claude-code, codex, opencode, …")
+        str | None, Field(description="Client program: claude-code, codex, opencode, …")
     ]
-    session: Annotated[str | None, Field(description="The client's id of the session.")]
+    session: Annotated[str | None, Field(description="Session id of the client.")]
     parent: str | None
-    children: Annotated[list[str], Field(description="The agents of which it is the parent.")]
+    children: Annotated[list[str], Field(description="Agents whose parent it is.")]
     state: AgentState
     tokens: int
     blocks: BlockCounts
@@ -128,12 +128,12 @@ class Agent(BaseModel):
     pinned: bool
     turns: int
     last_turn: LastTurn
-    last_used: Annotated[float | None, Field(description="In seconds since 1970.")]
-    tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
+    last_used: Annotated[float | None, Field(description="Seconds since 1970.")]
+    tenant: Annotated[str | None, Field(description="Id of its tenant, for operators.")] = None
 
 
 class Match(BaseModel):
-    """An agent's last prompt: how much of it was reused from the cache, and why not more."""
+    """An agent's last prompt: how much of it the cache supplied, and why not more."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -149,7 +149,7 @@ class Match(BaseModel):
     got_text: str | None
     lost: Annotated[
         LostTokens | None,
-        Field(description="Tokens that were cached but had to be recomputed, and why."),
+        Field(description="Cached tokens that had to be recomputed, and why."),
     ]
 
 
@@ -171,7 +171,7 @@ class Block(BaseModel):
     n_bytes: int
     shared: bool
     checkpoint: Annotated[
-        bool, Field(description="Whether windows or states can be resumed after it.")
+        bool, Field(description="Whether windows or states can resume after it.")
     ]
 
 
@@ -182,13 +182,14 @@ class ShownAgent(Agent):
 
 
 class Agents(BaseModel):
-    """A page of agents. Both ids are null for agents of several tenants, the first without any."""
+    """A page of agents. Both ids are null for agents of several tenants, the first without any
+    agent."""
 
     object: Literal["list"]
     data: list[Agent]
-    first_id: Annotated[str | None, Field(description="The first one's id.")]
-    last_id: Annotated[str | None, Field(description="What to send as `after` for more.")]
-    has_more: Annotated[bool, Field(description="Whether more come after these.")]
+    first_id: Annotated[str | None, Field(description="Id of the first agent.")]
+    last_id: Annotated[str | None, Field(description="Value of `after` for the next page.")]
+    has_more: Annotated[bool, Field(description="Whether more agents follow.")]
 
 
 _FORK: Final = TypeAdapter(Fork)
@@ -196,13 +197,14 @@ _PIN: Final = TypeAdapter(Pin)
 
 
 def _takes(model: type[BaseModel]) -> dict[str, object]:
-    """The OpenAPI description of a body that the route reads itself, within the common limits."""
+    """Return the OpenAPI description of a body that the route reads itself, within common
+    limits."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """The OpenAPI description of a route's response."""
+    """Return the OpenAPI description of a route's response."""
     return {200: {"model": model}}
 
 
@@ -210,17 +212,18 @@ def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
 async def list_agents(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most saved agents.")] = 20,
-    after: Annotated[str | None, Query(description="The id of an agent; those after it.")] = None,
+    after: Annotated[str | None, Query(description="Only agents after this one.")] = None,
     tenant: TenantParameter = None,
-    prefix: Annotated[str | None, Query(description="Those whose names begin with it.")] = None,
-    pinned: Annotated[bool | None, Query(description="Those that are pinned, or not.")] = None,
-    state: Annotated[AgentState | None, Query(description="Those in this state.")] = None,
-    parent: Annotated[str | None, Query(description="The children of this agent.")] = None,
+    prefix: Annotated[str | None, Query(description="Only names with this prefix.")] = None,
+    pinned: Annotated[bool | None, Query(description="Only pinned, or unpinned, ones.")] = None,
+    state: Annotated[AgentState | None, Query(description="Only agents in this state.")] = None,
+    parent: Annotated[str | None, Query(description="Only children of this agent.")] = None,
 ) -> Response:
-    """A page of agents: those whose first turn has not ended, then the last used.
+    """Return a page of agents: first those in their first turn, then the most recently used.
 
-    It looks at some hundred: with a filter it may be empty while more come after `last_id`. An
-    operator gets those of a tenant, or without `tenant` and `after` the first of each in turn.
+    A call examines some hundred agents. With a filter the page may be empty while more follow
+    `last_id`. An operator gets those of `tenant`, or without `tenant` and `after` the first of each
+    tenant in turn.
     """
     agents, only = agents_of(request), AgentFilter(prefix, pinned, state, parent)
     if tenant is None and after is None and is_operator(request):
@@ -242,7 +245,7 @@ async def _first_of_all(
     for tenant in await agents.tenants():
         if limit <= 0:
             return [*pages, (tenant, AgentPage((), has_more=True))]
-        with suppress(AgentNotFoundError):  # its last agent was deleted meanwhile
+        with suppress(AgentNotFoundError):  # someone deleted its last agent meanwhile
             pages.append((tenant, await agents.page(tenant, limit, None, only)))
             limit -= len(pages[-1][1].agents)
     return pages
@@ -259,32 +262,29 @@ _GIVES_TAR: Final[dict[int | str, dict[str, object]]] = {200: {"content": {_TAR:
 @router.post("/import", openapi_extra=_TAKES_BYTES, responses=_gives(Agent))
 async def import_agent(
     request: Request,
-    name: Annotated[str | None, Query(description="Its name here; else its own.")] = None,
+    name: Annotated[str | None, Query(description="Name here; by default its own.")] = None,
     tenant: TenantParameter = None,
 ) -> Response:
     """Create the agent of an export, with its blocks. A server with keys requires an operator's,
     one of several models requires `model`.
 
-    Its numbers are checked against damage only: import what you trust. Only requests that name the
-    agent find its blocks. One is imported at a time.
+    The server checks its numbers for damage only, so import only from a trusted source. Only
+    requests that name the agent find its blocks. Imports run one at a time.
     """
     owner = _owner_of_archive(request, tenant)
     agent = await agents_of_named(request).import_(_uploaded(request), owner, name)
     return JSONResponse(_summary(agent, owner))
 
 
-# Longer paths are registered first: `{agent_id:path}` matches slashes too.
+# Register longer paths first: `{agent_id:path}` matches slashes too.
 
 
 @router.get("/{agent_id:path}/export", response_class=Response, responses=_GIVES_TAR)
 async def export_agent(
     request: Request, agent_id: AgentId, tenant: TenantParameter = None
 ) -> Response:
-    """The agent with its stored blocks as a tar file. A server with keys requires an operator's,
-    one of several models requires `model`.
-
-    It contains the agent's whole conversation.
-    """
+    """Return the agent with its stored blocks as a tar file, which contains its whole conversation.
+    A server with keys requires an operator's, one of several models requires `model`."""
     if not request.scope["raw_path"].endswith(b"/export"):
         return await show(request, f"{agent_id}/export", tenant)  # an encoded slash
     owner = _owner_of_archive(request, tenant)
@@ -294,10 +294,8 @@ async def export_agent(
 
 @router.get("/{agent_id:path}/why", responses=_gives(Why))
 async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
-    """How much of the agent's last prompt was reused from the cache, and why not more.
-
-    Not for operators: it has texts of the prompt.
-    """
+    """Return how much of the agent's last prompt the cache supplied, and why not more. Not for
+    operators: it has texts of the prompt."""
     if not request.scope["raw_path"].endswith(b"/why"):
         return await show(request, f"{agent_id}/why", tenant)  # an encoded slash: part of a name
     if tenant is not None:
@@ -330,7 +328,7 @@ async def pin(request: Request, agent_id: AgentId, tenant: TenantParameter = Non
 
 @router.get("/{agent_id:path}", responses=_gives(ShownAgent))
 async def show(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
-    """The agent with its blocks in order."""
+    """Return the agent with its blocks in order."""
     owner = _owner(request, tenant)
     detail = await agents_of(request).show(agent_id, owner)
     blocks = [asdict(block) for block in detail.blocks]
@@ -339,40 +337,39 @@ async def show(request: Request, agent_id: AgentId, tenant: TenantParameter = No
 
 @router.delete("/{agent_id:path}")
 async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
-    """Delete the agent; its blocks are evicted when space is needed."""
+    """Delete the agent. The server evicts its blocks when it needs space."""
     await agents_of(request).forget(agent_id, _owner(request, tenant))
     return JSONResponse({"object": "agent.deleted", "id": agent_id, "deleted": True})
 
 
 def _check_action(request: Request, action: bytes) -> None:
-    """Raise InvalidRequestError if the slash was encoded: then the word is part of an agent's name,
-    and the request refers to another agent."""
+    """Raise InvalidRequestError for an encoded slash: then the word is part of another agent's
+    name."""
     if not request.scope["raw_path"].endswith(action):
-        raise InvalidRequestError("expected /fork or /pin behind the agent's name, not encoded")
+        raise InvalidRequestError("expected an unencoded /fork or /pin after the agent's name")
 
 
 def _owner(request: Request, given: str | None) -> Tenant:
-    """The tenant that a request is about: its own, or the one that an operator gives.
-
-    Raises WireError if another gives one, and FieldError if an operator gives none.
-    """
+    """Return the tenant of a request: its own, or the one that an operator gives. Raises WireError
+    if others give one, and FieldError if an operator gives none."""
     if given is not None:
         require_operator(request, "tenant")
         return TenantId(given)
     if is_operator(request):
-        raise FieldError("tenant: expected the id of the agent's tenant", param="tenant")
+        raise FieldError("tenant must be the id of the agent's tenant", param="tenant")
     return tenant_of(request)
 
 
 def _owner_of_archive(request: Request, given: str | None) -> Tenant:
-    """`_owner`, for what tenants may not. Raises WireError for a tenant's key."""
+    """Return `_owner` for actions that tenants may not take. Raises WireError for a tenant's
+    key."""
     if settings_of(request).api_keys:
         require_operator(request, "exports and imports")
     return _owner(request, given)
 
 
 async def _uploaded(request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises ClientDisconnectedError."""
+    """Yield the body as it comes. Raises ClientDisconnectedError."""
     try:
         async for piece in request.stream():
             yield piece
@@ -381,7 +378,8 @@ async def _uploaded(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """An archive. One that cannot be read to its end breaks off: its length tells the client."""
+    """An archive. After a read error the response breaks off, which the client sees by its
+    length."""
 
     def __init__(self, archive: AgentArchive) -> None:
         headers = {
@@ -401,7 +399,7 @@ class _Download(StreamingResponse):
 
 
 def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
-    """An agent as an entry of a list, with the id of its tenant if an operator gave one."""
+    """Return an agent as a list entry, with the id of its tenant if an operator gave one."""
     return {
         "object": "agent",
         "id": agent.id,
@@ -425,8 +423,8 @@ def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
 
 
 def _last_turn(match: MatchReport | None, *, for_operator: bool) -> Mapping[str, object]:
-    """The `LastTurn` of a match report; without the part of the request that changed, which may
-    name a tool, for an operator."""
+    """Return the `LastTurn` of a match report. For an operator, omit the changed part of the
+    request, which may name a tool."""
     if match is None:
         return dict.fromkeys(LastTurn.model_fields)
     lost = match.lost
@@ -445,7 +443,7 @@ _PLACES: Final = ("pool", "memory", "disk", "remote", "missing")
 
 
 async def _match(match: MatchReport, serving: ServingPort) -> Match:
-    """A match report with its reason in words and the differing tokens as texts."""
+    """Return a match report with its reason in words and the differing tokens as texts."""
     return Match(
         prompt_tokens=match.prompt_tokens,
         reused_tokens=match.reused_tokens,

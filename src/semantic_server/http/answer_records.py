@@ -1,7 +1,7 @@
 """Measurements of answers: an instrumented serving port that notifies observers, and cache misses.
 
-Measures from the events that a wire consumes anyway; stores figures, never text. Usage objects have
-cache misses in a member named `semantic`, which no client reads by accident.
+Measures from the events that a route consumes anyway; stores figures, never text. Usage objects
+have cache misses in a member named `semantic`, which no client reads by accident.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AnswerRecord:
 
     @property
     def queue_time(self) -> float:
-        """Seconds before the first piece spent queued or restoring, not computing."""
+        """Seconds before the first piece in the queue or in restoring."""
         return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property
@@ -74,13 +74,11 @@ class AnswerRecord:
 
 
 class Observer(Protocol):
-    """Receives the progress of every answer, on the event loop: methods must not block.
-
-    Subclasses override what they need; the defaults do nothing, but `finished` is required.
-    """
+    """Receives the progress of every answer, on the event loop: methods must not block. Subclasses
+    override the methods they need. Only `finished` is required."""
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """The request was accepted and is queued."""
+        """The engine accepted and queued the request."""
         del uid, agent, prompt_tokens
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
@@ -88,11 +86,11 @@ class Observer(Protocol):
         del uid, done, total
 
     def first_token(self, uid: str) -> None:
-        """The first piece of the answer was generated."""
+        """The model generated the first piece of the answer."""
         del uid
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
-        """The answer ended; `uid` is None if the request was never accepted."""
+        """The answer ended; `uid` is None for a rejected request."""
         ...
 
 
@@ -124,7 +122,7 @@ class InstrumentedServing:
         return self._serving.model
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`. Raises what `through` raises, at any event."""
+        """See `ServingPort.answer`. Raises as `through`, at any event."""
         timer = _AnswerTimer(self._observers, self._clock, self._of)
         try:
             async with (
@@ -155,8 +153,6 @@ class InstrumentedServing:
 
 
 class _AnswerTimer:
-    """Measures one answer."""
-
     def __init__(
         self, observers: Sequence[Observer], clock: Callable[[], float], model: str
     ) -> None:
@@ -210,31 +206,29 @@ class _AnswerTimer:
 
 
 class LostPart(BaseModel):
-    """The part of the request that changed. Tools count from 1, and so do messages after the
-    leading system messages."""
+    """The part of the request that changed. Tools count from 1, and messages too, after the leading
+    system messages."""
 
     kind: PartKind
     change: Change
     number: int | None
-    name: Annotated[str | None, Field(description="Of a tool or option; a message's role.")]
+    name: Annotated[str | None, Field(description="Name of a tool or option; a message's role.")]
 
 
 class LostTokens(BaseModel):
-    """Tokens that were cached for the agent but had to be recomputed, and the time that took."""
+    """Cached tokens of the agent that had to be recomputed, and the time that took."""
 
     tokens: int
     seconds: float
-    differs_at: Annotated[int | None, Field(description="The first token that differs.")]
+    differs_at: Annotated[int | None, Field(description="Position of the first differing token.")]
     part: LostPart | None
     end: MatchEnd
-    reason: Annotated[str, Field(description="The cause in words.")]
+    reason: Annotated[str, Field(description="Cause in words.")]
 
 
 def usage_extension(usage: Usage) -> dict[str, object]:
-    """The `semantic` member to merge into a wire's usage object.
-
-    `any_chip`, see `MatchReport`, and `images_noted` are there only when they say something.
-    """
+    """Return the `semantic` member for an API's usage object. It has `any_chip` (see `MatchReport`)
+    and `images_noted` only if they are not empty."""
     match = usage.match
     lost = lost_tokens(match)
     own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}
@@ -246,7 +240,7 @@ def usage_extension(usage: Usage) -> dict[str, object]:
 
 
 def lost_tokens(match: MatchReport | None) -> LostTokens | None:
-    """The cache miss that `match` reports; None if there was none."""
+    """Return the cache miss that `match` reports, or None."""
     if match is None or match.lost is None:
         return None
     lost = match.lost

@@ -1,8 +1,7 @@
 """The ASGI application: the middleware stack in request order, all routes, and their description.
 
-Knows which parts there are; passes each one only what it needs. Files of the page at / have fixed
-names: a request's path never becomes a path of a file. The page needs no key and shows nothing: its
-requests do.
+Passes each part only the state it needs. Files of the page at / have fixed names: a request's path
+never becomes a file's path. The page needs no key and shows nothing; its requests need one.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ FILES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         **{f"/page/{name}": (name, _MODULE) for name in MODULES},
     }
 )
-"""Each path with the name and media type of its file."""
+"""Name and media type of the file for each path."""
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -106,7 +105,7 @@ def _asset(path: str) -> _Asset:
 
 
 async def serve(request: Request) -> Response:
-    """A file of the page; 304 if the client has it."""
+    """Return a file of the page; 304 if the client has it."""
     asset = _asset(request.scope["path"])
     headers = {**HEADERS, "etag": asset.etag}
     known = request.headers.get("if-none-match", "")
@@ -120,7 +119,7 @@ for _path in FILES:
 
 
 class OpenAIErrorFacts(BaseModel):
-    """What went wrong; `param` is the invalid field, if there is one."""
+    """An error; `param` is the invalid field, if any."""
 
     message: str
     type: str
@@ -135,7 +134,7 @@ class OpenAIError(BaseModel):
 
 
 class AnthropicErrorFacts(BaseModel):
-    """What went wrong."""
+    """An error."""
 
     type: str
     message: str
@@ -156,26 +155,26 @@ class OllamaError(BaseModel):
 
 
 STATUSES: Final[Mapping[int, str]] = {
-    400: "A field is wrong; the message names it and what was expected.",
+    400: "A field is invalid; the message names it and the expected value.",
     401: "No valid API key.",
-    403: "Not with this key or from this page, or more would be pinned than a tenant may.",
+    403: "Forbidden for this key or page, or the tenant's limit of pinned agents is reached.",
     404: "No agent, model, response or route of that name.",
     405: "The path does not support this method.",
-    408: "The request was not received in time.",
+    408: "The request did not arrive in time.",
     413: "The body is too large.",
-    421: "The Host header names a host that is not allowed.",
-    429: "The tenant has its part of what all share; see Retry-After.",
+    421: "The server does not allow the host in the Host header.",
+    429: "The tenant has used up its share; see Retry-After.",
     431: "Too many headers, or too large ones.",
     500: "A bug; the server's log has the details.",
-    503: "The queue is full, or the model is being loaded or cannot be; see Retry-After.",
+    503: "The queue is full, or the model is loading or failed to load; see Retry-After.",
 }
 
 _REFERENCE: Final = "#/components/schemas/{model}"
 
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """Every status that any route may return, with a body of `model`, by name: of a class FastAPI
-    would build some 600 serializers while the first request waits."""
+    """Return every status that any route may return, with a body of `model`. Refers to it by name:
+    for a class FastAPI would build some 600 serializers while the first request waits."""
     body = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
     return {status: {"content": body, "description": text} for status, text in STATUSES.items()}
 
@@ -206,7 +205,7 @@ def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
 
 
 def page(app: FastAPI) -> HTMLResponse:
-    """The routes of `app` as an HTML page."""
+    """Return the routes of `app` as an HTML page."""
     rows = "\n".join(_row(*operation) for operation in _operations(app.openapi()))
     policy = {"content-security-policy": _ROUTES_POLICY}
     return HTMLResponse(_PAGE.format(version=escape(app.version), rows=rows), headers=policy)
@@ -231,7 +230,7 @@ td {{ padding: .4rem 1rem .4rem 0; vertical-align: top }} code {{ white-space: n
 
 
 def _operations(schema: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
-    """(method, path, description) of every route."""
+    """Yield (method, path, description) of every route."""
     paths = schema.get("paths")
     for path, methods in paths.items() if isinstance(paths, dict) else ():
         for method, operation in methods.items():
@@ -244,14 +243,14 @@ def _row(method: str, path: str, description: str) -> str:
 
 
 def _drop_unused_status(paths: Mapping[str, Mapping[str, dict[str, dict[str, object]]]]) -> None:
-    """Drop 422, which FastAPI adds to routes with parameters; an invalid one is a 400 here."""
+    """Drop 422, which FastAPI adds to routes with parameters; the server answers 400 instead."""
     for methods in paths.values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
 
 
 def _errors() -> dict[str, object]:
-    """The schemas of the bodies of errors, as FastAPI writes them."""
+    """Return the schemas of error bodies, as FastAPI writes them."""
     bodies = (OpenAIError, AnthropicError, OllamaError)
     _, found = models_json_schema([(one, "validation") for one in bodies], ref_template=_REFERENCE)
     schemas: dict[str, object] = jsonable_encoder(found["$defs"], exclude_none=True)
@@ -265,12 +264,12 @@ NO_TELEMETRY: Final[TelemetryConfig] = {
     "operation_spans": False,
     "auto_configure": False,
 }
-"""FastAPI's own telemetry may record request contents and export them; it stays off."""
+"""Turns off FastAPI's own telemetry, which may record request contents and export them."""
 
 RESPONSE_BYTES: Final = 64 << 20
-"""Byte limit of stored responses where they are held in memory."""
+"""Byte limit of stored responses in memory."""
 _LARGE_BODIES: Final = 8
-"""Requests with the largest body whose bodies may be in memory at the same time."""
+"""Most bodies of the largest size in memory at the same time."""
 
 
 def create_app(
@@ -283,10 +282,8 @@ def create_app(
     responses: ResponsesPort | None = None,
 ) -> FastAPI:
     """Create the application that serves `serving`, or the model that `lifecycle` loads.
-
-    `context` is the one that `lifecycle` fills. `progress` displays prefills; by default they are
-    logged. Responses are stored in `responses`, by default in memory.
-    """
+    `lifecycle` fills `context`. `progress` displays prefills; the default logs them. `responses`
+    stores responses; the default keeps them in memory."""
     settings = settings or ServerSettings()
     context = context or ServerContext(serving)
     context.settings = settings
@@ -314,12 +311,14 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    """Outermost first. The handler of unexpected errors wraps the whole stack: see `errors`."""
+    """Return all middleware, outermost first. The handler of unexpected errors wraps the whole
+    stack: see `errors`."""
     return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
 
 
 def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
-    """What keeps requests out: sizes, deadlines, hosts and keys, outermost first."""
+    """Return the middleware that refuses requests, by size, deadline, host and key, outermost
+    first."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     operators = ApiKeys(key.get_secret_value() for key in settings.operator_keys)
     return (
@@ -342,7 +341,7 @@ def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
 
 
 def large_bodies(settings: ServerSettings) -> LargeBodies:
-    """The bound of the large bodies that are in memory at once."""
+    """Return the bound of the large bodies in memory at once."""
     return LargeBodies(_LARGE_BODIES * settings.max_body_bytes, settings.body_timeout)
 
 

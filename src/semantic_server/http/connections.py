@@ -1,7 +1,5 @@
-"""Connections of clients: a deadline for each phase, and which is closed when there are too many.
-
-Knows bytes, clocks and addresses; no routes but the probes, and no keys.
-"""
+"""Connections of clients: a deadline for each phase, and which to close when there are too many.
+Knows bytes, clocks and addresses, no routes but the probes, and no keys."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from semantic_server.http.errors import (
 )
 
 PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Paths that are answered however many requests are in progress."""
+"""Paths that the server answers however many requests are in progress."""
 
 DRAIN_SECONDS: Final = 10.0
 """Seconds to drain the rest of a rejected body: a client that reads the response only after sending
@@ -49,9 +47,9 @@ _FULL: Final = Problem(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Timeouts in seconds for receiving headers and for sending, and numbers of connections: with
-    a request in progress, and open in all. `max_open` is larger, so that those that only wait for
-    their clients do not take the place of requests, and a probe finds one."""
+    """Timeouts in seconds for receiving headers and for sending; most connections with a request in
+    progress, and in all. `max_open` is larger, so that connections that wait for their clients
+    leave room for requests and probes."""
 
     header_timeout: float
     send_timeout: float
@@ -60,22 +58,22 @@ class ConnectionLimits:
 
 
 class Phase(Enum):
-    """What a connection is doing. Members are in the order in which connections are closed."""
+    """What a connection is doing, in the order in which to close connections."""
 
     NO_REQUEST = auto()
-    """No complete headers: silent, slow, idle, or the rest of a rejected body is drained."""
+    """No complete headers: silent, slow, idle, or draining a rejected body."""
     CLIENT = auto()
     """A request whose client has yet to send the body, or does not read the response."""
     RUNNING = auto()
-    """A complete request. Its connection is never closed to make room."""
+    """A complete request. The server never closes it to make room."""
 
 
 class Connections:
     """The open connections of a server, by phase and peer, each in the order of entering the phase.
 
-    When there are too many, the peer with the most of them in a phase loses its oldest, so that a
-    peer that opens many displaces its own. On loopback or behind a proxy all are one peer: there
-    the oldest goes, which an honest client is only for the moment in which it sends its request.
+    When there are too many, the peer with the most in a phase loses its oldest, so a peer that
+    opens many displaces its own. On loopback or behind a proxy all are one peer, and the oldest
+    goes: an honest client is that only for the moment in which it sends its request.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -88,10 +86,8 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     def opened(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Add a new connection, in the place of another one if there are too many.
-
-        False if every other one is running a request: the new one has no place.
-        """
+        """Add a new connection, in place of another one if there are too many. Return False if
+        every other one is running a request."""
         if len(self._phases) >= self.limits.max_open:
             self._warn(now)
             oldest = self._first_to_close(Phase.NO_REQUEST) or self._first_to_close(Phase.CLIENT)
@@ -102,7 +98,7 @@ class Connections:
         return True
 
     def moved(self, connection: DeadlineProtocol, phase: Phase, now: float) -> None:
-        """Record the phase of a connection; one that is not open any more stays closed."""
+        """Record the phase of a connection; a closed one stays closed."""
         if self._phases.get(connection, phase) is not phase:
             self._leave(connection)
             self._enter(connection, phase, now)
@@ -113,8 +109,7 @@ class Connections:
             self._leave(connection)
 
     def may_run(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Whether a request has a place among those in progress, if need be that of another one
-        whose client is slow."""
+        """Return whether a request may run, if need be in place of one with a slow client."""
         if self._n_requests <= self.limits.max_requests:
             return True
         self._warn(now)
@@ -153,14 +148,14 @@ class Connections:
             self._warned = now
             logger.warning(
                 "too many connections (%d open, %d with requests): "
-                "those that waited longest for their clients are closed",
+                "closing those that waited longest for their clients",
                 len(self._phases),
                 self._n_requests,
             )
 
 
 def _crowd(connections: dict[DeadlineProtocol, float]) -> tuple[int, float]:
-    """Orders peers by their number of connections, then by the age of the oldest."""
+    """Sort key of peers: the number of connections, then the age of the oldest."""
     return len(connections), -next(iter(connections.values()))
 
 
@@ -168,8 +163,8 @@ class DeadlineProtocol(H11Protocol):
     """HTTP/1.1 with a deadline for each phase of a connection in which the client must act.
 
     uvicorn has none for headers, nor for a client that stops reading. One timer at a time waits for
-    the client: for headers, for the rest of a body after the response, or for the end of a closed
-    connection. Another one waits for written bytes to be read.
+    headers, for the rest of a body after the response, or for the end of a closed connection.
+    Another one waits for the client to read written bytes.
     """
 
     registry: ClassVar[Connections]
@@ -215,7 +210,7 @@ class DeadlineProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Aborting also ends the request, as a disconnect.
+        # Aborting also ends the request, like a disconnect.
         self._write_timer = self.loop.call_later(
             self.registry.limits.send_timeout, self.transport.abort
         )
@@ -238,14 +233,14 @@ class DeadlineProtocol(H11Protocol):
             self._close()
 
     def give_way(self) -> None:
-        """Close this connection, whose client must act, for another one."""
+        """Close this connection, whose client must act, in favor of another one."""
         if self._phase() is Phase.CLIENT and not self.flow.write_paused:
             self._refuse(_FULL)
         else:
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject malformed HTTP; called while the parser's error is being handled."""
+        """Reject malformed HTTP. Runs inside the handler of the parser's error."""
         error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(Problem(HTTPStatus(hint), msg.rstrip(".")))
@@ -270,10 +265,10 @@ class DeadlineProtocol(H11Protocol):
     def _on_header_timeout(self) -> None:
         received, _ = self.conn.trailing_data
         if not received:
-            self._close()  # no request was sent: a response might be matched with a later one
+            self._close()  # without a request, a client might match the response with a later one
             return
         seconds = self.registry.limits.header_timeout
-        message = f"the headers did not come within {seconds:g} seconds"
+        message = f"the headers did not arrive within {seconds:g} seconds"
         self._refuse(Problem(HTTPStatus.REQUEST_TIMEOUT, message))
 
     def _refuse(self, problem: Problem) -> None:
@@ -283,8 +278,8 @@ class DeadlineProtocol(H11Protocol):
         self._close()
 
     def _close(self) -> None:
-        """Close the connection once everything written has been read, or at the send timeout: an
-        amount too small to pause writing would otherwise be waited for forever."""
+        """Close the connection once the client has read everything, or at the send timeout: an
+        amount too small to pause writing would otherwise wait forever."""
         self.transport.close()
         self._set_client_timer(self.registry.limits.send_timeout, self.transport.abort)
 
@@ -300,13 +295,13 @@ class DeadlineProtocol(H11Protocol):
 
 
 def protocol_of(connections: Connections) -> type[DeadlineProtocol]:
-    """A protocol class whose instances belong to `connections`: uvicorn creates one for each
-    connection, without arguments."""
+    """Return a protocol class for `connections`: uvicorn creates one instance for each connection,
+    without arguments."""
     return type("LimitedProtocol", (DeadlineProtocol,), {"registry": connections})
 
 
 def _network(address: str) -> str:
-    """What counts as one peer: an IPv4 address, or the network of an IPv6 address."""
+    """Return the peer of an address: an IPv4 address, or the network of an IPv6 address."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -319,7 +314,7 @@ def _network(address: str) -> str:
 
 
 def _response_bytes(problem: Problem) -> bytes:
-    """A complete response: the parser's state cannot be used to send one."""
+    """Return a complete response, as the parser's state does not allow to send one."""
     body = json.dumps(openai_error(problem)).encode()
     status = HTTPStatus(problem.status)
     later = "" if problem.retry_after is None else f"retry-after: {problem.retry_after}\r\n"

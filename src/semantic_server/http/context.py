@@ -1,6 +1,6 @@
-"""What routes share: typed access to the server's state, and streams that end with their client.
+"""Shared by routes: typed access to the server's state, and streams that end with their client.
 
-Decides nothing itself. Knows how events are framed, not what they contain. See `identity` for the
+Decides nothing itself. Knows the framing of events, not their content. See `identity` for the
 sender of a request.
 """
 
@@ -28,7 +28,7 @@ from semantic_server.http.logs import log_entry_of
 from semantic_server.http.settings import ServerSettings
 
 MODEL_QUERY: Final = "model"
-"""The parameter of the query that names the model of agents."""
+"""Query parameter with the model of agents."""
 
 
 @dataclass(slots=True)
@@ -61,26 +61,23 @@ class ServerContext:
 
 
 def context_of(request: Request) -> ServerContext:
-    """The state of the server that handles this request."""
+    """Return the state of the server that handles this request."""
     context: ServerContext = request.app.state.context
     return context
 
 
 def settings_of(request: Request) -> ServerSettings:
-    """The server's settings."""
     return context_of(request).settings
 
 
 def serving_of(request: Request, name: object = None) -> ServingPort:
-    """The model that a request names, instrumented for metrics and log. Without a name, and on a
-    server of one model, which the route then compares with the name, it is the first.
-
-    Raises OverloadedError while the server loads, and ModelNotFoundError for an unknown name.
-    """
+    """Return the model that a request names, instrumented for metrics and log. The first model
+    without a name, and on a server of one model, where the route then compares the name. Raises
+    OverloadedError while the server loads, and ModelNotFoundError for an unknown name."""
     context = context_of(request)
     serving = context.serving
     if serving is None:
-        raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
+        raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
     if context.models is not None and isinstance(name, str):
         serving = context.models.serving_of(name)
     recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""), serving.model.id)
@@ -90,11 +87,11 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
 
 
 def embedding_of(request: Request) -> EmbeddingPort:
-    """The embedding model. Raises OverloadedError while the server loads, and ModelNotFoundError if
-    it has none."""
+    """Return the embedding model. Raises OverloadedError while the server loads, and
+    ModelNotFoundError if it has none."""
     context = context_of(request)
     if context.serving is None:
-        raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
+        raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
     if context.embedding is None:
         raise ModelNotFoundError(
             "this server has no embedding model: start it with --embedding-model"
@@ -103,7 +100,7 @@ def embedding_of(request: Request) -> EmbeddingPort:
 
 
 def model_in_query(request: Request) -> str | None:
-    """The model that the query names. A plus sign, as in an adapter's name, may be unencoded, where
+    """Return the model in the query. A plus sign, as in an adapter's name, may be unencoded, where
     it means a space."""
     given, models = request.query_params.get(MODEL_QUERY), context_of(request).models
     if given is None or models is None:
@@ -114,26 +111,24 @@ def model_in_query(request: Request) -> str | None:
 
 
 def agents_of_named(request: Request) -> AgentsPort:
-    """`agents_of` a server of one model, or of the model that the request names. Raises also
-    InvalidRequestError if it names none of several."""
+    """Return `agents_of` the request. Raises also InvalidRequestError if a server of several models
+    gets none."""
     models = context_of(request).models
     names = () if models is None else [one.served.id for one in models.statuses()]
     if len(names) > 1 and MODEL_QUERY not in request.query_params:
         raise InvalidRequestError(
-            f"expected the agent's model, with --model or {MODEL_QUERY}= in the query: one of "
+            f"expected the agent's model, with --model or {MODEL_QUERY}= in the query, one of "
             f"{', '.join(names)}"
         )
     return agents_of(request)
 
 
 def agents_of(request: Request) -> AgentsPort:
-    """The agents of the model in the query's `model`, else of the first one.
-
-    Raises OverloadedError while the server loads, and ModelNotFoundError for an unknown name.
-    """
+    """Return the agents of the query's `model`, else of the first one. Raises OverloadedError while
+    the server loads, and ModelNotFoundError for an unknown name."""
     context = context_of(request)
     if context.agents is None:
-        raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
+        raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
     name = model_in_query(request)
     if name is None:
         return context.agents
@@ -148,7 +143,7 @@ T = TypeVar("T")
 
 
 def heartbeat() -> bytes:
-    """A comment line, which clients ignore; keeps the connection alive."""
+    """Return a comment line, which clients ignore; it keeps the connection alive."""
     return b": keep-alive\n\n"
 
 
@@ -158,13 +153,10 @@ def event_stream(
     keep_alive: Callable[[], bytes] = heartbeat,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """A response that streams `events`, with a `keep_alive()` event in every idle interval. Of
-    another `media_type` both are bytes in its form.
-
-    On a disconnect `events` is cancelled where it waits, or closed. A client that stops reading is
-    disconnected by the connection's send timeout.
-    """
-    factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # bytes are sent as they are
+    """Return a response that streams `events`, with `keep_alive()` in every idle interval. Both
+    must have the form of `media_type`. A disconnect cancels `events` where it waits, or closes it.
+    The connection's send timeout disconnects a client that stops reading."""
+    factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # passes bytes through
     keep_alive_seconds = settings_of(request).keep_alive
     return EventSourceResponse(
         events, media_type=media_type, ping=keep_alive_seconds, ping_message_factory=factory
@@ -172,10 +164,8 @@ def event_stream(
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Await `work`. Raises ClientDisconnectedError, and cancels it, if the client disconnects.
-
-    The request's body must have been read.
-    """
+    """Await `work`. If the client disconnects, cancel it and raise ClientDisconnectedError. The
+    route must have read the request's body before."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -191,8 +181,8 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
 class StartedStream(Generic[T]):
     """A stream whose errors before its first item can still become HTTP errors.
 
-    Its first item has arrived, or is awaited by iteration. `aclose` closes the generator, whether
-    or not iteration has started.
+    Its first item has arrived, or iteration awaits it. `aclose` closes the generator, whether or
+    not iteration has started.
     """
 
     def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
@@ -207,18 +197,16 @@ class StartedStream(Generic[T]):
         return await (anext(self._rest) if first is None else first)
 
     async def aclose(self) -> None:
-        """Close the generator, which cancels a request that still runs."""
+        """Close the generator, which cancels a running request."""
         if self._first is not None:
             await _cancel_and_wait(self._first)
         await self._rest.aclose()
 
 
 async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> StartedStream[T]:
-    """Wait for the first of `events`. Raises what `events` raises, and ClientDisconnectedError.
-
-    Returns without it after the keep-alive interval, so that heartbeats can be sent; then `events`
-    raises where it is iterated.
-    """
+    """Wait for the first of `events`. Raises as `events`, and ClientDisconnectedError. Returns
+    without it after the keep-alive interval, so that heartbeats can start; then iteration raises
+    the errors of `events`."""
 
     async def take_first() -> T:
         return await anext(events)
