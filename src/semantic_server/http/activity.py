@@ -31,15 +31,13 @@ PhaseName = Literal["waiting", "reading", "decoding", "preempted"]
 MOST_SPANS: Final = 1000
 """Ended requests to remember."""
 _MOST_PHASES: Final = 64
-"""Phases of one request to keep; later ones are missing if it is preempted more often."""
+"""Phases of one request to keep; a request with more preemptions lacks the last ones."""
 
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """A request on the time line: each phase with the Unix time at which it began, in order.
-
-    `end` is None while it runs. `version` grows with every change of any span.
-    """
+    """A request on the time line: each phase with the Unix time of its start, in order. `end` is
+    None while it runs. `version` grows with every change of any span."""
 
     uid: str
     agent: str
@@ -101,7 +99,7 @@ class Recorder:
 
     @property
     def is_busy(self) -> bool:
-        """True if a request is queued or runs."""
+        """True if a request waits or runs."""
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
@@ -206,8 +204,8 @@ class _RequestObserver(Observer):
 def _with_whole_reading(
     phases: list[tuple[PhaseName, float]], seconds: float
 ) -> list[tuple[PhaseName, float]]:
-    """Return the phases of a request that was never preempted, with the `seconds` of its first
-    chunk: the engine reports that only after computing it."""
+    """Return the phases of a request without preemptions, with the `seconds` of its first chunk:
+    the engine reports that only after computing it."""
     names = [name for name, _ in phases]
     if "preempted" in names or "decoding" not in names or not seconds:
         return phases
@@ -224,7 +222,7 @@ SENDING: Final = 2
 class Ending:
     """The end of all answers of a server: each ends with an error in the form of its API instead of
     a broken connection. Cancels the requests as after a disconnect, which saves their agents. For
-    one event loop."""
+    one loop."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -366,7 +364,7 @@ class Watch:
     async def _run(self) -> None:
         is_last = False
         while not is_last:
-            is_last = not self._is_wanted()  # the last sample shows the state after the last request
+            is_last = not self._is_wanted()  # the last sample shows the state after all requests
             await self._sample()
             if not is_last:
                 await asyncio.sleep(self._interval)

@@ -78,7 +78,7 @@ class Fork(BaseModel):
 
 
 class Pin(BaseModel):
-    """Whether to exempt an agent's blocks from eviction."""
+    """True to exempt an agent's blocks from eviction."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -87,7 +87,7 @@ class Pin(BaseModel):
 
 class LastTurn(BaseModel):
     """The prompt of an agent's last turn: its tokens, the cached share, the reason for the rest,
-    and cached tokens that had to be recomputed. All null before the first turn."""
+    and cached tokens that the engine computed again. All null before the first turn."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -108,7 +108,7 @@ class BlockCounts(BaseModel):
 
 
 class Agent(BaseModel):
-    """An agent. Agents form a tree: `parent` spawned it or was forked into it."""
+    """An agent. Agents form a tree: `parent` spawned it or is the source of its fork."""
 
     object: Literal["agent"]
     id: str
@@ -149,7 +149,7 @@ class Match(BaseModel):
     got_text: str | None
     lost: Annotated[
         LostTokens | None,
-        Field(description="Cached tokens that had to be recomputed, and why."),
+        Field(description="Cached tokens that the engine computed again, and why."),
     ]
 
 
@@ -171,7 +171,7 @@ class Block(BaseModel):
     n_bytes: int
     shared: bool
     checkpoint: Annotated[
-        bool, Field(description="Whether windows or states can resume after it.")
+        bool, Field(description="True if windows or states can resume after it.")
     ]
 
 
@@ -182,14 +182,14 @@ class ShownAgent(Agent):
 
 
 class Agents(BaseModel):
-    """A page of agents. Both ids are null for agents of several tenants, the first without any
-    agent."""
+    """A page of agents. Both ids are null for agents of several tenants, the first if it is
+    empty."""
 
     object: Literal["list"]
     data: list[Agent]
     first_id: Annotated[str | None, Field(description="Id of the first agent.")]
     last_id: Annotated[str | None, Field(description="Value of `after` for the next page.")]
-    has_more: Annotated[bool, Field(description="Whether more agents follow.")]
+    has_more: Annotated[bool, Field(description="True if more agents follow.")]
 
 
 _FORK: Final = TypeAdapter(Fork)
@@ -197,8 +197,7 @@ _PIN: Final = TypeAdapter(Pin)
 
 
 def _takes(model: type[BaseModel]) -> dict[str, object]:
-    """Return the OpenAPI description of a body that the route reads itself, within common
-    limits."""
+    """Return the OpenAPI description of a body that the route itself reads, within limits."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -343,8 +342,7 @@ async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = 
 
 
 def _check_action(request: Request, action: bytes) -> None:
-    """Raise InvalidRequestError for an encoded slash: then the word is part of another agent's
-    name."""
+    """Raise InvalidRequestError for an encoded slash, which makes the word part of a name."""
     if not request.scope["raw_path"].endswith(action):
         raise InvalidRequestError("expected an unencoded /fork or /pin after the agent's name")
 
@@ -361,8 +359,7 @@ def _owner(request: Request, given: str | None) -> Tenant:
 
 
 def _owner_of_archive(request: Request, given: str | None) -> Tenant:
-    """Return `_owner` for actions that tenants may not take. Raises WireError for a tenant's
-    key."""
+    """Return `_owner` for actions closed to tenants. Raises WireError for a tenant's key."""
     if settings_of(request).api_keys:
         require_operator(request, "exports and imports")
     return _owner(request, given)
@@ -378,8 +375,7 @@ async def _uploaded(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """An archive. After a read error the response breaks off, which the client sees by its
-    length."""
+    """An archive. After a read error the response breaks off; its length tells the client."""
 
     def __init__(self, archive: AgentArchive) -> None:
         headers = {

@@ -36,8 +36,8 @@ class AnswerRecord:
     """Measurements of one answer; times in seconds since its request. `model` is that of several.
 
     `ttft` is the time to the first piece, `gaps` are the times between pieces. `finish` is the
-    finish reason, "cancelled" on a disconnect, "refused" if the request was rejected.
-    `unread_calls` counts what the model marked as a tool call and was none.
+    finish reason, "cancelled" after a disconnect, "refused" for a rejected request. `unread_calls`
+    counts texts that the model marked as a tool call and that were none.
     """
 
     agent: str = ""
@@ -75,7 +75,7 @@ class AnswerRecord:
 
 class Observer(Protocol):
     """Receives the progress of every answer, on the event loop: methods must not block. Subclasses
-    override the methods they need. Only `finished` is required."""
+    override the methods they need, and always `finished`."""
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
         """The engine accepted and queued the request."""
@@ -216,7 +216,7 @@ class LostPart(BaseModel):
 
 
 class LostTokens(BaseModel):
-    """Cached tokens of the agent that had to be recomputed, and the time that took."""
+    """Cached tokens of the agent that the engine computed again, and the time that took."""
 
     tokens: int
     seconds: float

@@ -157,7 +157,7 @@ class OllamaError(BaseModel):
 STATUSES: Final[Mapping[int, str]] = {
     400: "A field is invalid; the message names it and the expected value.",
     401: "No valid API key.",
-    403: "Forbidden for this key or page, or the tenant's limit of pinned agents is reached.",
+    403: "Forbidden for this key or page, or above the tenant's limit of pinned agents.",
     404: "No agent, model, response or route of that name.",
     405: "The path does not support this method.",
     408: "The request did not arrive in time.",
@@ -317,7 +317,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
 
 
 def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
-    """Return the middleware that refuses requests, by size, deadline, host and key, outermost
+    """Return the middleware that refuses requests: sizes, deadlines, hosts, keys, outermost
     first."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     operators = ApiKeys(key.get_secret_value() for key in settings.operator_keys)

@@ -58,7 +58,7 @@ class ConnectionLimits:
 
 
 class Phase(Enum):
-    """What a connection is doing, in the order in which to close connections."""
+    """The states of a connection, in the order in which to close connections."""
 
     NO_REQUEST = auto()
     """No complete headers: silent, slow, idle, or draining a rejected body."""

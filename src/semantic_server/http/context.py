@@ -33,13 +33,12 @@ MODEL_QUERY: Final = "model"
 
 @dataclass(slots=True)
 class ServerContext:
-    """The state of one server. `serving` and `agents` are None until the model is loaded; `models`
-    also on a server of a single one, `embedding` also without an embedding model. `memory` is the
-    limit of the process' memory.
+    """The state of one server. `serving` and `agents` are None until the model loads, `models` also
+    on a server of one model, `embedding` also without an embedding model.
 
-    `observers` are notified of every answer. `figures` returns the engine's current figures and may
-    be called from any thread. `version` is the program's. `watch` is what the page shows. `ending`
-    ends all answers.
+    `memory` is the limit of the process's memory. `observers` see every answer. Any thread may call
+    `figures` for the engine's current figures. `version` is the program's. `watch` feeds the page.
+    `ending` ends all answers.
     """
 
     serving: ServingPort | None = None
@@ -100,8 +99,8 @@ def embedding_of(request: Request) -> EmbeddingPort:
 
 
 def model_in_query(request: Request) -> str | None:
-    """Return the model in the query. A plus sign, as in an adapter's name, may be unencoded, where
-    it means a space."""
+    """Return the model in the query. A plus sign, as in an adapter's name, may come unencoded,
+    where it means a space."""
     given, models = request.query_params.get(MODEL_QUERY), context_of(request).models
     if given is None or models is None:
         return given
@@ -111,8 +110,8 @@ def model_in_query(request: Request) -> str | None:
 
 
 def agents_of_named(request: Request) -> AgentsPort:
-    """Return `agents_of` the request. Raises also InvalidRequestError if a server of several models
-    gets none."""
+    """Return `agents_of` the request. Raises also InvalidRequestError if it names none of several
+    models."""
     models = context_of(request).models
     names = () if models is None else [one.served.id for one in models.statuses()]
     if len(names) > 1 and MODEL_QUERY not in request.query_params:

@@ -1,7 +1,7 @@
-"""Error responses: the HTTP status of every error, and its body in the shape of the request's wire.
+"""Error responses: the HTTP status of every error, and its body in the form of the request's API.
 
-Knows the error tree and both shapes; not what a route does. An unexpected error is reported to the
-client as a fixed text with its request id; the traceback goes to the log under the same id.
+Knows the error tree and the forms, not the routes. The client of an unexpected error gets a fixed
+text with its request id; the log has the traceback under the same id.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from semantic.domain.errors import (
 logger = logging.getLogger("semantic.server")
 
 RETRY_SECONDS: Final = 5
-"""Default Retry-After, where no better estimate exists."""
+"""Default Retry-After in seconds, without a better estimate."""
 
 _ANTHROPIC_PATHS: Final = "/v1/messages"
 _OLLAMA_PATHS: Final = "/api"
@@ -48,14 +48,14 @@ _LM_STUDIO_PATHS: Final = "/api/v0"
 _INTERNAL: Final = "internal error; the server's log has the details under this request's id"
 
 _CANCELLED: Final = 499
-"""Of a request that was cancelled, and in the log of one whose client left: nginx's status. Other
-than a 408, 409, 429 or 5xx it is repeated by no client."""
+"""nginx's status for a cancelled request, and in the log for a client that left. Clients repeat a
+408, 409, 429 or 5xx, but never this."""
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
-"""Statuses with a header that vendors' SDKs read: the same request would fail in the same way, or
-was ended on purpose."""
+"""Statuses with a header that vendors' SDKs obey: the same request would fail again, or someone
+ended it on purpose."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
 """Statuses after which the connection closes without reading the rest of the request."""
@@ -100,11 +100,9 @@ class TooLargeError(WireError):
 
 
 def check_finished(end: AnswerEnd) -> None:
-    """Raise WireError unless the answer is complete or was cut at `max_tokens`.
-
-    The cause of a failure may disclose details of the machine, and is left to the log unless it is
-    known not to. A grammar that fails is the request's fault: asked again it would fail again.
-    """
+    """Raise WireError unless the answer is complete or reached `max_tokens`. The cause of a failure
+    may disclose details of the machine, so only the log has it, except for known ones. A failed
+    grammar is the request's fault: it would fail again."""
     if end.reason == "cancelled":
         raise WireError(_CANCELLED, "the request was cancelled", code="cancelled")
     if end.reason == "error":
@@ -113,7 +111,7 @@ def check_finished(end: AnswerEnd) -> None:
             raise WireError(HTTPStatus.BAD_REQUEST, said, code="grammar_failed")
         logger.error("answer failed: %s", end.error)
         known = f": {end.error}" if end.error == NOT_FINITE else ""
-        message = f"the model failed while it answered{known}"
+        message = f"the model failed during the answer{known}"
         raise WireError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="answer_failed")
 
 
@@ -131,7 +129,7 @@ class FieldError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as reported on a wire. `tokens` is (requested, limit) of a context overflow. With
+    """An error as a client sees it. `tokens` is (requested, limit) of a context overflow. With
     `closes` the connection ends with the response."""
 
     status: int
@@ -144,7 +142,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """The problem to report for `error`; unexpected errors become a fixed text."""
+    """Return the problem to report for `error`; a fixed text for unexpected errors."""
     match error:
         case WireError():
             found = Problem(error.status, str(error), error.param, error.code, error.retry_after)
@@ -197,7 +195,7 @@ def _wrong_parameter(error: RequestValidationError) -> Problem:
 
 
 def openai_error(problem: Problem) -> dict[str, object]:
-    """The error body of OpenAI's API."""
+    """Return the error body of OpenAI's API."""
     message = problem.message
     if problem.tokens is not None:
         # Clients that truncate their history match the first words of this message.
@@ -210,7 +208,7 @@ def openai_error(problem: Problem) -> dict[str, object]:
 
 
 def anthropic_error(problem: Problem, request_id: str | None = None) -> dict[str, object]:
-    """The error body of Anthropic's API."""
+    """Return the error body of Anthropic's API."""
     message = problem.message
     if problem.tokens is not None:
         # Clients parse both numbers out of exactly this text, and compact their history.
@@ -225,17 +223,17 @@ def anthropic_error(problem: Problem, request_id: str | None = None) -> dict[str
 
 
 def ollama_error(problem: Problem) -> dict[str, object]:
-    """The error body of Ollama's API."""
+    """Return the error body of Ollama's API."""
     return {"error": problem.message}
 
 
 def _is_ours(problem: Problem) -> bool:
-    """Whether the request itself could be answered."""
+    """Return whether the request itself was valid."""
     return problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR or problem.status == _CANCELLED
 
 
 def problem_response(scope: Scope, problem: Problem) -> Response:
-    """The error response to the request of `scope`, in the shape of its wire."""
+    """Return the error response to the request of `scope`, in the form of its API."""
     if is_anthropic(scope["path"]):
         body = anthropic_error(problem, request_id_of(scope))
     elif is_ollama(scope["path"]):
@@ -255,12 +253,12 @@ def problem_response(scope: Scope, problem: Problem) -> Response:
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether errors at `path` have Anthropic's shape."""
+    """Return whether errors at `path` have Anthropic's form."""
     return _is_below(path, _ANTHROPIC_PATHS)
 
 
 def is_ollama(path: str) -> bool:
-    """Whether errors at `path` have Ollama's shape."""
+    """Return whether errors at `path` have Ollama's form."""
     return _is_below(path, _OLLAMA_PATHS) and not _is_below(path, _LM_STUDIO_PATHS)
 
 
@@ -269,7 +267,7 @@ def _is_below(path: str, prefix: str) -> bool:
 
 
 def id_headers(request_id: str | None) -> dict[str, str]:
-    """The request id under the header names of both client families."""
+    """Return the request id under the header names of both client families."""
     return {} if request_id is None else {"x-request-id": request_id, "request-id": request_id}
 
 
@@ -281,18 +279,18 @@ _EXPECTED: Final = (
     HTTPException,
     RequestValidationError,
 )
-"""Whose message is for the client; any other error is a bug."""
+"""Errors whose message is for the client; any other error is a bug."""
 
 
 def request_id_of(scope: Scope) -> str | None:
-    """The id that `RequestLogMiddleware` assigned to the request of `scope`."""
+    """Return the id that `RequestLogMiddleware` assigned to the request of `scope`."""
     state: Mapping[str, object] = scope.get("state", {})
     found = state.get("request_id")
     return found if isinstance(found, str) else None
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Install handlers that turn everything a route may raise into an error response."""
+    """Install handlers that turn every error of a route into an error response."""
     for kind in _EXPECTED:
         app.add_exception_handler(kind, _expected)
     app.add_exception_handler(OSError, _of_the_system)
@@ -318,7 +316,7 @@ def _of_the_system(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """All methods of the path: the router reports those of its first matching route only."""
+    """Return all methods of the path: the router reports those of its first matching route only."""
     return [
         method
         for method in _METHODS
@@ -355,10 +353,8 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def sse_event(data: object, event: str | None = None) -> bytes:
-    """An event with `data` as JSON on one line; a text of one line is sent as it is.
-
-    `event` is its name, without line ends.
-    """
+    """Return an event with `data` as JSON on one line; a one-line text stays as it is. `event` is
+    its name, without line ends."""
     if not isinstance(data, str):
         data = _encode(data).translate(_LINE_ENDS)
     name = "" if event is None else f"event: {event}\n"
@@ -366,5 +362,5 @@ def sse_event(data: object, event: str | None = None) -> bytes:
 
 
 def json_line(data: object) -> bytes:
-    """`data` as JSON on one line with its end, as in a stream of such lines."""
+    """Return `data` as one line of JSON with its line end."""
     return f"{_encode(data).translate(_LINE_ENDS)}\n".encode()

@@ -23,30 +23,30 @@ _GIB: Final = 1 << 30
 
 
 class NewLimit(BaseModel):
-    """The limit from now on."""
+    """The new limit."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     limit_gb: Annotated[
         float | None,
-        Field(gt=0, le=1 << 20, description="In GiB; null: that of the server's start."),
+        Field(gt=0, le=1 << 20, description="In GiB; null for the limit at the server's start."),
     ]
 
 
 class Memory(BaseModel):
-    """The process' memory, as the system counts it."""
+    """The memory of the process, as the system counts it."""
 
     object: Literal["memory"] = "memory"
     used_bytes: int
     limit_bytes: Annotated[
-        int, Field(description="What it may have now: less while the system is short of memory.")
+        int, Field(description="Current limit: lower while the system is short of memory.")
     ]
-    max_bytes: Annotated[int, Field(description="What it may have otherwise.")]
+    max_bytes: Annotated[int, Field(description="Limit without a shortage.")]
     steps: Annotated[
-        list[str], Field(description="What shortage has taken in the last minute, in order.")
+        list[str], Field(description="Steps against a shortage in the last minute, in order.")
     ]
     counts: Annotated[
-        dict[str, int], Field(description="How often each was taken since the start.")
+        dict[str, int], Field(description="Number of each step since the start.")
     ]
 
 
@@ -55,13 +55,13 @@ _NEW_LIMIT: Final = TypeAdapter(NewLimit)
 
 @memory.get("")
 async def show(request: Request) -> Memory:
-    """The process' memory. A server with keys requires an operator's."""
+    """Return the memory of the process. A server with keys requires an operator's."""
     return _memory(_limit_of(request).memory)
 
 
 @memory.post("")
 async def change(request: Request) -> Memory:
-    """Have another limit from now on; what exceeds it is given up, but no running answer. A server
+    """Set another limit. The server frees all memory above it, but ends no running answer. A server
     with keys requires an operator's."""
     limit = _limit_of(request)
     wanted = (await read_as(_NEW_LIMIT, request)).limit_gb
@@ -70,17 +70,17 @@ async def change(request: Request) -> Memory:
 
 def _limit_of(request: Request) -> MemoryLimit:
     if settings_of(request).api_keys:
-        require_operator(request, "memory is all tenants'")
-    serving_of(request)  # 503 while it is being loaded
+        require_operator(request, "memory belongs to all tenants")
+    serving_of(request)  # 503 while it loads
     limit = context_of(request).memory
     if limit is None:
-        raise InvalidRequestError("this server has no limit of memory")
+        raise InvalidRequestError("this server has no memory limit")
     return limit
 
 
 def _memory(found: MemoryFigures | None) -> Memory:
     if found is None:
-        raise InvalidRequestError("this server has no limit of memory")
+        raise InvalidRequestError("this server has no memory limit")
     return Memory(
         used_bytes=found.used_bytes,
         limit_bytes=found.limit_bytes,
@@ -100,7 +100,7 @@ class Status(BaseModel):
 
 
 class Ready(Status):
-    """`model` is the id of the served model."""
+    """Readiness; `model` is the id of the served model."""
 
     model: str
 
@@ -128,23 +128,23 @@ async def ready(request: Request) -> Ready:
         figures is not None
         and not (await to_thread.run_sync(figures)).engine.state.accepts_submissions
     ):
-        raise OverloadedError("the engine takes no requests", retry_after=RETRY_SECONDS)
+        raise OverloadedError("the engine does not accept requests", retry_after=RETRY_SECONDS)
     return Ready(status="ready", model=serving_of(request).model.id)
 
 
 @router.head("/version", include_in_schema=False)
 @router.get("/version")
 async def version(request: Request) -> Version:
-    """The program's version."""
+    """Return the program's version."""
     return Version(version=context_of(request).version)
 
 
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Metrics in Prometheus' text format; on a server with keys for its operators only."""
+    """Return metrics in Prometheus' text format. A server with keys requires an operator's."""
     if settings_of(request).api_keys:
-        require_operator(request, "metrics are about all tenants")
+        require_operator(request, "metrics cover all tenants")
     found: Metrics = request.app.state.metrics
     # Off the event loop: figures of the store may block on its locks.
     return Response(await to_thread.run_sync(found.text), media_type=CONTENT_TYPE_LATEST)

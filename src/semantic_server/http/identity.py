@@ -1,9 +1,8 @@
-"""The sender of a request: its tenant, its agent, and the client session that it identifies itself
-with.
+"""The sender of a request: its tenant, its agent, and the session of its client.
 
-Sessions are read from headers and fields that clients send unconfigured; each client has its own,
-and the first reader that recognizes one wins. They are tags only: a value that is too long, not
-printable or malformed is ignored, never an error. A tenant has an API key.
+Headers and fields that clients send unconfigured name a session. Each client has its own, and the
+first reader that recognizes one wins. They are tags only: readers ignore a value that is too long,
+not printable or malformed. A tenant has an API key.
 """
 
 from __future__ import annotations
@@ -53,10 +52,8 @@ _NOTHING: Final[Json] = {}
 
 
 def tenant_of(request: Request) -> str:
-    """The tenant of the request, derived from its API key; "" on a server without keys.
-
-    Raises WireError for an operator's key, which has no tenant.
-    """
+    """Return the tenant of the request, derived from its API key; "" on a server without keys.
+    Raises WireError for an operator's key, which has no tenant."""
     if is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -69,18 +66,18 @@ def tenant_of(request: Request) -> str:
 
 
 def route_of(request: Request) -> str:
-    """The key by which a fleet has routed the request; "" on a server alone."""
+    """Return the key by which a fleet routed the request; "" on a server alone."""
     route: str = getattr(request.state, "route", "")
     return route
 
 
 def is_operator(request: Request) -> bool:
-    """Whether the request has an operator's key."""
+    """Return whether the request has an operator's key."""
     return getattr(request.state, "operator", False) is True
 
 
 def require_operator(request: Request, what: str) -> None:
-    """Raise WireError unless the request has an operator's key: `what` only operators may do."""
+    """Raise WireError unless the request has an operator's key, as `what` requires."""
     if not is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -90,10 +87,8 @@ def require_operator(request: Request, what: str) -> None:
 
 
 def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
-    """The agent's name from the header X-Agent-ID, else from the field `agent_id`.
-
-    None if the request names none. Raises FieldError for an invalid name.
-    """
+    """Return the agent's name from the header X-Agent-ID, else from the field `agent_id`, else
+    None. Raises FieldError for an invalid name."""
     given = _agent_header(request)
     param = "X-Agent-ID"
     if given is None:
@@ -101,27 +96,27 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
         if named is None:
             return None
         if not isinstance(named, str):
-            raise FieldError("agent_id: expected a text", param=AGENT_FIELD)
+            raise FieldError("agent_id must be a text", param=AGENT_FIELD)
         given, param = named, AGENT_FIELD
     if not 1 <= len(given) <= _LONGEST_AGENT or not given.isprintable():
         raise FieldError(
-            f"{param}: expected 1 to {_LONGEST_AGENT} printable characters", param=param
+            f"{param} must have 1 to {_LONGEST_AGENT} printable characters", param=param
         )
     return given
 
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
-    """The identity that the client sends by itself; None if there is none."""
+    """Return the identity that the client sends by itself, or None."""
     return read_identity(header_texts(request.headers), body)
 
 
 def header_texts(headers: Mapping[str, str]) -> dict[str, str]:
-    """The values of `headers` as text, by their lower-case names."""
+    """Return the values of `headers` as text, by their lower-case names."""
     return {name: _header_text(value) for name, value in headers.items()}
 
 
 def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """The identity in `headers` (lower-case names) and `body`; None if no reader recognizes one."""
+    """Return the identity in `headers` (lower-case names) and `body`, or None."""
     for read in _READERS:
         found = read(headers, body)
         if found is not None:
@@ -130,7 +125,7 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Subagents have ids of their own; a parent id is sent only by nested subagents."""
+    """Read Claude Code's. Subagents have ids of their own; only nested ones send a parent id."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -142,7 +137,8 @@ def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _session_of_user_id(body: Json) -> str | None:
-    """The session in `metadata.user_id`: JSON, or the suffix of the text in older versions."""
+    """Return the session in `metadata.user_id`: JSON, or in older versions the suffix of the
+    text."""
     user_id = _object(body.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
@@ -154,7 +150,7 @@ def _session_of_user_id(body: Json) -> str | None:
 
 
 def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """A thread is an agent. The root agent's thread has the session's own id."""
+    """Read Codex's. A thread is an agent; the root agent's thread has the session's own id."""
     metadata = _object(body.get("client_metadata"))
     turn = _parsed(headers.get("x-codex-turn-metadata") or metadata.get("x-codex-turn-metadata"))
     if not (turn or _sent_by(CODEX, headers, "originator", "user-agent")):
@@ -184,7 +180,7 @@ def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """A subagent has a session of its own."""
+    """Read OpenCode's. A subagent has a session of its own."""
     del body
     if "x-correlation-id" in headers:
         return None
@@ -198,7 +194,7 @@ def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Both headers hold the same id; x-correlation-id alone may be sent by any client."""
+    """Read AIPerf's. Both headers hold the same id; any client may send x-correlation-id alone."""
     del body
     session = _tag(headers.get("x-correlation-id"))
     if session is None or "x-session-affinity" not in headers:
@@ -207,7 +203,7 @@ def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """A conversation id in one of the common fields, of any client."""
+    """Read a conversation id in one of the common fields, of any client."""
     metadata = _object(body.get("metadata"))
     conversation = body.get("conversation")
     session = _first_tag(
@@ -220,7 +216,7 @@ def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """A tag that a client uses for all conversations of a user, or for all with a common prefix."""
+    """Read a tag that a client uses for all conversations of a user, or with a common prefix."""
     del headers
     user_id = _object(body.get("metadata")).get("user_id")
     tag = _first_tag(
@@ -243,12 +239,12 @@ _READERS: Final[tuple[Callable[[Mapping[str, str], Json], Identity | None], ...]
 
 
 def _sent_by(client: str, headers: Mapping[str, str], *names: str) -> bool:
-    """Whether one of these headers starts with the client's name."""
+    """Return whether one of these headers starts with the client's name."""
     return any(headers.get(name, "").startswith(client) for name in names)
 
 
 def _first_tag(*found: object) -> str | None:
-    """The first of these values that is a valid tag."""
+    """Return the first of these values that is a valid tag."""
     return next((one for one in found if is_tag(one)), None)
 
 
@@ -257,12 +253,12 @@ def _tag(found: object) -> str | None:
 
 
 def _object(value: object) -> Json:
-    """`value` if it is a JSON object, else an empty one."""
+    """Return `value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else _NOTHING
 
 
 def _parsed(text: object) -> Json:
-    """The JSON object that `text` encodes; an empty one for anything else."""
+    """Return the JSON object that `text` encodes; an empty one for anything else."""
     if not isinstance(text, str) or len(text) > _LONGEST_JSON:
         return _NOTHING
     try:
@@ -277,7 +273,7 @@ def _agent_header(request: Request) -> str | None:
 
 
 def _header_text(value: str) -> str:
-    """A header value decoded as UTF-8, as in a body or a path, else as Latin-1."""
+    """Return a header value decoded as UTF-8, as in a body or a path, else as Latin-1."""
     try:
         return value.encode("latin-1").decode()  # the raw bytes
     except UnicodeDecodeError:
@@ -287,7 +283,7 @@ def _header_text(value: str) -> str:
 # API keys
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/api/hello"})
-"""Paths that need no key: probes use them before any key is configured."""
+"""Paths that need no key: probes use them before an operator configures one."""
 
 _UNAUTHORIZED: Final = Problem(
     HTTPStatus.UNAUTHORIZED,
@@ -297,10 +293,10 @@ _UNAUTHORIZED: Final = Problem(
 
 
 class AuthMiddleware:
-    """Replies 401 without a valid key, if there are keys, and 429 to a tenant that has so many of
-    `max_requests` at once that fewer would be left to others.
+    """Replies 401 without a valid key, if there are keys, and 429 to a tenant that already uses its
+    fair share of `max_requests`.
 
-    Stores the key's tenant in the scope, or that it is an operator's.
+    Stores in the scope the key's tenant, or that the key is an operator's.
     """
 
     def __init__(
@@ -351,24 +347,23 @@ class AuthMiddleware:
 def _too_many(own: int) -> Problem:
     return Problem(
         HTTPStatus.TOO_MANY_REQUESTS,
-        f"{own} of your requests are being answered: expected less, to leave as much to others",
+        f"{own} of your requests are running, the share of this key: wait for one of them",
         code="rate_limit_exceeded",
         retry_after=RETRY_SECONDS,
     )
 
 
 def presented_keys(headers: Headers) -> list[str]:
-    """The keys of a request, from both headers: some clients send a stale key in one of them."""
+    """Return the keys of a request from both headers: some clients send a stale key in one of
+    them."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
 
 
 class ApiKeys:
-    """The API keys of a server; only digests are stored, so that no key can be logged by mistake.
-
-    False if there are none: then every request belongs to the tenant "".
-    """
+    """The API keys of a server, as digests, so that the log can never contain a key. False without
+    keys: then every request belongs to the tenant ""."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants = {_digest(key): tenant_name(key) for key in keys}
@@ -377,10 +372,8 @@ class ApiKeys:
         return len(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
-        """The tenant of the presented key; None for an unknown key.
-
-        Constant time: compares all keys, each in constant time, whether or not one matches.
-        """
+        """Return the tenant of the presented key; None for an unknown key. Constant time: compares
+        all keys, each in constant time, whether or not one matches."""
         digest = _digest(presented)
         found = None
         for known, tenant in self._tenants.items():
@@ -394,7 +387,7 @@ _TENANT_BYTES: Final = 16
 
 
 def tenant_name(key: str) -> str:
-    """The name of `key`'s tenant in stores: stable across restarts, never the key itself."""
+    """Return the name of `key`'s tenant in stores: stable across restarts, never the key itself."""
     return hashlib.blake2b(
         key.encode(), digest_size=_TENANT_BYTES, person=_TENANT, usedforsecurity=True
     ).hexdigest()

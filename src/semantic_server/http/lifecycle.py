@@ -1,7 +1,7 @@
 """Server lifecycle: answers probes at once, loads the model in the background, saves on shutdown.
 
-Also what is made before the first request: public prefixes and validators of bodies. Knows that
-loading and closing a model take time; not how either is done.
+Also builds public prefixes and validators before the first request. Knows that loading and closing
+a model take time, not how they work.
 """
 
 from __future__ import annotations
@@ -35,15 +35,12 @@ Load = Callable[[], Coroutine[None, None, RunnableServing]]
 """Loads a model without blocking the event loop. Cancelled if the server stops first."""
 
 _LOOK_SECONDS = 1.0
-"""Between two looks at the process' memory."""
+"""Seconds between two checks of the process's memory."""
 
 
 class Lifecycle:
-    """Loads a served model in the background, and closes it on shutdown.
-
-    `ready` is called once the model accepts requests. `failure` is the error that prevented loading
-    or a clean shutdown.
-    """
+    """Loads a served model in the background, and closes it on shutdown. Calls `ready` once the
+    model accepts requests. `failure` is the error that prevented loading or a clean shutdown."""
 
     def __init__(
         self,
@@ -60,12 +57,12 @@ class Lifecycle:
         self._is_over = asyncio.Event()
 
     def on_failure(self, callback: Callable[[], None]) -> None:
-        """Call `callback` if the model cannot be loaded."""
+        """Call `callback` if the model fails to load."""
         self._failed = callback
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        """The ASGI lifespan, from the first probe until every agent is saved."""
+        """Run the ASGI lifespan, from the first probe until every agent is saved."""
         task = asyncio.create_task(self._load_model())
         task.add_done_callback(self._record_failure)
         looking = asyncio.create_task(self._look_at_memory())
@@ -73,7 +70,7 @@ class Lifecycle:
             yield
         finally:
             task.cancel()
-            self._is_over.set()  # a look that has begun must end before the process does
+            self._is_over.set()  # a check in progress must end before the process does
             await asyncio.wait((task, looking))
             await self._close()
 
@@ -91,7 +88,7 @@ class Lifecycle:
         self._ready(serving)
 
     async def _look_at_memory(self) -> None:
-        """Have memory measured while nothing is computed: other programs may need some."""
+        """Measure memory while nothing computes: other programs may need some."""
         while not self._is_over.is_set():
             if self._context.memory is not None:
                 await self._context.memory.look_at_memory()
@@ -119,17 +116,15 @@ class Lifecycle:
 
 
 def _figures(serving: RunnableServing) -> Figures:
-    """Those of `serving` and of the process' memory. Thread-safe."""
+    """Return the figures of `serving` and of the process's memory. Thread-safe."""
     memory = None if serving.memory is None else serving.memory.memory
     return replace(serving.figures(), memory=memory)
 
 
 def read_public_prefix(path: Path) -> Chat:
     """Read a public prefix, the start of a conversation whose cache all tenants share, from `path`.
-
-    A .json file has the fields `messages` and optionally `tools` of a chat completion request; any
-    other file is the text of a system message. Raises InvalidRequestError.
-    """
+    A .json file has the fields `messages` and optionally `tools` of a chat completion request. Any
+    other file is the text of a system message. Raises InvalidRequestError."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -144,10 +139,8 @@ def read_public_prefix(path: Path) -> Chat:
 
 
 def build_validators() -> None:
-    """Build the validators of bodies, which the first request of each wire would wait for.
-
-    Takes a tenth of a second; thread-safe.
-    """
+    """Build the validators of bodies, for which the first request of each API would wait. Takes a
+    tenth of a second; thread-safe."""
     validators()
     chat_adapter()
     completion_adapter()

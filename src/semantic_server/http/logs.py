@@ -1,7 +1,7 @@
 """The server's log on stderr, as text or JSON lines: configuration, one line per request, progress
-of long prefills, warnings logged once.
+of long prefills, and warnings once each.
 
-Never logs a prompt, a key, a body, or a path as it was sent: the route's pattern is logged instead.
+Never logs a prompt, a key, a body, or a path as sent, but the route's pattern.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def log_event(event: str, fields: LogFields, level: int = logging.INFO) -> None:
 
 
 class TextLines(logging.Formatter):
-    """Formats records as `12:00:00 info request agent=a prompt=12`; None fields are omitted."""
+    """Formats records as `12:00:00 info request agent=a prompt=12`, without None fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S")
@@ -46,8 +46,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as objects with `time`, `level`, `event` and the fields; `trace` holds a
-    traceback."""
+    """Formats records as objects with `time`, `level`, `event`, the fields, and a traceback at
+    `trace`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -71,7 +71,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(form: Literal["text", "json"], level: str) -> None:
-    """Send our log, and the warnings of uvicorn and asyncio, to stderr."""
+    """Send the log of `semantic`, and warnings of uvicorn and asyncio, to stderr."""
     handler = StderrHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     ours = logging.getLogger("semantic")
@@ -87,10 +87,8 @@ def configure_logs(form: Literal["text", "json"], level: str) -> None:
 
 
 def is_not_duplicate(record: logging.LogRecord) -> bool:
-    """Filter: drop uvicorn's records of events that our own log already contains.
-
-    Failed requests are logged with their id, and malformed HTTP is answered.
-    """
+    """Filter: drop uvicorn's records of events that this server's log or response already
+    reports."""
     known = ("Exception in ASGI application", "Invalid HTTP request", "ASGI callable returned")
     return not record.getMessage().startswith(known)
 
@@ -101,7 +99,7 @@ def _fields_of(record: logging.LogRecord) -> list[tuple[str, str | int | float |
 
 
 def _quoted(value: str | float | None) -> str:
-    """`value` as one word: quoted if it contains spaces or special characters."""
+    """Return `value` as one word: quoted if it contains spaces or special characters."""
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     plain = text.isprintable() and text and not any(mark in text for mark in ' "=')
     return text if plain else json.dumps(text, ensure_ascii=True)
@@ -112,7 +110,7 @@ def _one_line(text: str) -> str:
 
 
 _MAX_WARNINGS: Final = 1000
-"""Distinct warnings remembered, so that client-invented names cannot fill the memory."""
+"""Distinct warnings to remember, so that names invented by clients cannot fill the memory."""
 
 
 class WarnOnce:
@@ -122,7 +120,7 @@ class WarnOnce:
         self._logged: set[str] = set()
 
     def warn(self, message: str) -> None:
-        """Log `message` as a warning unless it was logged before."""
+        """Log `message` as a warning, the first time."""
         if message not in self._logged and len(self._logged) < _MAX_WARNINGS:
             self._logged.add(message)
             logger.warning("%s", message)
@@ -145,8 +143,8 @@ class RequestLogEntry(Observer):
         self._records.append(record)
 
     def fields(self) -> LogFields:
-        """Fields over all answers: tokens are summed, times are maxima, the cache miss is the
-        largest."""
+        """Return fields over all answers: the sum of tokens, the maximum of times, the largest
+        cache miss."""
         if not self._records:
             return {}
         usages = [record.usage for record in self._records]
@@ -175,7 +173,7 @@ class RequestLogEntry(Observer):
 
 
 def log_entry_of(scope: Scope) -> RequestLogEntry:
-    """The log entry of the request of `scope`."""
+    """Return the log entry of the request of `scope`."""
     entry: RequestLogEntry = scope.setdefault("state", {}).setdefault(_ENTRY, RequestLogEntry())
     return entry
 
@@ -225,14 +223,14 @@ class RequestLogMiddleware:
 
 
 def _method(scope: Scope) -> str:
-    """A known HTTP method; anything else that was sent is not logged."""
+    """Return a known HTTP method, or "?", so that the log has no text of clients."""
     known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
     method: str = scope["method"]
     return method if method in known else "?"
 
 
 def _pattern(scope: Scope) -> str:
-    """The route's pattern, as in `/v1/models/{id}`; "?" without a route."""
+    """Return the route's pattern, as in `/v1/models/{id}`; "?" without a route."""
     pattern: str = getattr(scope.get("route"), "path_format", "?")
     return pattern
 
@@ -242,8 +240,8 @@ PROGRESS_INTERVAL: Final = 5.0
 
 
 class ProgressLog(Observer):
-    """Logs `prefill 12288/60000` every few seconds, with the tokens computed in a second and the
-    seconds that are left at this speed. The bar on a terminal is the CLI's."""
+    """Logs `prefill 12288/60000` every few seconds, with the tokens per second and the seconds
+    left. The CLI has a bar for terminals."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

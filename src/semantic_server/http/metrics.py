@@ -1,7 +1,5 @@
-"""Metrics of answers, engines and stores for Prometheus.
-
-Names are vLLM's where the meaning is the same, `semantic_*` otherwise.
-"""
+"""Metrics of answers, engines and stores for Prometheus. Names are vLLM's where the meaning is the
+same, `semantic_*` otherwise."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _TOKENS: Final = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 
 _RESTORED: Final = ("memory", "disk", "remote")
-"""Tiers that tokens are restored from; tokens still in the pool need no restore."""
+"""Tiers that restore tokens; tokens still in the pool need no restore."""
 
 
 class Metrics(Observer):
-    """Prometheus metrics, by model where there are several; else all are those of `model`."""
+    """Prometheus metrics, by model if there are several; else all of `model`."""
 
     def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
         self.registry = CollectorRegistry()
@@ -69,7 +67,7 @@ class Metrics(Observer):
         self.registry.register(_EngineCollector(model, self._waiting, self._running, figures))
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
@@ -143,7 +141,7 @@ _TIMES: Final = {
     "time_to_first_token": "Seconds from the request to its first piece.",
     "inter_token_latency": "Seconds between two pieces of an answer.",
     "e2e_request_latency": "Seconds from the request to its end.",
-    "request_queue_time": "Seconds before the first piece in which nothing was computed.",
+    "request_queue_time": "Seconds before the first piece without computation.",
     "request_prefill_time": "Seconds of prefill.",
     "request_decode_time": "Seconds from the first piece to the end.",
 }
@@ -192,7 +190,7 @@ class _EngineCollector(Collector):
         if figures is None:
             running = {self._model: float(len(self._running))}
             waiting = {self._model: float(len(self._waiting))}
-        yield self._gauge("vllm:num_requests_running", "Requests being computed.", running)
+        yield self._gauge("vllm:num_requests_running", "Running requests.", running)
         yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", waiting)
         if figures is not None:
             yield from self._of_engines(engines)
@@ -200,7 +198,7 @@ class _EngineCollector(Collector):
             yield from _of_memory(figures.memory)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: registration must not read the engine."""
+        """Yield nothing: registration must not read the engine."""
         yield from ()
 
     def _by_model(self, figures: Figures | None) -> Mapping[str, EngineFigures]:
@@ -229,7 +227,7 @@ class _EngineCollector(Collector):
         )
         yield self._count(
             "vllm:num_preemptions",
-            "Requests that were preempted.",
+            "Preempted requests.",
             of(lambda one: one.preemptions),
         )
         yield self._count(
@@ -250,8 +248,8 @@ class _EngineCollector(Collector):
     def _of_stores(self, figures: Figures) -> Iterator[Metric]:
         blocks = _tiers("semantic_store_blocks", "Blocks in a tier of the store.")
         used = _tiers("semantic_store_bytes", "Bytes in a tier of the store.")
-        most = _tiers("semantic_store_max_bytes", "Bytes that a tier of the store may take.")
-        agents = _tiers("semantic_store_agents", "Agents whose manifest is in a tier of the store.")
+        most = _tiers("semantic_store_max_bytes", "Bytes that a tier of the store may use.")
+        agents = _tiers("semantic_store_agents", "Agents with a manifest in a tier of the store.")
         events = CounterMetricFamily(
             "semantic_store_events",
             "Events of blocks in a tier of the store.",
@@ -287,7 +285,7 @@ class _EngineCollector(Collector):
 def _of_wear(wear: Wear) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "semantic_disk_written_bytes",
-        "Bytes that the store has written in its life, by all its processes.",
+        "Bytes that all processes of the store have ever written.",
         value=wear.total,
     )
     yield GaugeMetricFamily(
@@ -295,12 +293,12 @@ def _of_wear(wear: Wear) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "semantic_disk_writes_held_back",
-        "1 while the limit of a day is reached and only ends of turns are written.",
+        "1 after the daily limit, while the store writes only ends of turns.",
         value=wear.holds_back,
     )
     if wear.max_a_day is not None:
         yield GaugeMetricFamily(
-            "semantic_disk_written_max_bytes", "Limit of a day.", value=wear.max_a_day
+            "semantic_disk_written_max_bytes", "Daily limit.", value=wear.max_a_day
         )
     if wear.share is not None:
         yield GaugeMetricFamily(
@@ -311,17 +309,17 @@ def _of_wear(wear: Wear) -> Iterator[Metric]:
 
 
 def _of_memory(memory: MemoryFigures | None) -> Iterator[Metric]:
-    """Those of the process' memory, if it has a limit."""
+    """Yield the metrics of the process's memory, if it has a limit."""
     if memory is None:
         return
     used, most = "semantic_memory_bytes", "semantic_memory_max_bytes"
     yield GaugeMetricFamily(
         used, "Bytes of the process, as the system counts them.", memory.used_bytes
     )
-    yield GaugeMetricFamily(most, "Bytes that the process may have now.", memory.limit_bytes)
+    yield GaugeMetricFamily(most, "Bytes that the process may use now.", memory.limit_bytes)
     steps = CounterMetricFamily(
         "semantic_memory_steps",
-        "Times that shortage of memory took something.",
+        "Steps taken against a shortage of memory.",
         labels=("step",),
     )
     for step, count in memory.counts.items():

@@ -1,7 +1,7 @@
-"""ASGI middleware at the edge: shutdown, request limits, Host and Origin checks, API keys.
+"""ASGI middleware at the edge: shutdown, request limits, Host and Origin checks.
 
-`app` lists it in request order. Knows sizes, clocks, headers and keys; no routes. Everything that
-happens on a connection before its request is complete belongs to `server`.
+`app` lists it in request order. Knows sizes, clocks and headers, no routes. `server` handles
+everything before a connection's request is complete.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _STOPPING: Final = Problem(
 
 
 class ShutdownMiddleware:
-    """Replies 503 to a request that is cancelled before its response has started.
+    """Replies 503 to a request cancelled before its response has started.
 
-    Only a shutdown cancels a request's task, once answers have had the time to end; a disconnect
-    is signalled through `receive`. A response that has started ends without its final event.
+    Only a shutdown cancels a request's task, once answers have had the time to end; `receive`
+    reports a disconnect. A response that has started ends without its final event.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -70,18 +70,18 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 
 UPLOADS: Final = frozenset({("POST", "/v1/agents/import")})
-"""Method and path of requests whose body is a file that may be larger than memory: its route bounds
-the size, from what the file begins with."""
+"""Method and path of requests whose body is a file that may be larger than memory. The route bounds
+its size by the beginning of the file."""
 _UPLOAD_STEP: Final = 1 << 20
-"""Bytes of an upload that must come within the time of a whole body elsewhere."""
+"""Bytes of an upload that must arrive within the time of a whole body elsewhere."""
 
 
 class RequestLimitsMiddleware:
     """Replies 431 to too many header fields, 413 to a large body, 408 to a slow one.
 
-    Replies 505 to anything but HTTP/1. A body without Content-Length is counted while it is read,
-    a compressed one as it is decoded; 415 to an encoding other than `_ENCODINGS`. Of `UPLOADS` each
-    MiB has the time of another body, and the size is not limited here.
+    Replies 505 to anything but HTTP/1, and 415 to an encoding outside `_ENCODINGS`. Counts a body
+    without Content-Length while it arrives, and a compressed one while decoding. In `UPLOADS` each
+    MiB has the time of another body, and the size has no limit here.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -120,7 +120,7 @@ class RequestLimitsMiddleware:
         if encoding and (encoding not in _ENCODINGS or _is_upload(scope)):
             return Problem(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                f"Content-Encoding must be gzip or deflate, or left out, got {encoding[:32]!r}",
+                f"Content-Encoding must be gzip, deflate or missing, got {encoding[:32]!r}",
                 code="unsupported_encoding",
             )
         if _is_upload(scope):
@@ -136,10 +136,8 @@ def _is_upload(scope: Scope) -> bool:
 
 
 class _LimitedBody:
-    """A request body with a size limit and a deadline; `receive` raises WireError beyond them.
-
-    An upload has no size limit, and another deadline for each of its steps.
-    """
+    """A request body with a size limit and a deadline; `receive` raises WireError beyond them. An
+    upload has no size limit, and another deadline for each of its steps."""
 
     def __init__(self, receive: Receive, settings: ServerSettings, *, is_upload: bool) -> None:
         self._receive = receive
@@ -173,25 +171,25 @@ class _LimitedBody:
             what = f"{_UPLOAD_STEP} bytes of the body" if self._is_upload else "the body"
             raise WireError(
                 HTTPStatus.REQUEST_TIMEOUT,
-                f"{what} did not come within {self._timeout:g} seconds",
+                f"{what} did not arrive within {self._timeout:g} seconds",
                 code="request_timeout",
             ) from error
 
 
 _ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 _DECODED_STEP: Final = 1 << 18
-"""Bytes that are decoded at once, in less than a millisecond."""
+"""Bytes to decode at once, in less than a millisecond."""
 
 
 def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers that say nothing of the encoded body."""
+    """Return the headers without those about the encoded body."""
     return [one for one in headers if one[0] not in (b"content-encoding", b"content-length")]
 
 
 class _DecodedBody:
-    """A compressed request body, in decoded pieces of `_DECODED_STEP` bytes at most.
+    """A compressed request body, in decoded pieces of at most `_DECODED_STEP` bytes.
 
-    "deflate" is zlib's format, or its stream alone, as some clients send it. `receive` raises
+    "deflate" is zlib's format, or its bare stream, which some clients send. `receive` raises
     WireError for a body that is neither.
     """
 
@@ -204,7 +202,7 @@ class _DecodedBody:
 
     async def receive(self) -> Message:
         if self._has_more:
-            await asyncio.sleep(0)  # others have their turn
+            await asyncio.sleep(0)  # gives others their turn
         else:
             message = await self._receive()
             if message["type"] != "http.request":
@@ -219,7 +217,7 @@ class _DecodedBody:
         }
 
     def _decode(self) -> bytes:
-        """The next piece of what has come. Raises WireError."""
+        """Return the next piece of the received body. Raises WireError."""
         if self._decoder is None:
             if not self._left:
                 return b""
@@ -233,9 +231,9 @@ class _DecodedBody:
         is_full = len(body) == _DECODED_STEP and not self._decoder.eof
         self._has_more = is_full or bool(self._left)
         if self._decoder.unused_data:
-            raise _not_decoded("there is more behind its end")
+            raise _not_decoded("data follows its end")
         if self._is_last and not self._has_more and not self._decoder.eof:
-            raise _not_decoded("it is cut")
+            raise _not_decoded("it is truncated")
         return body
 
 
@@ -253,14 +251,13 @@ _PREFLIGHT_MAX_AGE: Final = "600"
 
 
 class HostMiddleware:
-    """Replies 421 to a Host, and 403 to an Origin, that is not allowed. Answers CORS preflights.
+    """Replies 421 to a forbidden Host and 403 to a forbidden Origin. Answers CORS preflights.
 
     Prevents two attacks from web pages: DNS rebinding (a foreign name that resolves to this machine
-    arrives as Host) and cross-origin posts to a known address (the page arrives as Origin).
-
-    Allowed hosts are loopback names, the bound address, `names`, and, if the server is reachable
-    from the network anyway, every numeric address, which no attacker can register. "*" allows all.
-    Pages from `origins` get the CORS headers that their browser requires.
+    arrives as Host) and cross-origin posts to a known address (the page arrives as Origin). Allowed
+    hosts are loopback names, the bound address, `names`, and, if the server is reachable from the
+    network anyway, every numeric address, which no attacker can register. "*" allows all. Pages
+    from `origins` get the CORS headers that their browser requires.
     """
 
     def __init__(
@@ -296,7 +293,7 @@ class HostMiddleware:
         if not self._is_allowed_host(host_of(authority)):
             return Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                "the Host header names a host that is not allowed; allowed_hosts adds it",
+                "the Host header names a forbidden host; allow it with allowed_hosts",
                 code="host_not_allowed",
             )
         origin = headers.get("origin")
@@ -304,7 +301,7 @@ class HostMiddleware:
             return None
         return Problem(
             HTTPStatus.FORBIDDEN,
-            "the Origin header names a page that is not allowed; allowed_origins adds it",
+            "the Origin header names a forbidden page; allow it with allowed_origins",
             code="origin_not_allowed",
         )
 
@@ -323,13 +320,13 @@ class HostMiddleware:
         return self._is_allowed_origin(origin) or origin in own
 
     def _is_allowed_origin(self, origin: str) -> bool:
-        """Whether pages of this foreign origin may send requests."""
+        """Return whether pages of this foreign origin may send requests."""
         return bool(origin) and (ANY in self._origins or origin in self._origins)
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """A request for http://HOST/PATH, as proxies get it, as one for PATH at that HOST; its Host
-    header counts for nothing (RFC 9112, 3.2.2)."""
+    """Turn a request for http://HOST/PATH, as proxies get it, into one for PATH at that HOST,
+    ignoring its Host header (RFC 9112, 3.2.2)."""
     scheme, mark, rest = scope["path"].partition("://")
     if not mark or scheme.lower() not in ("http", "https"):
         return scope
@@ -345,11 +342,11 @@ _TWO_LENGTHS: Final = Problem(
     "expected Content-Length or Transfer-Encoding, got both",
     closes=True,
 )
-"""A proxy may go by the other one and take the rest of the body for another client's request."""
+"""A proxy may obey the other header and take the rest of the body for another client's request."""
 
 
 def _preflight_response(origin: str, requested: Headers) -> Response:
-    """The reply to a CORS preflight request."""
+    """Return the reply to a CORS preflight request."""
     headers = {
         "access-control-allow-origin": origin,
         "access-control-allow-methods": "GET, POST, DELETE",
@@ -380,7 +377,7 @@ _AUTHORITY: Final = re.compile(r"(\[(?P<address>[^][]+)\]|(?P<name>[^][:/?#@\\\s
 
 
 def host_of(authority: str) -> str | None:
-    """The host of a Host header, without port and brackets; None if it names none."""
+    """Return the host of a Host header, without port and brackets, or None."""
     found = _AUTHORITY.fullmatch(authority)
     return None if found is None else (found["address"] or found["name"]).lower()
 
