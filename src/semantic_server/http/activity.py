@@ -220,9 +220,11 @@ SENDING: Final = 2
 
 
 class Ending:
-    """The end of all answers of a server: each ends with an error in the form of its API instead of
-    a broken connection. Cancels the requests as after a disconnect, which saves their agents. For
-    one loop."""
+    """The end of all answers of a server. For one event loop.
+
+    Each answer ends with an error in the form of its API instead of a broken connection. Cancels
+    the requests as after a disconnect, which saves their agents.
+    """
 
     def __init__(self) -> None:
         self.has_begun = False

@@ -110,7 +110,7 @@ def model_in_query(request: Request) -> str | None:
 
 
 def agents_of_named(request: Request) -> AgentsPort:
-    """Return `agents_of` the request. Raises also InvalidRequestError if it names none of several
+    """Return `agents_of` the request. Raises InvalidRequestError if it must name one of several
     models."""
     models = context_of(request).models
     names = () if models is None else [one.served.id for one in models.statuses()]

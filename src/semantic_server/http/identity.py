@@ -137,8 +137,7 @@ def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _session_of_user_id(body: Json) -> str | None:
-    """Return the session in `metadata.user_id`: JSON, or in older versions the suffix of the
-    text."""
+    """Return the session in `metadata.user_id`: JSON, or a suffix of the text in older versions."""
     user_id = _object(body.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
@@ -354,8 +353,7 @@ def _too_many(own: int) -> Problem:
 
 
 def presented_keys(headers: Headers) -> list[str]:
-    """Return the keys of a request from both headers: some clients send a stale key in one of
-    them."""
+    """Return the keys of a request from both headers, as some clients send a stale key in one."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]

@@ -46,7 +46,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as objects with `time`, `level`, `event`, the fields, and a traceback at
+    """Formats records as objects: `time`, `level`, `event`, the fields, and a traceback as
     `trace`."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -87,8 +87,7 @@ def configure_logs(form: Literal["text", "json"], level: str) -> None:
 
 
 def is_not_duplicate(record: logging.LogRecord) -> bool:
-    """Filter: drop uvicorn's records of events that this server's log or response already
-    reports."""
+    """Filter: drop uvicorn's records of events that this server's log or response has."""
     known = ("Exception in ASGI application", "Invalid HTTP request", "ASGI callable returned")
     return not record.getMessage().startswith(known)
 
@@ -143,8 +142,7 @@ class RequestLogEntry(Observer):
         self._records.append(record)
 
     def fields(self) -> LogFields:
-        """Return fields over all answers: the sum of tokens, the maximum of times, the largest
-        cache miss."""
+        """Return fields over all answers: summed tokens, maximum times, the largest cache miss."""
         if not self._records:
             return {}
         usages = [record.usage for record in self._records]

@@ -32,7 +32,8 @@ AnyModel = ServedModel | EmbeddingModel
 
 
 class Capabilities(BaseModel):
-    """`tools`: by the chat template, or as text, as it has none or in a form that is unknown."""
+    """Capabilities of a model. `tools`: by the chat template, or as text if that has none or an
+    unknown form."""
 
     reasoning: bool
     tools: ToolSupport
@@ -41,7 +42,7 @@ class Capabilities(BaseModel):
 
 class Model(BaseModel):
     """A name that requests may use. `max_model_len` and `context_length` are the same number of
-    tokens under the names that different clients read; an answer needs one of them."""
+    tokens; different clients read either name."""
 
     id: str
     object: Literal["model"] = "model"
@@ -55,26 +56,26 @@ class Model(BaseModel):
     context_length: int
     max_input_tokens: int
     state: Annotated[
-        ModelState, Field(description="Of several models; a request loads one that is not.")
+        ModelState, Field(description="State of one of several models; a request loads it.")
     ] = "loaded"
     memory_bytes: Annotated[
         int | None,
         Field(
-            description="Of its weights and its pool, of several models. Weights that several "
-            "share are those of the first that is loaded."
+            description="Bytes of weights and pool, with several models. The first loaded "
+            "one counts the weights that several share."
         ),
     ] = None
     capabilities: Capabilities | None = None
     parent: Annotated[
-        str | None, Field(description="The model that this one is under an adapter.")
+        str | None, Field(description="Base model, if this one is an adapter on it.")
     ] = None
-    pinned: Annotated[bool | None, Field(description="Whether it stays loaded.")] = None
-    running: Annotated[int | None, Field(description="Requests with it; not for tenants.")] = None
+    pinned: Annotated[bool | None, Field(description="True if it stays loaded.")] = None
+    running: Annotated[int | None, Field(description="Requests that run on it; not for tenants.")] = None
     waiting: Annotated[
         int | None, Field(description="Requests that wait for it; not for tenants.")
     ] = None
     expires_in: Annotated[
-        float | None, Field(description="Seconds until it is unloaded, without a request.")
+        float | None, Field(description="Seconds until the server unloads it, without a request.")
     ] = None
 
 
@@ -92,8 +93,8 @@ class Models(BaseModel):
 async def list_models(
     request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 1000
 ) -> Models:
-    """The names that requests may use, the first model's own id first, those of the embedding model
-    last."""
+    """Return the names that requests may use: first the first model's id, last the embedding
+    model's."""
     found = [
         _model(request, name, served, status)
         for served, status in listed_models(request)
@@ -110,13 +111,13 @@ async def list_models(
 
 @router.get("/v1/models/{model_id:path}", tags=["models"], response_model_exclude_none=True)
 async def show_model(request: Request, model_id: str) -> Model:
-    """One of the names."""
+    """Return one of the names."""
     served, status = model_called(request, model_id)
     return _model(request, model_id, served, status)
 
 
 def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]:
-    """All models, the embedding model last, with the states of several."""
+    """Return all models, the embedding model last, with the states of several."""
     context = context_of(request)
     first = serving_of(request).model
     rows: list[tuple[AnyModel, ModelStatus | None]] = [(first, None)]
@@ -127,7 +128,7 @@ def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]
 
 
 def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | None]:
-    """The first model that accepts `name`, with its state if it is one of several. Raises
+    """Return the first model that accepts `name`, with its state if it is one of several. Raises
     ModelNotFoundError."""
     rows = listed_models(request)
     for served, status in rows:
@@ -137,20 +138,20 @@ def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | N
 
 
 def context_length(served: AnyModel) -> int:
-    """The tokens of the longest prompt and answer, or of the longest text."""
+    """Return the tokens of the longest prompt and answer, or of the longest text."""
     return served.context_tokens if isinstance(served, ServedModel) else served.max_tokens
 
 
 @router.post("/v1/models/{model_id:path}/load", tags=["models"], response_model_exclude_none=True)
 async def load_model(request: Request, model_id: str) -> Model:
-    """Load one of several models, unless it is. A server with keys requires an operator's."""
+    """Load one of several models if need be. A server with keys requires an operator's."""
     return await _changed(request, model_id, lambda models: models.load(model_id))
 
 
 @router.post("/v1/models/{model_id:path}/unload", tags=["models"], response_model_exclude_none=True)
 async def unload_model(request: Request, model_id: str) -> Model:
-    """Unload one of several models when its requests have ended; its agents stay in the store. A
-    server with keys requires an operator's."""
+    """Unload one of several models after its requests; its agents stay in the store. A server with
+    keys requires an operator's."""
     return await _changed(request, model_id, lambda models: models.unload(model_id))
 
 
@@ -160,12 +161,12 @@ async def _changed(
     change: Callable[[ModelsPort], Coroutine[object, object, ModelStatus]],
 ) -> Model:
     if settings_of(request).api_keys:
-        require_operator(request, "models are all tenants'")
+        require_operator(request, "models belong to all tenants")
     check_model(model_id, serving_of(request, model_id).model)
     models = context_of(request).models
     if models is None:
         raise InvalidRequestError(
-            "this server has one model, which stays loaded: expected a server of several models, "
+            "cannot load or unload the only model of this server: expected a server of several, "
             "or one with --model-ttl"
         )
     await request.body()
@@ -174,7 +175,7 @@ async def _changed(
 
 
 def _sees_load(request: Request) -> bool:
-    """Whether the caller may see what other tenants do."""
+    """Return whether the caller may see the load of other tenants."""
     return is_operator(request) or not settings_of(request).api_keys
 
 
@@ -193,7 +194,7 @@ def _model(
         parent=served.parent if isinstance(served, ServedModel) else None,
     )
     details = served.details if "anthropic-version" not in request.headers else None
-    if isinstance(served, ServedModel) and details is not None:  # Anthropic's has other members
+    if isinstance(served, ServedModel) and details is not None:  # Anthropic's clients expect other members
         model.capabilities = Capabilities(
             reasoning=details.thinks, tools=details.tools, tool_call_parser=details.call_parser
         )
@@ -230,7 +231,7 @@ class LmStudioModels(BaseModel):
 
 @router.get("/api/v0/models", tags=["models"])
 async def list_as_lm_studio(request: Request) -> LmStudioModels:
-    """The names that requests may use, as LM Studio lists its models."""
+    """Return the names that requests may use, as LM Studio lists its models."""
     rows = listed_models(request)
     data = [_as_lm_studio(name, served, status) for served, status in rows for name in served.names]
     return LmStudioModels(data=data)
@@ -243,7 +244,7 @@ async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
 
 
 def is_loaded(status: ModelStatus | None) -> bool:
-    """Whether a model with this state is loaded: without one it always is."""
+    """Return whether a model with this state is loaded; without a state it always is."""
     return status is None or status.state == "loaded"
 
 
@@ -266,7 +267,7 @@ def _as_lm_studio(name: str, served: AnyModel, status: ModelStatus | None) -> Lm
 
 
 class Tokenize(BaseModel):
-    """A text to tokenize. Other fields of vLLM's clients are ignored."""
+    """A text to tokenize. The route ignores other fields of vLLM's clients."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -277,7 +278,7 @@ class Tokenize(BaseModel):
 
 
 class Tokenized(BaseModel):
-    """`token_strs` is the text of each token, if requested."""
+    """The tokens; `token_strs` has the text of each, if requested."""
 
     tokens: list[int]
     count: int
@@ -301,7 +302,7 @@ class Detokenized(BaseModel):
 
 
 def _body(*schemas: dict[str, object]) -> dict[str, object]:
-    """The OpenAPI description of a body that the route reads itself: any of `schemas`."""
+    """Return the OpenAPI description of a body that the route itself reads: any of `schemas`."""
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -332,8 +333,8 @@ _CONVERSATION: Final[dict[str, object]] = {
     "/tokenize", tags=["tokens"], openapi_extra=_body(Tokenize.model_json_schema(), _CONVERSATION)
 )
 async def tokenize(request: Request) -> Tokenized:
-    """The tokens of a text, or of a conversation as a chat completion of this caller has them: with
-    the tokens of known answers, the rest rendered by the chat template."""
+    """Return the tokens of a text, or of a conversation as a chat completion of this caller has
+    them: the tokens of known answers, and the rest from the chat template."""
     body = await read_json(request)
     serving, tenant = serving_of(request, body.get("model")), tenant_of(request)
     if "messages" in body:
@@ -355,13 +356,13 @@ async def tokenize(request: Request) -> Tokenized:
 def _with_texts(body: Mapping[str, object]) -> bool:
     flag = body.get("return_token_strs")
     if not isinstance(flag, bool | None):
-        raise FieldError("return_token_strs: expected true or false", param="return_token_strs")
+        raise FieldError("return_token_strs must be true or false", param="return_token_strs")
     return flag is True
 
 
 @router.post("/detokenize", tags=["tokens"], openapi_extra=_body(Detokenize.model_json_schema()))
 async def detokenize(request: Request) -> Detokenized:
-    """The text of tokens."""
+    """Return the text of tokens."""
     parsed = await read_as(_detokenize_adapter(), request)
     text = serving_of(request, parsed.model).detokenize(parsed.tokens, tenant_of(request))
     return Detokenized(prompt=await text)

@@ -1,7 +1,8 @@
-"""/v1/overview, what the server saves, holds and does, and /v1/requests, which can be cancelled.
+"""/v1/overview, the savings, contents and activity of the server, and /v1/requests, to list or
+cancel.
 
-A tenant sees its own requests and savings; figures that are about all tenants are for operators,
-and for all clients of a server without keys. No texts and no tokens.
+A tenant sees its own requests and savings. Figures about all tenants are for operators, and for all
+clients of a server without keys. No texts and no tokens.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ requests: Final = APIRouter(prefix="/v1/requests", tags=["Agents"])
 
 
 class Running(BaseModel):
-    """A request that runs or waits. `read_tokens` of its prompt are computed or reused, of which
-    `cached_tokens` are reused."""
+    """A request that runs or waits. `read_tokens` of its prompt are in the cache, `cached_tokens`
+    of them from before."""
 
     object: Literal["request"] = "request"
     id: str
     agent: str
-    model: Annotated[str, Field(description="The id of its model.")]
+    model: Annotated[str, Field(description="Id of its model.")]
     state: RequestState
     prompt_tokens: int
     read_tokens: int
     cached_tokens: int
     generated_tokens: int
-    seconds: Annotated[float, Field(description="Since the engine has it.")]
-    preemptions: Annotated[int, Field(description="How often it was preempted.")]
-    tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
+    seconds: Annotated[float, Field(description="Seconds since the engine accepted it.")]
+    preemptions: Annotated[int, Field(description="Number of preemptions.")]
+    tenant: Annotated[str | None, Field(description="Id of its tenant, for operators.")] = None
 
 
 class Requests(BaseModel):
@@ -61,7 +62,7 @@ class Requests(BaseModel):
 
 @requests.get("", response_model_exclude_none=True)
 async def list_requests(request: Request, tenant: TenantParameter = None) -> Requests:
-    """The requests that run or wait now."""
+    """Return the running and waiting requests."""
     if tenant is not None:
         require_operator(request, "tenant")
     operator = is_operator(request)
@@ -79,20 +80,20 @@ class Cancelled(BaseModel):
 
 @requests.delete("/{request_id}")
 async def cancel(request: Request, request_id: str) -> Cancelled:
-    """Cancel a request that runs or waits; its client gets a 499, which it does not repeat, and
-    what it computed is kept."""
+    """Cancel a running or waiting request. Its client gets a 499, which it does not repeat, and the
+    cache keeps the computed tokens."""
     owner = None if is_operator(request) else tenant_of(request)
     if not await agents_of(request).cancel(request_id, owner):
         raise WireError(
             HTTPStatus.NOT_FOUND,
-            "expected the id of a request that runs or waits",
+            "expected the id of a running or waiting request",
             code="not_found",
         )
     return Cancelled(id=request_id)
 
 
 def running(one: RunningRequest, *, operator: bool) -> Running:
-    """A request as it is sent, with the id of its tenant for an operator."""
+    """Return a request for a client, with the id of its tenant for an operator."""
     return Running(
         id=one.uid,
         agent=one.agent_id,
@@ -111,7 +112,7 @@ def running(one: RunningRequest, *, operator: bool) -> Running:
 router: Final = APIRouter(prefix="/v1/overview", tags=["Agents"])
 
 Bytes = tuple[int, int]
-"""Bytes in use, and the most that may be."""
+"""Bytes in use, and the most allowed."""
 
 Role = Literal["local", "tenant", "operator"]
 
@@ -121,50 +122,50 @@ MOST_REQUESTS: Final = 200
 
 
 class Saved(BaseModel):
-    """Prompt tokens of answers, and what of them was cached."""
+    """Prompt tokens of answers, and the cached ones among them."""
 
-    since: Annotated[float, Field(description="In seconds since 1970.")]
+    since: Annotated[float, Field(description="Seconds since 1970.")]
     prompt_tokens: int
     cached_tokens: int
     seconds: Annotated[
-        float, Field(description="The cached ones would have taken, at the mean speed so far.")
+        float, Field(description="Prefill time of the cached ones, at the mean speed so far.")
     ]
 
 
 class SavedTokens(BaseModel):
-    """Since the server's start, and since midnight if that was later."""
+    """Savings since the server's start, and since midnight if that was later."""
 
     start: Saved
     today: Saved
 
 
 class BudgetSample(BaseModel):
-    """Use of the pool, of each tier of the store and of the process' memory at one time."""
+    """Use of the pool, of each tier of the store and of the process's memory at one time."""
 
-    at: Annotated[float, Field(description="In seconds since 1970.")]
+    at: Annotated[float, Field(description="Seconds since 1970.")]
     tiers: dict[str, Bytes]
     running: int
     waiting: int
     preemptions: int
     pressure: Annotated[
         list[str],
-        Field(description="What shortage of memory has taken in the last minute, in order."),
+        Field(description="Steps against a memory shortage in the last minute, in order."),
     ] = []
 
 
 class Written(BaseModel):
-    """Bytes that the store has written to its drive, by all its processes."""
+    """Bytes that all processes of the store wrote to its drive."""
 
     today: int
     total: int
-    since: Annotated[str, Field(description="The day of the first: 2026-01-31.")]
+    since: Annotated[str, Field(description="Day of the first write: 2026-01-31.")]
     days: Annotated[dict[str, int], Field(description="The last days with writes, oldest first.")]
-    max_a_day: Annotated[int | None, Field(description="The limit of a day; null without one.")]
-    held_back: Annotated[bool, Field(description="The limit is reached: only turns' ends are.")]
-    failed: Annotated[int, Field(description="Writes that failed, as on a full disk.")]
+    max_a_day: Annotated[int | None, Field(description="Daily limit; null without one.")]
+    held_back: Annotated[bool, Field(description="Above the limit: the store writes only turns' ends.")]
+    failed: Annotated[int, Field(description="Failed writes, as on a full disk.")]
     rated_share: Annotated[
         float | None,
-        Field(description="Of what the drive is rated to write; null if that is not set."),
+        Field(description="Share of the drive's rated writes; null without a rating."),
     ]
 
 
@@ -172,7 +173,7 @@ class LiveRow(Running):
     """A request that runs or waits."""
 
     tokens_per_second: Annotated[
-        float | None, Field(description="Since the last second; null in its first.")
+        float | None, Field(description="Speed of the last second; null in its first.")
     ]
 
 
@@ -181,59 +182,59 @@ class TimelineSpan(BaseModel):
 
     id: str
     agent: str
-    model: Annotated[str, Field(description="The id of its model.")]
+    model: Annotated[str, Field(description="Id of its model.")]
     phases: Annotated[
-        list[tuple[PhaseName, float]], Field(description="Each phase and when it began.")
+        list[tuple[PhaseName, float]], Field(description="Each phase and its start.")
     ]
     end: float | None
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
     finish: str | None
-    tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
+    tenant: Annotated[str | None, Field(description="Id of its tenant, for operators.")] = None
 
 
 class ModelRow(BaseModel):
-    """One of several models. What requests of all tenants do is for operators, and for all clients
-    of a server without keys."""
+    """One of several models. The figures of all tenants' requests are for operators, and for all
+    clients of a server without keys."""
 
     id: str
-    parent: Annotated[str | None, Field(description="The model that this one is under an adapter.")]
+    parent: Annotated[str | None, Field(description="Base model, if this one is an adapter on it.")]
     state: ModelState
     memory_bytes: Annotated[
-        int, Field(description="Of its weights and its pool, or what loading it would take.")
+        int, Field(description="Bytes of weights and pool, or the bytes to load it.")
     ]
-    pinned: Annotated[bool, Field(description="Whether it stays loaded.")]
+    pinned: Annotated[bool, Field(description="True if it stays loaded.")]
     expires_in: Annotated[
-        float | None, Field(description="Seconds until it is unloaded, without a request.")
+        float | None, Field(description="Seconds until the server unloads it, without a request.")
     ]
     idle_for: Annotated[
-        float | None, Field(description="Seconds since its last request; null while it is used.")
+        float | None, Field(description="Seconds since its last request; null while one uses it.")
     ] = None
     running: Annotated[int | None, Field(description="Requests that use it.")] = None
     waiting: Annotated[int | None, Field(description="Requests that wait for its load.")] = None
-    agents: Annotated[int | None, Field(description="That run or have a cache in its pool.")] = None
+    agents: Annotated[int | None, Field(description="Agents that run or have a cache in its pool.")] = None
     weights_bytes: Annotated[
-        int | None, Field(description="Of its memory without its pool; null while not loaded.")
+        int | None, Field(description="Bytes of its memory without its pool; null if not loaded.")
     ] = None
-    pool: Annotated[Bytes | None, Field(description="null while it is not loaded.")] = None
-    tokens_per_second: Annotated[float | None, Field(description="Of all its answers.")] = None
+    pool: Annotated[Bytes | None, Field(description="null while not loaded.")] = None
+    tokens_per_second: Annotated[float | None, Field(description="Sum over all its answers.")] = None
 
 
 class Changes(BaseModel):
-    """What may change from second to second."""
+    """The figures that may change every second."""
 
-    now: Annotated[float, Field(description="The server's time in seconds since 1970.")]
+    now: Annotated[float, Field(description="Time of the server in seconds since 1970.")]
     state: str
     saved: SavedTokens
     requests: list[LiveRow]
-    more_requests: Annotated[int, Field(description="So many run or wait besides.")]
+    more_requests: Annotated[int, Field(description="Number of further requests.")]
     spans: list[TimelineSpan]
     samples: Annotated[
-        list[BudgetSample] | None, Field(description="null: they are about all tenants.")
+        list[BudgetSample] | None, Field(description="null for a tenant: they cover all tenants.")
     ]
     written: Annotated[
-        Written | None, Field(description="null without a disk, and as `samples`.")
+        Written | None, Field(description="null without a disk, and as for `samples`.")
     ] = None
     models: Annotated[
         list[ModelRow] | None, Field(description="null on a server of a single model.")
@@ -241,22 +242,22 @@ class Changes(BaseModel):
 
 
 class Overview(BaseModel):
-    """The server, and all that is remembered of the last minutes."""
+    """The server, and its record of the last minutes."""
 
     object: Literal["overview"] = "overview"
-    started: Annotated[float, Field(description="In seconds since 1970.")]
+    started: Annotated[float, Field(description="Seconds since 1970.")]
     version: str
-    model: Annotated[str | None, Field(description="null while it is being loaded.")]
-    role: Annotated[Role, Field(description="local: there are no keys.")]
+    model: Annotated[str | None, Field(description="null while it loads.")]
+    role: Annotated[Role, Field(description="local: the server has no keys.")]
     tenants: Annotated[
-        list[str] | None, Field(description="Ids of those with agents, for operators.")
+        list[str] | None, Field(description="Ids of tenants with agents, for operators.")
     ]
     changes: Changes
 
 
 @router.get("")
 async def overview(request: Request) -> Overview:
-    """What the server saves, holds and does now, and did in the last minutes."""
+    """Return the savings, contents and activity of the server, now and in the last minutes."""
     viewer, watch = _Viewer(request), context_of(request).watch
     with watch.watching(viewer.tenant):
         await watch.next()
@@ -265,14 +266,14 @@ async def overview(request: Request) -> Overview:
 
 @router.get("/stream", include_in_schema=False)
 async def stream(request: Request) -> Response:
-    """An event `overview`, then one named `changes` each second. Ends when the server stops."""
+    """Send an event `overview`, then one named `changes` each second, until the server stops."""
     viewer = _Viewer(request)
     context_of(request).watch.require_room(viewer.tenant)
     return event_stream(request, viewer.events())
 
 
 class _Viewer:
-    """One who looks: a tenant, or an operator, whose `tenant` is None."""
+    """A viewer: a tenant, or an operator, whose `tenant` is None."""
 
     def __init__(self, request: Request) -> None:
         self._operator = is_operator(request)
@@ -283,7 +284,7 @@ class _Viewer:
         self._sampled = 0.0
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The stream's events."""
+        """Yield the events of the stream."""
         watch = self._context.watch
         with watch.watching(self.tenant):
             await watch.next()
@@ -292,7 +293,7 @@ class _Viewer:
                 yield sse_event(self.changes().model_dump(mode="json"), "changes")
 
     async def overview(self) -> Overview:
-        """All there is to see."""
+        """Return everything visible."""
         context, agents = self._context, self._context.agents
         ids = await agents.tenants() if self._operator and agents is not None else None
         keyed: Role = "operator" if self._operator else "tenant"
@@ -306,7 +307,7 @@ class _Viewer:
         )
 
     def changes(self) -> Changes:
-        """What has changed since the last call; at first all that is remembered."""
+        """Return the changes since the last call; at first all records."""
         watch = self._context.watch
         spans = watch.recorder.spans(self.tenant, self._version)[-MOST_SPANS:]
         self._version = max([self._version, *(one.version for one in spans)])
@@ -344,7 +345,7 @@ class _Viewer:
 
     @property
     def _sees_all(self) -> bool:
-        """Whether figures that are about all tenants are for the viewer."""
+        """True if the viewer may see figures about all tenants."""
         return self._operator or not self._has_keys
 
     def _models(self) -> list[ModelRow] | None:
@@ -381,7 +382,7 @@ class _Viewer:
 
 
 def _model_row(one: ModelStatus) -> ModelRow:
-    """What tenants may see of a model too."""
+    """Return the part of a model's row that tenants may see."""
     return ModelRow(
         id=one.served.id,
         parent=one.served.parent,
@@ -395,7 +396,7 @@ def _model_row(one: ModelStatus) -> ModelRow:
 def _add_load(
     row: ModelRow, one: ModelStatus, engine: EngineFigures | None, live: Sequence[LiveRequest]
 ) -> None:
-    """Add what all tenants' requests do with the model; `engine` is None unless it is loaded."""
+    """Add the load of all tenants' requests; `engine` is None unless the model is loaded."""
     row.idle_for, row.running, row.waiting = one.idle_for, one.running, one.waiting
     row.tokens_per_second = sum(
         request.tokens_per_second or 0.0 for request in live if request.request.model == row.id

@@ -1,7 +1,5 @@
-"""Request bodies: from bytes to a JSON object, and from JSON to a wire's request type.
-
-Knows limits and JSON; not what any field means.
-"""
+"""Request bodies: from bytes to a JSON object, and from JSON to an API's request type. Knows limits
+and JSON, not the meaning of any field."""
 
 from __future__ import annotations
 
@@ -29,55 +27,56 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_SPELLINGS: Final = 32
-"""Unknown fields of a body of which the spelling is looked at, and their longest name."""
+"""Most unknown fields of a body whose spelling is checked, and their longest name."""
 _ALIKE: Final = 0.85
 
 MAX_DEPTH: Final = 64
 """Maximum nesting of objects and lists."""
 
 MAX_VALUES: Final = 1_200_000
-"""Maximum number of values in a request: parsed values take many times the memory of their text.
-A prompt of 2^20 token ids has fewer."""
+"""Maximum number of values in a request: parsed values take many times the memory of their text. A
+prompt of 2^20 token ids has fewer."""
 
 MAX_MEMBERS: Final = 200_000
 """Maximum number of members of objects in a request.
 
-The parser and pydantic hold the interpreter during a whole call, also on a worker thread, so what
-one call may cost is what the event loop may wait: 2 to 4 ms for a MiB of text, half a microsecond
-for a member, a tenth of one for any other value. 16 MiB within these limits take 0.13 s at worst.
+The parser and pydantic hold the interpreter during a whole call, also on a worker thread, so one
+call may cost only the time that the event loop may wait: 2 to 4 ms for a MiB of text, half a
+microsecond for a member, a tenth of one for any other value. 16 MiB within these limits take 0.13 s
+at worst.
 """
 
 _MOST_ERRORS: Final = 2000
 _MOST_ENTRIES: Final = 20
-"""Pydantic describes all errors or none, for microseconds each, where one is reported: of a body
-with more errors the first entries of each field are validated again."""
+"""Entries of each field to validate again in a body with more errors. Pydantic describes all errors
+or none, for microseconds each, and a response reports only one."""
 
 _OFFLOAD_BYTES: Final = 1 << 16
-"""Bodies of at least this many bytes are parsed on a worker thread: walking through the values of
-one that is smaller takes the event loop a few milliseconds at most."""
+"""Size from which a worker thread parses a body: walking through a smaller one takes the event loop
+a few milliseconds at most."""
 
 
 _LARGE_BYTES: Final = 1 << 20
-"""Bodies of more bytes are read and parsed only as far as there is room for all of them."""
+"""Size above which a body waits for room for all of its bytes."""
 _RETRY_SECONDS: Final = 5
 _THREADS: Final = 2
 """Threads that parse bodies; one of them parses short bodies only."""
 
 
 class LargeBodies:
-    """Bounds the bytes of large bodies in memory at once, and shares the threads that parse any,
-    fairly. For one event loop."""
+    """Bounds the bytes of large bodies in memory, and shares the parser threads fairly. For one
+    event loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
-        """At most `most` bytes; a body waits at most `timeout` seconds for its turn."""
+        """Hold at most `most` bytes; a body waits at most `timeout` seconds for its turn."""
         self.threads = FairThreads(_THREADS, "parse", rests=True)
         self._room = FairRoom(most)
         self._timeout = timeout
         self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
 
     async def take(self, n_bytes: int, tenant: str = "") -> None:
-        """Return when there is room for so many bytes, in the order of arrival; `give` them back.
-        Raises OverloadedError if there is none in time."""
+        """Wait for room for `n_bytes`, in the order of arrival; free them with `give`. Raises
+        OverloadedError if there is none in time."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(own := (tenant, n_bytes, turn))
         self._start()
@@ -88,22 +87,22 @@ class LargeBodies:
             is_taken = True
         except TimeoutError as error:
             raise OverloadedError(
-                "other large requests are being read", retry_after=_RETRY_SECONDS
+                "other large requests fill the memory for bodies", retry_after=_RETRY_SECONDS
             ) from error
         finally:
             if own in self._waiting:
                 self._waiting.remove(own)
                 self._start()
-            elif not is_taken:  # it was given room when it had left
+            elif not is_taken:  # got room after its caller left
                 self.give(n_bytes, tenant)
 
     def give(self, n_bytes: int, tenant: str = "") -> None:
-        """So many bytes that were taken are free again."""
+        """Free `n_bytes` taken before."""
         self._room.give(tenant, n_bytes)
         self._start()
 
     def _start(self) -> None:
-        passed = set[str]()  # by others only: a tenant's own do not overtake
+        passed = set[str]()  # only by other tenants: a tenant's own do not overtake
         for one in [one for one in self._waiting if not one[2].done()]:
             tenant, n_bytes, turn = one
             if tenant in passed or not self._room.leaves_room(tenant, n_bytes):
@@ -117,8 +116,8 @@ class LargeBodies:
 
 
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
-    """Raise FieldError, with the name that was probably meant, for an `unknown` field that is
-    spelled like a `known` one. `within` is the path prefix of a nested object."""
+    """Raise FieldError, with the probable name, for an `unknown` field spelled like a `known` one.
+    `within` is the path prefix of a nested object."""
     for name in islice(unknown, _MOST_SPELLINGS):
         if len(name) > _MOST_SPELLINGS:
             continue
@@ -127,26 +126,22 @@ def check_spelling(unknown: Iterable[str], known: Collection[str], within: str =
         if alike:
             path = within + name
             meant = within + alike[0]
-            raise FieldError(f"{path}: there is no such field; did you mean {meant}?", param=path)
+            raise FieldError(f"unknown field {path}; did you mean {meant}?", param=path)
 
 
 async def read_json(request: Request) -> dict[str, object]:
-    """Read the body as a JSON object. An empty body is an error.
-
-    Raises InvalidRequestError for a body that is not UTF-8, not JSON, not an object or nested
-    deeper than `MAX_DEPTH`; TooLargeError for too many bytes or values; and as `read_body`.
-    """
+    """Read the body as a JSON object; an empty body is an error. Raises InvalidRequestError for a
+    body that is not UTF-8, not JSON, not an object or nested deeper than `MAX_DEPTH`; TooLargeError
+    for too many bytes or values; and as `read_body`."""
     async with read_body(request) as data:
         return await parse_offloaded(request, data)
 
 
 @asynccontextmanager
 async def read_body(request: Request) -> AsyncIterator[bytes]:
-    """Read the body; a large one counts as one in memory until the block ends.
-
-    Raises TooLargeError for too many bytes, ClientDisconnectedError if the client disconnects, and
-    OverloadedError if other large bodies leave no room.
-    """
+    """Read the body; a large one counts as one in memory until the block ends. Raises TooLargeError
+    for too many bytes, ClientDisconnectedError if the client disconnects, and OverloadedError if
+    other large bodies leave no room."""
     bodies: LargeBodies = request.app.state.bodies
     data, taken, tenant = bytearray(), 0, getattr(request.state, "tenant", "")
     try:
@@ -164,7 +159,7 @@ async def read_body(request: Request) -> AsyncIterator[bytes]:
 
 
 async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
-    """`parse_object`, of a body that is not small on a worker thread."""
+    """Call `parse_object`; for a body that is not small, on a worker thread."""
     if len(data) < _OFFLOAD_BYTES:
         return parse_object(data)
     return await on_thread(request, parse_object, data)
@@ -182,7 +177,7 @@ async def on_thread(
 
 
 def _size_of(request: Request) -> int:
-    """Bytes that the body has at most."""
+    """Return the most bytes that the body may have."""
     most = request.app.state.context.settings.max_body_bytes
     length = request.headers.get("content-length", "")
     if not length:
@@ -198,31 +193,29 @@ def parse_object(data: bytes) -> dict[str, object]:
     except ValueError as error:
         whole = _with_whole_characters(data)
         if whole == data:
-            raise InvalidRequestError(f"the body is no JSON: {error}") from error
+            raise InvalidRequestError(f"the body is not JSON: {error}") from error
         return parse_object(whole)
     if not isinstance(found, dict):
         raise InvalidRequestError(
-            f"expected a JSON object as the body, got {_KINDS.get(type(found), 'a number')}"
+            f"the body must be a JSON object, got {_KINDS.get(type(found), 'a number')}"
         )
     _check_values(found)
     return found
 
 
 def _with_whole_characters(data: bytes) -> bytes:
-    """`data` with U+FFFD for each escape of half a surrogate pair.
-
-    JavaScript writes one for a text that it cut within an emoji, and the text stays in a history.
-    """
+    """Return `data` with U+FFFD for each escape of half a surrogate pair. JavaScript writes one
+    when it cuts a text within an emoji, and the text stays in a history."""
     if not _HALF.search(data) or b"\0" in data:
         return data
-    marked = data.replace(rb"\\", b"\0\0")  # an escaped backslash begins no escape
+    marked = data.replace(rb"\\", b"\0\0")  # an escaped backslash starts no escape
     for lone in (_LONE_HIGH, _LONE_LOW):
         marked = lone.sub(rb"\\ufffd", marked)
     return marked.replace(b"\0\0", rb"\\")
 
 
 class LazyAdapter(Generic[T]):
-    """A validator that is built when it is first needed, which takes milliseconds."""
+    """A validator built at its first use, which takes milliseconds."""
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
@@ -241,16 +234,14 @@ async def read_as(adapter: TypeAdapter[T], request: Request) -> T:
 
 
 def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
-    """Validate `body` with `adapter`. Raises FieldError for the first wrong field.
-
-    For a union, reports the branch that matched furthest: its errors are the deepest.
-    """
+    """Validate `body` with `adapter`. Raises FieldError for the first wrong field. For a union, it
+    is that of the branch that matched furthest, which has the deepest errors."""
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
         found = error if error.error_count() <= _MOST_ERRORS else _fewer_errors(adapter, body)
         if found is None:
-            wrong = f"{error.error_count()} values of the body are wrong"
+            wrong = f"{error.error_count()} values of the body are invalid"
             raise InvalidRequestError(wrong) from None
         problems = found.errors(include_url=False, include_context=False, include_input=False)
         first = problems[0]
@@ -261,7 +252,7 @@ def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
 
 
 def _fewer_errors(adapter: TypeAdapter[T], body: Mapping[str, object]) -> ValidationError | None:
-    """The errors of the first entries of each field; None if they are still too many, or none."""
+    """Return the errors of the first entries of each field; None if there are none, or too many."""
     try:
         adapter.validate_python({name: _beginning(value) for name, value in body.items()})
     except ValidationError as error:
@@ -276,7 +267,7 @@ def _beginning(value: object) -> object:
 
 
 def _require_few_values(data: bytes) -> None:
-    """Raise TooLargeError for too many values, before any is built. What texts contain counts only
+    """Raise TooLargeError for too many values, before building any. Marks inside texts count only
     if the whole would be too much."""
     if _within_limits(data):
         return
@@ -309,8 +300,8 @@ _KINDS: Final[dict[type, str]] = {
 
 
 def _check_values(body: dict[str, object]) -> None:
-    """Raise InvalidRequestError for deep nesting, and for number literals that overflow to
-    infinity, which JSON could not represent again."""
+    """Raise InvalidRequestError for deep nesting, and for numbers that overflow to infinity, which
+    JSON could not represent again."""
     level: list[object] = [body]
     for _ in range(MAX_DEPTH):
         below: list[object] = []
@@ -319,11 +310,11 @@ def _check_values(body: dict[str, object]) -> None:
                 if isinstance(child, (dict, list)):
                     below.append(child)
                 elif isinstance(child, float) and not math.isfinite(child):
-                    raise InvalidRequestError("the body has a number that is too large")
+                    raise InvalidRequestError("a number in the body is too large")
         if not below:
             return
         level = below
-    raise InvalidRequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
+    raise InvalidRequestError(f"the body nests deeper than {MAX_DEPTH} levels")
 
 
 def _children(value: object) -> Iterable[object]:
@@ -333,10 +324,8 @@ def _children(value: object) -> Iterable[object]:
 
 
 def _path(parts: Sequence[int | str], body: object) -> str:
-    """`messages[0].content`: the parts of a pydantic location that exist in the body, plus one.
-
-    A location also contains the names of union branches, which are not part of the body.
-    """
+    """Return the path of an error, as in `messages[0].content`: the parts of a pydantic location
+    that exist in the body, plus one. Other parts name union branches."""
     path = ""
     at = body
     for part in parts:

@@ -1,7 +1,5 @@
-"""The HTTP server process: one socket, one event loop, the number of connections, shutdown.
-
-Knows uvicorn, signals and open files; no routes, and of connections only how many there may be.
-"""
+"""The HTTP server process: one socket, one event loop, the number of connections, shutdown. Knows
+uvicorn, signals and open files, no routes, and of connections only their number."""
 
 from __future__ import annotations
 
@@ -38,18 +36,15 @@ KILLED_EXIT_CODE: Final = 130
 _BACKLOG: Final = 512
 
 _ITERATIONS_TO_OPEN: Final = 3
-"""Iterations of asyncio's loop after which what it has accepted is open: the last accepts were in
-the first one."""
+"""Iterations of asyncio's loop that open all accepted connections: it accepts in the first one."""
 
 _OPEN_FACTOR: Final = 4
-"""Up to this many times as many connections as have requests may be open."""
+"""Open connections allowed per connection with a request."""
 
 
 class HttpServer(uvicorn.Server):
-    """Shuts down gracefully on the first signal, and exits at once on the second one.
-
-    The latter loses only what was computed since the last save: the store is crash-safe.
-    """
+    """A server that shuts down gracefully on the first signal, and exits at once on the second. The
+    latter loses only the computation since the last save: the store is crash-safe."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
         context: ServerContext = app.state.context
@@ -61,8 +56,7 @@ class HttpServer(uvicorn.Server):
         self._ending = context.ending
 
     def refresh_connection_limits(self) -> None:
-        """Recompute the connection limits: loading a model may have changed the limit of open
-        files."""
+        """Recompute the connection limits: loading a model may change the limit of open files."""
         self._connections.limits = _limits(self._settings)
 
     def stop(self) -> None:
@@ -70,7 +64,7 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Signal handler; runs between two instructions of the main thread."""
+        """Handle a signal, between two instructions of the main thread."""
         del sig, frame
         if self.should_exit:
             os._exit(KILLED_EXIT_CODE)
@@ -91,7 +85,7 @@ class HttpServer(uvicorn.Server):
                 signal.signal(signal.SIGHUP, before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more requests, let running ones end, and save."""
+        """Stop accepting requests, let running ones end, and save."""
         self._on_stop()
         self._watch.close()  # an open page never ends by itself
         await self._finish_accepting()
@@ -101,12 +95,9 @@ class HttpServer(uvicorn.Server):
         ending.cancel()
 
     async def _finish_accepting(self) -> None:
-        """Accept no more connections, and open those that are accepted.
-
-        uvicorn closes the connections that are open, and asyncio opens one two iterations of the
-        loop after accepting it. One in between would be leaked or, as it is opened and not closed,
-        hold the shutdown until the stop timeout.
-        """
+        """Accept no more connections, and open the accepted ones. uvicorn closes open connections,
+        and asyncio opens one two iterations of the loop after accepting it. A connection in between
+        would leak, or open afterwards and hold the shutdown until the stop timeout."""
         loop = asyncio.get_running_loop()
         for server in self.servers:
             for listening in server.sockets:
@@ -118,13 +109,14 @@ class HttpServer(uvicorn.Server):
 def make_server(
     app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
-    """Create a server of `app`; run it by `run(sockets=[...])`. Calls `on_stop` on shutdown."""
+    """Create a server of `app`, to run with `run(sockets=[...])`. It calls `on_stop` on
+    shutdown."""
     let_streams_finish()
     return HttpServer(app, settings, on_stop)
 
 
 def let_streams_finish() -> None:
-    """Running streams may finish: `Ending` ends the rest after `stop_timeout`."""
+    """Let running streams finish: `Ending` ends the rest after `stop_timeout`."""
     AppStatus.enable_automatic_graceful_drain = False
 
 
@@ -133,7 +125,7 @@ def _config(
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        loop="asyncio",  # shutdown knows how it accepts
+        loop="asyncio",  # shutdown depends on how it accepts
         http=protocol,
         ws="none",
         lifespan="on",
@@ -150,7 +142,7 @@ def _config(
 
 
 def _limits(settings: ServerSettings) -> ConnectionLimits:
-    """The configured number of connections, as far as the limit of open files allows."""
+    """Return the configured number of connections, within the limit of open files."""
     configured = settings.max_connections
     most_open = connections_within_file_limit(configured * _OPEN_FACTOR)
     most = min(configured, max(1, most_open // 2))
@@ -168,18 +160,18 @@ def listen(settings: ServerSettings) -> socket.socket:
         )
         family, kind, _, _, own = found[0]
         bound = socket.create_server(own[:2], family=family, backlog=_BACKLOG)
-        # Connections inherit the protocol, here of no name: asyncio sends at once, without waiting
-        # for the acknowledgement of what was sent before, only where the protocol is TCP by name.
+        # Connections inherit the protocol, here one without a name. asyncio disables Nagle's
+        # algorithm only if the protocol is TCP by name.
         return socket.socket(family, kind, socket.IPPROTO_TCP, fileno=bound.detach())
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise OperatorError(
-            f"cannot listen on {where}: {reason}; --host and --port choose another address"
+            f"cannot listen on {where}: {reason}; choose another address with --host and --port"
         ) from error
 
 
 def address(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -188,12 +180,9 @@ _RESERVED_FILES: Final = 256
 
 
 def connections_within_file_limit(wanted: int) -> int:
-    """How many of `wanted` connections fit the limit of open files; raises the soft limit if it
-    can.
-
-    A process without free descriptors can neither accept a connection, not even to refuse it, nor
-    read its store. Under a low limit connections get half of it.
-    """
+    """Return how many of `wanted` connections fit the limit of open files; raise the soft limit if
+    possible. A process without free descriptors can neither accept a connection, even to refuse it,
+    nor read its store. Under a low limit connections get half of it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _raise_soft_limit(soft, hard, wanted + _RESERVED_FILES)
     return (
@@ -202,7 +191,8 @@ def connections_within_file_limit(wanted: int) -> int:
 
 
 def _raise_soft_limit(soft: int, hard: int, needed: int) -> int | None:
-    """The soft limit after raising it as far as possible; None if it does not restrict `needed`."""
+    """Raise the soft limit as far as possible, and return it; None if it does not restrict
+    `needed`."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

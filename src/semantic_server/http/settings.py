@@ -1,7 +1,5 @@
-"""Server settings: validating them, and loading them from flags, environment and file.
-
-Records the source of every value. Knows no flags by name; secrets never show their text.
-"""
+"""Server settings: validation, and loading from flags, environment and file. Records the origin of
+every value. Knows no flags by name; secrets never show their text."""
 
 from __future__ import annotations
 
@@ -58,7 +56,8 @@ class ServerSettings(BaseSettings, DeclaredSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only explicit values: `load_settings` reads the sources, and records each origin."""
+        """Return only explicit values: `load_settings` reads the sources, and records each
+        origin."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
@@ -85,7 +84,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     @field_validator("model", mode="before")
     @classmethod
     def _several_models(cls, given: object) -> object:
-        """A text is one model: a folder's name may have commas."""
+        """Take a text as one model: a folder's name may have commas."""
         return (given,) if isinstance(given, str) else given
 
     @field_serializer("model")
@@ -106,20 +105,20 @@ class ServerSettings(BaseSettings, DeclaredSettings):
         for key in keys:
             text = key.get_secret_value()
             if not (text.isascii() and text.isprintable() and text.strip() == text and text):
-                raise ValueError("expected printable ASCII characters without spaces around them")
+                raise ValueError("a key must have printable ASCII characters without spaces around them")
         return keys
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.no_store and self.store is not None:
-            raise ValueError("expected either store or no_store")
+            raise ValueError("expected at most one of store and no_store")
         if self.kv_events is not None and self.has_managed_models:
             raise ValueError("kv_events: expected one model that stays loaded")
         return self
 
     @property
     def has_managed_models(self) -> bool:
-        """Whether models are loaded and unloaded while the server runs."""
+        """True if models load and unload while the server runs."""
         several = self.model[1:] or self.allowed_models or self.adapters or self.kept_models
         has_budget = self.models_gb is not None or self.model_ttl is not None
         return bool(several or self.allow_pull) or has_budget
@@ -134,12 +133,12 @@ class ServerSettings(BaseSettings, DeclaredSettings):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True if only this machine can reach the server."""
         return is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is a loopback name or address."""
+    """Return whether `host` is a loopback name or address."""
     if host.rstrip(".").lower() == "localhost":
         return True
     try:
@@ -149,9 +148,9 @@ def is_loopback(host: str) -> bool:
 
 
 KEY_FILES: Final = {"api_keys": "api_key_file", "operator_keys": "operator_key_file"}
-"""Settings of keys, and those of files with more of them."""
+"""Settings of keys, and the settings of files with more of them."""
 SECRET_NAMES: Final = frozenset(KEY_FILES)
-"""Settings whose values are never shown."""
+"""Settings whose values must never show."""
 
 
 _PREFIX: Final = "SEMANTIC_"
@@ -164,16 +163,14 @@ _LARGEST_FILE: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
     """Settings, and the origin of each by name: "flag", "env NAME", "file PATH" or "default".
-
-    `file` is the settings file, which need not exist unless it was given.
-    """
+    `file` is the settings file; a default one need not exist."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
     file: Path
 
     def as_json(self) -> dict[str, object]:
-        """The values as JSON; secrets are masked, also those in a URL."""
+        """Return the values as JSON, masking secrets, also in a URL."""
         values: dict[str, object] = self.settings.model_dump(mode="json")
         if self.settings.remote_store is not None:
             values["remote_store"] = _SECRET_IN_URL.sub(_MASK, self.settings.remote_store)
@@ -184,16 +181,15 @@ class LoadedSettings:
 
 
 def default_file() -> Path:
-    """The default settings file: `semantic/config.toml` in the user's configuration folder."""
+    """Return the default settings file: `semantic/config.toml` in the user's configuration
+    folder."""
     return platformdirs.user_config_path("semantic") / "config.toml"
 
 
 def load_settings(flags: Mapping[str, object], file: Path | None = None) -> LoadedSettings:
     """Load settings: flags override the environment, which overrides `file`, then the defaults.
-
-    `flags` are given by field name. Without `file` the user's default file is read, if it exists.
-    Raises InvalidRequestError naming the setting, its origin and what was expected.
-    """
+    `flags` has values by field name. Without `file`, read the user's default file if it exists.
+    Raises InvalidRequestError with the setting, its origin and the expected value."""
     path = default_file() if file is None else file
     environment = _without_empty(EnvSettingsSource(ServerSettings)())
     in_file = _read_toml(path, must_exist=file is not None)
@@ -225,29 +221,30 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _require_one_tenant_for_events(settings: ServerSettings) -> None:
-    """A router compares tokens: where it sends a prompt would say what another tenant has sent."""
+    """Refuse several tenants: a router compares tokens, and its choices would reveal other tenants'
+    prompts."""
     if settings.kv_events is not None and len(settings.api_keys) > 1:
-        raise InvalidRequestError("kv_events: expected one API key at most, whose prompts it shows")
+        raise InvalidRequestError("kv_events: expected at most one API key, as it shows that key's prompts")
 
 
 def _require_operators_apart(settings: ServerSettings) -> None:
-    """An operator's key is no tenant's; without keys of tenants any request would be allowed."""
+    """Require separate keys of tenants: without any, the server would allow any request."""
     if settings.operator_keys and not settings.api_keys:
         raise InvalidRequestError("operator_keys: expected api_keys too, got none")
     if {*settings.operator_keys} & {*settings.api_keys}:
-        raise InvalidRequestError("operator_keys: expected none that is in api_keys too")
+        raise InvalidRequestError("operator_keys: expected keys that are not in api_keys")
 
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
-    """Drop empty variables, which count as not set; an empty list of keys is rejected later, as it
-    must not open a server."""
+    """Drop empty variables, which count as unset. Keep an empty list of keys for validation to
+    reject, as it must not open a server."""
     return {
         name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
     }
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """Settings of lower layers that a layer voids: `store` and `no_store` exclude each other."""
+    """Return the settings that a layer voids: `store` and `no_store` exclude each other."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 
@@ -257,23 +254,23 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:
         text = _read_text(path)
     except FileNotFoundError as error:
         if must_exist:
-            raise InvalidRequestError(f"cannot read {path}: there is no such file") from error
+            raise InvalidRequestError(f"cannot read {path}: file not found") from error
         return {}
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: nesting too deep
-        raise InvalidRequestError(f"{path} is no TOML: {error}") from error
+        raise InvalidRequestError(f"{path} is not valid TOML: {error}") from error
     unknown = sorted(found.keys() - ServerSettings.model_fields.keys())
     if unknown:
         known = ", ".join(ServerSettings.model_fields)
         raise InvalidRequestError(
-            f"{unknown[0]} (file {path}) is no setting; expected one of {known}"
+            f"{unknown[0]} (file {path}) is not a setting; expected one of {known}"
         )
     return found
 
 
 def _read_text(path: Path) -> str:
-    """Raises InvalidRequestError for an unreadable file, and FileNotFoundError."""
+    """Return the text. Raises InvalidRequestError for an unreadable file, and FileNotFoundError."""
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
@@ -286,7 +283,7 @@ def _read_text(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{path} is no UTF-8 text") from error
+        raise InvalidRequestError(f"{path} is not UTF-8 text") from error
 
 
 def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> ServerSettings:
@@ -296,23 +293,23 @@ def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> Serve
         lines = [line.strip() for line in _read_text(path).splitlines()]
     except FileNotFoundError as error:
         raise InvalidRequestError(
-            f"{file_name}: cannot read {path}: there is no such file"
+            f"{file_name}: cannot read {path}: file not found"
         ) from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise InvalidRequestError(f"{file_name}: {path} has no key; expected one a line")
+        raise InvalidRequestError(f"{file_name}: {path} has no key; expected one per line")
     try:
         return ServerSettings.model_validate(
             {**settings.model_dump(exclude_unset=True), name: (*given, *keys)}
         )
     except ValidationError as error:
         raise InvalidRequestError(
-            f"{file_name}: {path} has a key that cannot be one: expected printable ASCII characters"
+            f"{file_name}: {path} has an invalid key: expected printable ASCII characters"
         ) from error
 
 
 def _first_problem(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """One line naming the setting, its origin and what was expected; never its value."""
+    """Return a line with the setting, its origin and the expected value, never the given value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     message = message.replace("Input should be", "expected")

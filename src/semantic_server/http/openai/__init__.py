@@ -1,4 +1,4 @@
-"""OpenAI's wires: chat completions, completions, embeddings and responses."""
+"""OpenAI's APIs: chat completions, completions, embeddings and responses."""
 
 from semantic_server.http.openai import chat, completions, embeddings, responses
 

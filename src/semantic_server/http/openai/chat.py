@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: the body as one engine request per choice, and answers as deltas.
 
-Validates every field before anything is generated. A message is the sum of the deltas that a
-stream's chunks have, so the two cannot differ. Knows neither ids nor server-sent events.
+Validates every field before generating. A message is the sum of the deltas in a stream's chunks, so
+the two cannot differ. Knows neither ids nor server-sent events.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class FunctionDelta(TypedDict, total=False):
-    """More of a function call: its name once, then its arguments in fragments."""
+    """A piece of a function call: its name once, then its arguments in fragments."""
 
     name: str
     arguments: str
@@ -87,7 +87,7 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """More of tool call number `index`; its first delta has the id. A custom tool's is whole."""
+    """A piece of tool call number `index`; the first has the id. A custom tool's call is whole."""
 
     index: int
     id: str
@@ -97,7 +97,7 @@ class CallDelta(TypedDict, total=False):
 
 
 class MessageDelta(TypedDict, total=False):
-    """What a chunk adds to a message. Reasoning has both names that clients read."""
+    """A chunk's addition to a message. Reasoning has both names that clients read."""
 
     role: Literal["assistant"]
     content: str
@@ -108,7 +108,7 @@ class MessageDelta(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """What is new in choice number `index`. The last delta of a choice has its `usage`."""
+    """An addition to choice number `index`. The last delta of a choice has its `usage`."""
 
     index: int
     message: MessageDelta = field(default_factory=MessageDelta)
@@ -117,7 +117,7 @@ class ChatDelta:
     usage: Usage | None = None
 
     def as_object(self) -> Json:
-        """The member of a chunk's `choices`."""
+        """Return the member of a chunk's `choices`."""
         return {
             "index": self.index,
             "delta": self.message,
@@ -134,10 +134,8 @@ async def chat_deltas(
     serving: ServingPort,
     custom: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[ChatDelta, None]:
-    """The deltas of all choices as their events arrive; `custom` are the names of custom tools.
-
-    Raises WireError for an answer that fails; `events` are closed in any case.
-    """
+    """Yield the deltas of all choices as their events arrive; `custom` has names of custom tools.
+    Raises WireError for an answer that fails; closes `events` in any case."""
     choices: dict[int, _Choice] = {}
     async with aclosing(events):
         async for index, event in events:
@@ -148,10 +146,8 @@ async def chat_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of a choice that its finish reason depends on.
-
-    The call of a custom tool is `held` until it is whole: its input depends on all arguments.
-    """
+    """The state of a choice for its finish reason. `held` is the call of a custom tool until it is
+    whole: its input depends on all arguments."""
 
     index: int
     custom: frozenset[str]
@@ -161,7 +157,7 @@ class _Choice:
     arguments: list[str] = field(default_factory=list)
 
     async def deltas(self, event: AnswerEvent, serving: ServingPort) -> list[ChatDelta]:
-        """The deltas of `event`; none for an event that this wire does not report."""
+        """Return the deltas of `event`; none for an event that this API does not report."""
         if self.held is not None and isinstance(event, ToolCallDelta):
             self.arguments.append(event.arguments)
             return []
@@ -216,8 +212,8 @@ class _Choice:
         check_finished(end)
         reason: FinishReason = "stop"
         if end.reason == "length":
-            # Also after tool calls: the last one may be cut, and must not be executed. So may one
-            # that a stop string cut.
+            # Also after tool calls: the last one may be incomplete, and the client must not execute
+            # it. The same holds for a call that a stop string cut.
             reason = "length"
         elif self.has_calls and not (end.reason == "stop" and end.stop_string is not None):
             reason = "tool_calls"
@@ -275,7 +271,7 @@ class _Message:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     def as_object(self, index: int) -> Json:
-        """The member of `choices`, without the fields that the message does not have."""
+        """Return the member of `choices`, without absent fields of the message."""
         content = "".join(self.contents) if self.contents else None
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
@@ -305,10 +301,8 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion: one engine request per choice, and how to reply.
-
-    `custom` are the names of custom tools.
-    """
+    """A chat completion: one engine request per choice, and how to reply. `custom` has the names of
+    custom tools."""
 
     choices: tuple[Ask, ...]
     options: StreamOptions
@@ -336,14 +330,14 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
 
 
 def conversation_of(body: Mapping[str, object]) -> Chat:
-    """The conversation of a body with the fields of a chat completion, of which only `messages` is
-    required. Raises InvalidRequestError."""
+    """Return the conversation of a body with the fields of a chat completion; it requires only
+    `messages`. Raises InvalidRequestError."""
     known = known_fields(body, CHAT_FIELDS)
     return _chat(validated(chat_adapter(), {"model": "", **without_elements(known)}), known)
 
 
 def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
-    """The conversation, from the validated body and the fields that are validated by element."""
+    """Return the conversation, from the validated body and the fields validated by element."""
     tools = tools_of(known.get("tools", []))
     tools, choice = choice_among(tools, known.get("tool_choice"))
     reasoning = _reasoning(known)
@@ -367,7 +361,6 @@ class _Reasoning(NamedTuple):
 
 
 def _reasoning(known: Mapping[str, object]) -> _Reasoning:
-    """The field `reasoning`."""
     given = object_at("reasoning", known.get("reasoning", {}))
     fields = known_fields(given, CHAT_REASONING_FIELDS, "reasoning.")
     effort = fields.get("effort")
@@ -390,7 +383,7 @@ def _with_logprobs(sampling: SamplingParams, body: ChatBody) -> SamplingParams:
     top = body.get("top_logprobs")
     if not body.get("logprobs"):
         if top:
-            raise FieldError("top_logprobs: expected logprobs to be true", param="top_logprobs")
+            raise FieldError("top_logprobs requires logprobs to be true", param="top_logprobs")
         return sampling
     top = 0 if top is None else top
     if not 0 <= top <= _MAX_TOP_LOGPROBS:
@@ -407,7 +400,7 @@ router: Final = APIRouter(tags=["openai"])
 @router.post("/api/v0/chat/completions", include_in_schema=False)
 @router.post("/v1/chat/completions", openapi_extra=described("messages"))
 async def create_chat_completion(request: Request) -> Response:
-    """Answers a conversation, as OpenAI's chat completions do."""
+    """Answer a conversation, as OpenAI's chat completions do."""
     body = await read_json(request)
     serving = serving_of(request, body.get("model"))
     caller = caller_of(request, body)
