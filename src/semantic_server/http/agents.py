@@ -182,8 +182,8 @@ class ShownAgent(Agent):
 
 
 class Agents(BaseModel):
-    """A page of agents. Both ids are null for agents of several tenants, the first on an empty
-    page."""
+    """A page of agents. Both ids are null for agents of several tenants, the first if it has
+    none."""
 
     object: Literal["list"]
     data: list[Agent]

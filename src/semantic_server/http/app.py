@@ -317,8 +317,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
 
 
 def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
-    """Return the middleware that refuses requests by size, deadline, host and key, outermost
-    first."""
+    """Return the middleware that refuses requests by size, deadline, host and key, in order."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     operators = ApiKeys(key.get_secret_value() for key in settings.operator_keys)
     return (

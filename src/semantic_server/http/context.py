@@ -110,8 +110,7 @@ def model_in_query(request: Request) -> str | None:
 
 
 def agents_of_named(request: Request) -> AgentsPort:
-    """Return `agents_of` the request. Raises InvalidRequestError if it must name one of several
-    models."""
+    """Return `agents_of` the request. Raises InvalidRequestError if it must name a model."""
     models = context_of(request).models
     names = () if models is None else [one.served.id for one in models.statuses()]
     if len(names) > 1 and MODEL_QUERY not in request.query_params:

@@ -46,8 +46,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as objects: `time`, `level`, `event`, the fields, and a traceback as
-    `trace`."""
+    """Formats records as objects: `time`, `level`, `event`, the fields, and any `trace`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

@@ -32,8 +32,8 @@ AnyModel = ServedModel | EmbeddingModel
 
 
 class Capabilities(BaseModel):
-    """Capabilities of a model. `tools`: by the chat template, or as text if that has none or an
-    unknown form."""
+    """Capabilities of a model. `tools`: by the chat template, or as text if that has no known
+    form."""
 
     reasoning: bool
     tools: ToolSupport
@@ -70,7 +70,7 @@ class Model(BaseModel):
         str | None, Field(description="Base model, if this one is an adapter on it.")
     ] = None
     pinned: Annotated[bool | None, Field(description="True if it stays loaded.")] = None
-    running: Annotated[int | None, Field(description="Requests that run on it; not for tenants.")] = None
+    running: Annotated[int | None, Field(description="Running requests; not for tenants.")] = None
     waiting: Annotated[
         int | None, Field(description="Requests that wait for it; not for tenants.")
     ] = None
@@ -93,8 +93,8 @@ class Models(BaseModel):
 async def list_models(
     request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 1000
 ) -> Models:
-    """Return the names that requests may use: first the first model's id, last the embedding
-    model's."""
+    """Return the names that requests may use: the first model's id first, the embedding model's
+    last."""
     found = [
         _model(request, name, served, status)
         for served, status in listed_models(request)
@@ -194,7 +194,7 @@ def _model(
         parent=served.parent if isinstance(served, ServedModel) else None,
     )
     details = served.details if "anthropic-version" not in request.headers else None
-    if isinstance(served, ServedModel) and details is not None:  # Anthropic's clients expect other members
+    if isinstance(served, ServedModel) and details is not None:  # Anthropic's has other members
         model.capabilities = Capabilities(
             reasoning=details.thinks, tools=details.tools, tool_call_parser=details.call_parser
         )
@@ -239,12 +239,12 @@ async def list_as_lm_studio(request: Request) -> LmStudioModels:
 
 @router.get("/api/v0/models/{model_id:path}", tags=["models"])
 async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
-    """One of the names, as LM Studio shows a model."""
+    """DEL"""
     return _as_lm_studio(model_id, *model_called(request, model_id))
 
 
 def is_loaded(status: ModelStatus | None) -> bool:
-    """Return whether a model with this state is loaded; without a state it always is."""
+    """Return whether a model with this state is loaded, which it always is without one."""
     return status is None or status.state == "loaded"
 
 

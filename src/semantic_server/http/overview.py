@@ -161,7 +161,7 @@ class Written(BaseModel):
     since: Annotated[str, Field(description="Day of the first write: 2026-01-31.")]
     days: Annotated[dict[str, int], Field(description="The last days with writes, oldest first.")]
     max_a_day: Annotated[int | None, Field(description="Daily limit; null without one.")]
-    held_back: Annotated[bool, Field(description="Above the limit: the store writes only turns' ends.")]
+    held_back: Annotated[bool, Field(description="Limit reached: it writes turns' ends.")]
     failed: Annotated[int, Field(description="Failed writes, as on a full disk.")]
     rated_share: Annotated[
         float | None,
@@ -213,12 +213,12 @@ class ModelRow(BaseModel):
     ] = None
     running: Annotated[int | None, Field(description="Requests that use it.")] = None
     waiting: Annotated[int | None, Field(description="Requests that wait for its load.")] = None
-    agents: Annotated[int | None, Field(description="Agents that run or have a cache in its pool.")] = None
+    agents: Annotated[int | None, Field(description="Running or cached in its pool.")] = None
     weights_bytes: Annotated[
         int | None, Field(description="Bytes of its memory without its pool; null if not loaded.")
     ] = None
     pool: Annotated[Bytes | None, Field(description="null while not loaded.")] = None
-    tokens_per_second: Annotated[float | None, Field(description="Sum over all its answers.")] = None
+    tokens_per_second: Annotated[float | None, Field(description="Of all answers.")] = None
 
 
 class Changes(BaseModel):
@@ -396,7 +396,7 @@ def _model_row(one: ModelStatus) -> ModelRow:
 def _add_load(
     row: ModelRow, one: ModelStatus, engine: EngineFigures | None, live: Sequence[LiveRequest]
 ) -> None:
-    """Add the load of all tenants' requests; `engine` is None unless the model is loaded."""
+    """Add the load of all tenants' requests; `engine` is None for a model that is not loaded."""
     row.idle_for, row.running, row.waiting = one.idle_for, one.running, one.waiting
     row.tokens_per_second = sum(
         request.tokens_per_second or 0.0 for request in live if request.request.model == row.id

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_SPELLINGS: Final = 32
-"""Most unknown fields of a body whose spelling is checked, and their longest name."""
+"""Most unknown fields of a body to check for a misspelling, and their longest name."""
 _ALIKE: Final = 0.85
 
 MAX_DEPTH: Final = 64
@@ -64,8 +64,8 @@ _THREADS: Final = 2
 
 
 class LargeBodies:
-    """Bounds the bytes of large bodies in memory, and shares the parser threads fairly. For one
-    event loop."""
+    """Bounds the bytes of large bodies in memory, and shares the parser threads fairly; for one
+    loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
         """Hold at most `most` bytes; a body waits at most `timeout` seconds for its turn."""

@@ -109,8 +109,7 @@ class HttpServer(uvicorn.Server):
 def make_server(
     app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
-    """Create a server of `app`, to run with `run(sockets=[...])`. It calls `on_stop` on
-    shutdown."""
+    """Create a server of `app`; run it by `run(sockets=[...])`. Calls `on_stop` on shutdown."""
     let_streams_finish()
     return HttpServer(app, settings, on_stop)
 
@@ -191,8 +190,7 @@ def connections_within_file_limit(wanted: int) -> int:
 
 
 def _raise_soft_limit(soft: int, hard: int, needed: int) -> int | None:
-    """Raise the soft limit as far as possible, and return it; None if it does not restrict
-    `needed`."""
+    """Raise the soft limit as far as possible and return it; None if it allows `needed`."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

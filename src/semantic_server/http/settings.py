@@ -56,8 +56,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return only explicit values: `load_settings` reads the sources, and records each
-        origin."""
+        """Return only explicit values: `load_settings` reads the sources and records origins."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
@@ -105,7 +104,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
         for key in keys:
             text = key.get_secret_value()
             if not (text.isascii() and text.isprintable() and text.strip() == text and text):
-                raise ValueError("a key must have printable ASCII characters without spaces around them")
+                raise ValueError("keys must have printable ASCII characters, no spaces around")
         return keys
 
     @model_validator(mode="after")
@@ -181,8 +180,7 @@ class LoadedSettings:
 
 
 def default_file() -> Path:
-    """Return the default settings file: `semantic/config.toml` in the user's configuration
-    folder."""
+    """Return the default settings file: `semantic/config.toml` in the configuration folder."""
     return platformdirs.user_config_path("semantic") / "config.toml"
 
 
@@ -221,10 +219,10 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _require_one_tenant_for_events(settings: ServerSettings) -> None:
-    """Refuse several tenants: a router compares tokens, and its choices would reveal other tenants'
+    """Refuse several tenants: a router compares tokens, so its choices would reveal other
     prompts."""
     if settings.kv_events is not None and len(settings.api_keys) > 1:
-        raise InvalidRequestError("kv_events: expected at most one API key, as it shows that key's prompts")
+        raise InvalidRequestError("kv_events: expected at most one API key, it shows its prompts")
 
 
 def _require_operators_apart(settings: ServerSettings) -> None:

@@ -1,7 +1,7 @@
 """POST /v1/completions: the body as one engine request per choice, and answers as deltas.
 
-Validates every field before anything is generated. A text is the sum of the deltas that a stream's
-chunks have, so the two cannot differ. Knows neither ids nor server-sent events.
+Validates every field before generating. A text is the sum of the deltas in a stream's chunks, so
+the two cannot differ. Knows neither ids nor server-sent events.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ FinishReason = Literal["stop", "length"]
 class LegacyLogprobs:
     """Log-probabilities as four lists with one entry per token.
 
-    A token without a predecessor has no log-probability. `text_offset` is where a token begins in
-    the choice's text, in characters.
+    A token without a predecessor has no log-probability. `text_offset` is the position of a token
+    in the choice's text, in characters.
     """
 
     tokens: list[str] = field(default_factory=list)
@@ -73,14 +73,14 @@ class LegacyLogprobs:
         return bool(self.tokens)
 
     def extend(self, more: LegacyLogprobs) -> None:
-        """Append the entries of the tokens that follow."""
+        """Append the entries of the next tokens."""
         self.tokens += more.tokens
         self.token_logprobs += more.token_logprobs
         self.top_logprobs += more.top_logprobs
         self.text_offset += more.text_offset
 
     def as_object(self) -> Json:
-        """The member `logprobs` of a choice."""
+        """Return the member `logprobs` of a choice."""
         return {
             "tokens": self.tokens,
             "token_logprobs": self.token_logprobs,
@@ -91,7 +91,7 @@ class LegacyLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """What is new in choice number `index`. The last delta of a choice has its `usage`."""
+    """An addition to choice number `index`. The last delta of a choice has its `usage`."""
 
     index: int
     text: str = ""
@@ -100,7 +100,7 @@ class CompletionDelta:
     usage: Usage | None = None
 
     def as_object(self) -> Json:
-        """The member of `choices`: chunks and whole replies have the same."""
+        """Return the member of `choices`, the same in chunks and whole replies."""
         return {
             "index": self.index,
             "text": self.text,
@@ -115,10 +115,8 @@ class CompletionDelta:
 async def completion_deltas(
     events: AsyncGenerator[IndexedEvent, None], serving: ServingPort, request: CompletionRequest
 ) -> AsyncGenerator[CompletionDelta, None]:
-    """The deltas of all choices as their events arrive.
-
-    Raises WireError for an answer that fails; `events` are closed in any case.
-    """
+    """Yield the deltas of all choices as their events arrive. Raises WireError for an answer that
+    fails; closes `events` in any case."""
     choices = [
         _Choice(index, request.prompts[index // request.n], request, serving)
         for index in range(len(request.choices))
@@ -132,7 +130,7 @@ async def completion_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice, with the characters sent and the generated tokens scored so far."""
+    """One choice, with the numbers of sent characters and of scored tokens so far."""
 
     index: int
     prompt: TextPrompt
@@ -142,7 +140,7 @@ class _Choice:
     n_scored: int = 0
 
     async def delta(self, event: AnswerEvent) -> CompletionDelta | None:
-        """The delta of `event`; None for an event that this wire does not report."""
+        """Return the delta of `event`; None for an event that this API does not report."""
         match event:
             case AnswerStarted():
                 return await self._started()
@@ -156,10 +154,8 @@ class _Choice:
                 return None
 
     async def _started(self) -> CompletionDelta:
-        """The first delta of every choice: the prompt if it is echoed, else empty.
-
-        A prompt with log-probabilities is echoed together with them.
-        """
+        """Return the first delta of every choice: the echoed prompt, else empty. An echoed prompt
+        with log-probabilities follows together with them."""
         echo = self.request.echo and not self.request.logprobs
         return self._delta(await self._prompt_text() if echo else "")
 
@@ -195,10 +191,9 @@ class _Choice:
         return CompletionDelta(self.index, logprobs=textless, finish_reason=reason, usage=end.usage)
 
     def _textless(self, completion: int) -> LegacyLogprobs:
-        """Entries without a value for generated tokens without text, such as an end token.
-
-        Clients that score a prompt count from both ends of the lists: no token may be missing.
-        """
+        """Return entries without a value for generated tokens without text, such as an end token.
+        Clients that score a prompt count from both ends of the lists, so no token may be
+        missing."""
         if not (self.request.echo and self.request.logprobs):
             return LegacyLogprobs()
         n = max(completion - self.n_scored, 0)
@@ -212,10 +207,8 @@ async def _logprobs(
     offset: int,
     length: int,
 ) -> LegacyLogprobs:
-    """The entries of `tokens`; their text begins at `offset` and has `length` characters.
-
-    The offset of a token that is only a part of a character is at most the character's end.
-    """
+    """Return the entries of `tokens`; their text begins at `offset` and has `length` characters.
+    The offset of a token inside a character is at most the character's end."""
     texts = await texts_of(serving, tokens, logprobs)
     found = LegacyLogprobs()
     end = offset + length
@@ -229,7 +222,8 @@ async def _logprobs(
 
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
-    """The likeliest tokens and the actual one; of two with the same text the likelier counts."""
+    """Return the likeliest tokens and the actual one; the likelier of two with the same text
+    counts."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]
@@ -254,7 +248,7 @@ class _Text:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     def as_object(self, index: int) -> Json:
-        """The member of `choices`."""
+        """Return the member of `choices`."""
         text = "".join(self.fragments)
         return CompletionDelta(index, text, self.logprobs, self.finish_reason).as_object()
 
@@ -263,7 +257,7 @@ COMPLETION_REPLY: Final = ReplyKind("cmpl", "text_completion", "text_completion"
 
 
 _DEFAULT_MAX_TOKENS: Final = 16
-"""As OpenAI documents it."""
+"""OpenAI's documented default."""
 
 _MAX_LOGPROBS: Final = 5
 
@@ -273,11 +267,8 @@ TextPrompt = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """Completions: one engine request for each of the `n` choices of each prompt.
-
-    With `only_score` the prompt is scored and nothing answered: the one token that the engine has
-    to generate is not returned.
-    """
+    """Completions: one engine request for each of the `n` choices of each prompt. With `only_score`
+    the engine only scores the prompt; the reply omits the one token that it must generate."""
 
     prompts: tuple[TextPrompt, ...]
     choices: tuple[Ask, ...]
@@ -317,10 +308,8 @@ def completion_request(
 
 
 def _prompts(value: object, vocab_size: int) -> tuple[TextPrompt, ...]:
-    """The field `prompt`: a text, a list of texts, token ids, or a list of lists of token ids.
-
-    Raises FieldError for anything else, for an empty prompt and for an unknown token id.
-    """
+    """Read `prompt`: a text, a list of texts, token ids, or a list of lists of token ids. Raises
+    FieldError for anything else, for an empty prompt and for an unknown token id."""
     if isinstance(value, list) and value and not _are_ids(value):
         return tuple(_prompt(f"prompt[{i}]", one, vocab_size) for i, one in enumerate(value))
     return (_prompt("prompt", value, vocab_size),)
@@ -345,13 +334,13 @@ def _check_ids(path: str, ids: Sequence[int], vocab_size: int) -> None:
     wrong = next((i for i, one in enumerate(ids) if not 0 <= one < vocab_size), None)
     if wrong is not None:
         at = f"{path}[{wrong}]"
-        raise FieldError(f"{at}: token ids are 0 or more and below {vocab_size}", param=at)
+        raise FieldError(f"{at}: token ids must be 0 or more and below {vocab_size}", param=at)
 
 
 def _check_best_of(best_of: int | None, n: int) -> None:
     if best_of not in {None, n}:
         raise FieldError(
-            f"best_of: expected n ({n}), all choices are returned; got {best_of}", param="best_of"
+            f"best_of must equal n ({n}), as the reply has all choices, got {best_of}", param="best_of"
         )
 
 
@@ -381,7 +370,7 @@ router: Final = APIRouter(tags=["openai"])
 @router.post("/api/v0/completions", include_in_schema=False)
 @router.post("/v1/completions", openapi_extra=described("prompt"))
 async def create_completion(request: Request) -> Response:
-    """Continues a text or token ids, as OpenAI's completions do."""
+    """Continue a text or token ids, as OpenAI's completions do."""
     body = await read_json(request)
     serving = serving_of(request, body.get("model"))
     caller = caller_of(request, body)

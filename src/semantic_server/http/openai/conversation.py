@@ -1,7 +1,7 @@
 """The conversation of a chat completion: messages, tools, answer format and template options.
 
-Translates the wire's shapes to the domain's; texts stay verbatim. Hosted tools are dropped with
-one warning: this server runs none. Knows nothing of a model's chat template.
+Translates the API's shapes to the domain's; texts stay verbatim. Drops hosted tools with one
+warning, as this server runs none. Knows nothing of a model's chat template.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from semantic_server.http.request_fields.table import (
 )
 
 _PART_SEPARATOR: Final = "\n"
-"""Joins the text parts of one message, as in other local servers."""
+"""Joins the text parts of one message, as other local servers do."""
 
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 
 _CONTINUED: Final = ("prefix", "partial")
-"""Fields by which other servers continue a message of the assistant."""
+"""Fields by which clients of other servers continue a message of the assistant."""
 
 _PLAIN_ROLES: Final[Mapping[str, Role]] = {
     "system": "system",
@@ -82,7 +82,7 @@ _RESERVED_OPTIONS: Final = frozenset(
 
 
 def messages_of(value: object) -> tuple[Message, ...]:
-    """The field `messages`. Raises FieldError for the first invalid message."""
+    """Read `messages`. Raises FieldError for the first invalid message."""
     found = list_at("messages", value)
     if not found:
         raise FieldError("messages: expected at least one message", param="messages")
@@ -96,13 +96,13 @@ def _message(path: str, value: object) -> Message:
     reader = _READERS.get(role) if isinstance(role, str) else None
     if adapter is None or reader is None:
         expected = ", ".join(_READERS)
-        hint = "; functions are tools now" if role == "function" else ""
+        hint = "; functions are now tools" if role == "function" else ""
         raise FieldError(f"{path}.role: expected one of {expected}{hint}", param=f"{path}.role")
     validated_at(path, adapter(), message)
     for name in _CONTINUED:
         if message.get(name):
             raise FieldError(
-                f"{path}.{name}: an answer cannot be continued; only False is accepted",
+                f"{path}.{name} must be False: this server cannot continue an answer",
                 param=f"{path}.{name}",
             )
     return reader(path, message)
@@ -123,7 +123,7 @@ def _tool_result(path: str, message: Mapping[str, object]) -> Message:
 def _assistant(path: str, message: Mapping[str, object]) -> Message:
     for name in ("function_call", "audio"):
         if name in message:
-            hint = "use tool_calls" if name == "function_call" else "there is no audio here"
+            hint = "use tool_calls" if name == "function_call" else "this server has no audio"
             raise FieldError(f"{path}.{name}: not supported; {hint}", param=f"{path}.{name}")
     content, attachments = _content(path, message)
     texts = (content, _text(path, message, "refusal"))
@@ -145,7 +145,7 @@ _READERS: Final[dict[str, Callable[[str, Mapping[str, object]], Message]]] = {
 
 
 _Content = tuple[str, tuple[Attachment, ...]]
-"""A text with notes for what is no text, and what they are for."""
+"""A text with notes in place of other parts, and the attachments that they stand for."""
 
 
 def _content(path: str, message: Mapping[str, object]) -> _Content:
@@ -158,7 +158,7 @@ def _content(path: str, message: Mapping[str, object]) -> _Content:
 def content_of(
     path: str, value: object, read: Callable[[str, object], str | tuple[str, Attachment]]
 ) -> _Content:
-    """The parts of a list, each as `read` reads it, as one text."""
+    """Return the parts of a list, each as `read` returns it, as one text with attachments."""
     texts, attachments = [], []
     for i, one in enumerate(list_at(path, value)):
         part = read(f"{path}[{i}]", one)
@@ -192,7 +192,7 @@ def _part(path: str, value: object) -> str | tuple[str, Attachment]:
 
 
 def _reasoning(path: str, message: Mapping[str, object]) -> str:
-    """An assistant message's reasoning: replies have it under two names, and clients return
+    """Return an assistant message's reasoning: replies have it under two names, and clients send
     either."""
     given = (_text(path, message, name) for name in _REASONING_FIELDS)
     return next(filter(None, given), "")
@@ -229,7 +229,7 @@ def _call(path: str, value: object) -> ToolCall:
 
 
 def tools_of(value: object) -> tuple[Tool, ...]:
-    """The tools in the field `tools`. Raises FieldError for an invalid one."""
+    """Read `tools`. Raises FieldError for an invalid tool."""
     found: dict[str, Tool] = {}
     for i, one in enumerate(list_at("tools", value)):
         path = f"tools[{i}]"
@@ -238,7 +238,7 @@ def tools_of(value: object) -> tuple[Tool, ...]:
             continue
         if tool.name in found:
             at = f"{path}.{tool.kind}.name"
-            raise FieldError(f"{at}: there is a tool {tool.name!r} already", param=at)
+            raise FieldError(f"{at}: duplicate tool {tool.name!r}", param=at)
         found[tool.name] = tool
     return tuple(found.values())
 
@@ -263,14 +263,15 @@ def _tool(path: str, value: object) -> Tool | None:
 
 
 def read_custom_tool(path: str, given: Mapping[str, object]) -> Tool:
-    """The custom tool with the fields `given` at `path`. Raises FieldError for an invalid one."""
+    """Read a custom tool from the fields `given` at `path`. Raises FieldError for an invalid
+    one."""
     name = name_at(path, given)
     description = text_at(f"{path}.description", given.get("description", ""))
     return custom_tool(name, description, _expected(f"{path}.format", given.get("format")))
 
 
 def _expected(path: str, value: object) -> str:
-    """The form of a custom tool's input, in words."""
+    """Return the form of a custom tool's input, in words."""
     given = object_at(path, {"type": "text"} if value is None else value)
     match given.get("type"):
         case "text":
@@ -291,15 +292,13 @@ def _expected(path: str, value: object) -> str:
 
 
 def warn_hosted(kind: str) -> None:
-    """Tell the log once that tools of this type are left out."""
-    warnings.warn(f"tools of type {kind!a:.80} are left out: only clients run tools")
+    """Log once that the server drops tools of this type."""
+    warnings.warn(f"dropped tools of type {kind!a:.80}: only clients run tools")
 
 
 def choice_among(tools: Sequence[Tool], value: object) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The callable tools, and the choice among them that the field `tool_choice` makes.
-
-    Raises FieldError for an invalid choice and for one of an unknown tool.
-    """
+    """Return the callable tools, and the choice among them in `tool_choice`. Raises FieldError for
+    an invalid choice and for one of an unknown tool."""
     match value:
         case None | "auto":
             return tuple(tools), ToolChoice()
@@ -327,14 +326,14 @@ def _chosen(
 
 
 def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The choice that requires a call of any of `tools`. Raises FieldError if there is none."""
+    """Return the choice that requires a call of any of `tools`. Raises FieldError without tools."""
     if not tools:
-        raise FieldError("tool_choice: required, but there is no function to call", param=_CHOICE)
+        raise FieldError("tool_choice is required, but tools has no function", param=_CHOICE)
     return tuple(tools), ToolChoice("required")
 
 
 def _named(path: str, choice: dict[str, object]) -> tuple[str, str]:
-    """The name of the tool that is named at `path`, and where that stands."""
+    """Return the name of the tool at `path`, and the path of the name."""
     if choice.get("type") != CUSTOM:
         name = validated_at(path, named_choice_adapter(), choice)["function"]["name"]
         return name, f"{path}.function.name"
@@ -361,17 +360,15 @@ def _allowed(
 def check_known(name: str, tools: Sequence[Tool], path: str) -> None:
     """Raise FieldError, with the `path` of the choice, unless one of `tools` has this name."""
     if name not in {tool.name for tool in tools}:
-        raise FieldError(f"{path}: there is no function {name!r} among the tools", param=path)
+        raise FieldError(f"{path}: tools has no function {name!r}", param=path)
 
 
 # Answer format and template options
 
 
 def answer_format_of(value: object) -> AnswerFormat | None:
-    """The field `response_format`; None for free text. A schema is enforced, strict or not.
-
-    Raises FieldError for an invalid format.
-    """
+    """Read `response_format`; None for free text. The server enforces a schema, strict or not.
+    Raises FieldError for an invalid format."""
     if value is None:
         return None
     checked = validated_by_type(_FORMAT, format_adapters, object_at(_FORMAT, value))
@@ -389,11 +386,8 @@ def answer_format_of(value: object) -> AnswerFormat | None:
 def template_options(
     effort: str | None, own: Mapping[str, object], thinking_tokens: int | None = None
 ) -> dict[str, object]:
-    """Template options for a thinking budget and a reasoning effort, overridden by the client's
-    `own` options.
-
-    Raises FieldError for an option that a client must not set.
-    """
+    """Return template options for a thinking budget and a reasoning effort; the client's `own`
+    override them. Raises FieldError for an option that a client must not set."""
     options: dict[str, object] = {}
     if thinking_tokens is not None:
         options["enable_thinking"] = thinking_tokens > 0
@@ -405,5 +399,5 @@ def template_options(
     for name in own:
         if name in _RESERVED_OPTIONS or name.startswith("return_") or name.endswith("_token"):
             path = "chat_template_kwargs"
-            raise FieldError(f"{path}: {name!r} is not the client's to set", param=path)
+            raise FieldError(f"{path}: clients cannot set {name!r}", param=path)
     return options | dict(own)

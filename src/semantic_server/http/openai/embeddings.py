@@ -1,8 +1,5 @@
-"""POST /v1/embeddings: the vectors of texts, as numbers or in base 64.
-
-Token ids are refused: clients make them with another model's tokenizer. Knows OpenAI's shapes; not
-how vectors are computed.
-"""
+"""POST /v1/embeddings: the vectors of texts, as numbers or in base 64. Refuses token ids: clients
+make them with another model's tokenizer. Knows OpenAI's shapes, not the computation of vectors."""
 
 from __future__ import annotations
 
@@ -36,10 +33,10 @@ from semantic_server.http.request_fields.table import (
 router: Final = APIRouter(tags=["openai"])
 
 MAX_INPUTS: Final = 2048
-"""Texts of one request, as OpenAI documents it."""
+"""OpenAI's documented limit of texts in one request."""
 
 _TOKENS: Final = (
-    "token ids are another model's: send texts (in LangChain check_embedding_ctx_length=False)"
+    "token ids of another model: send texts (in LangChain check_embedding_ctx_length=False)"
 )
 
 
@@ -53,7 +50,7 @@ class _Request:
 @router.post("/api/v0/embeddings", include_in_schema=False)
 @router.post("/v1/embeddings", openapi_extra=described("input", streams=False))
 async def create_embeddings(request: Request) -> Response:
-    """The vectors of texts, as OpenAI's embeddings have them."""
+    """Return the vectors of texts, as OpenAI's embeddings do."""
     body = await read_json(request)
     embedding = embedding_of(request)
     parsed = await on_thread(request, _read, body, embedding.model)
@@ -86,18 +83,18 @@ def _read(body: Mapping[str, object], model: EmbeddingModel) -> _Request:
 
 
 def check_embedding_model(name: object, model: EmbeddingModel, tag: str = "") -> None:
-    """Raise FieldError for what is no name, and ModelNotFoundError, listing the names of the
-    embedding model, unless it is one of them, with or without the suffix `tag`."""
+    """Raise ModelNotFoundError, with the names of the embedding model, unless `name` is one of
+    them, with or without the suffix `tag`. Raises FieldError for a value that is not a text."""
     given = text_at("model", name)
     if not (model.accepts(given) or model.accepts(given.removesuffix(tag))):
         known = ", ".join(model.names)
         raise ModelNotFoundError(
-            f"there is no embedding model {given[:200]!r} here; expected one of {known}"
+            f"no embedding model {given[:200]!r} here; expected one of {known}"
         )
 
 
 def texts_at(path: str, value: object) -> tuple[str, ...]:
-    """A text, or a list of `MAX_INPUTS` at most. Raises FieldError."""
+    """Read a text, or a list of at most `MAX_INPUTS`. Raises FieldError."""
     if isinstance(value, str):
         return (value,)
     given = list_at(path, value)
@@ -129,12 +126,13 @@ def _data(found: Embedded, as_text: Callable[[Vector], str]) -> Iterator[str]:
 
 
 def as_numbers(vector: Vector) -> str:
-    """`vector` as a JSON list. One at a time: other threads run in between."""
+    """Return `vector` as a JSON list. Call for one vector at a time, so that other threads can
+    run."""
     return json.dumps(vector.tolist())
 
 
 def _in_base_64(vector: Vector) -> str:
-    """`vector` as a JSON string: its little-endian numbers of 32 bits in base 64."""
+    """Return `vector` as a JSON string: its little-endian 32-bit numbers in base 64."""
     little = array("f", vector)
     if sys.byteorder == "big":
         little.byteswap()

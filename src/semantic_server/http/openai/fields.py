@@ -1,8 +1,8 @@
-"""Request fields of OpenAI's wires: which are supported, and the checks of a field's JSON value.
+"""Request fields of OpenAI's APIs: which are supported, and checks of their JSON values.
 
-Every field that OpenAI documents is in a table, as supported, ignored or refused; a test compares
-the tables with the SDK. So is what other servers take and clients send, if it changes an answer.
-Knows names and JSON types; not what a field means.
+Tables have every field that OpenAI documents, as supported, ignored or refused; a test compares
+them with the SDK. They also have fields of other servers that clients send and that change an
+answer. Knows names and JSON types, not the meaning of a field.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _EXTENSIONS: Final[dict[str, Field]] = {
     "agent_id": SUPPORTED,
     "ignore_eos": SUPPORTED,
     "min_p": SUPPORTED,
-    "min_tokens": refused("a least number of tokens cannot be enforced", 0),
+    "min_tokens": refused("this server cannot enforce a minimum of tokens", 0),
     "repetition_penalty": SUPPORTED,
     "semantic": SUPPORTED,
     "top_k": SUPPORTED,
@@ -73,7 +73,7 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
     "messages": SUPPORTED,
     "metadata": IGNORED,
     "modalities": refused("this server writes text only", ["text"]),
-    "moderation": refused("this server moderates nothing"),
+    "moderation": refused("this server has no moderation"),
     "parallel_tool_calls": SUPPORTED,
     "prediction": IGNORED,
     "prompt_cache_key": IGNORED,
@@ -89,16 +89,16 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
     "tools": SUPPORTED,
     "top_logprobs": SUPPORTED,
     "verbosity": refused("this model has no such setting", "medium"),
-    "web_search_options": refused("this server searches nothing"),
+    "web_search_options": refused("this server has no web search"),
 }
 
 CHAT_REASONING_FIELDS: Final[dict[str, Field]] = {
     "effort": SUPPORTED,
     "enabled": SUPPORTED,
-    "exclude": refused("reasoning is always returned", False),
+    "exclude": refused("replies always have reasoning", False),
     "max_tokens": SUPPORTED,
 }
-"""The object `reasoning` of clients that speak to many servers; OpenAI's has `reasoning_effort`."""
+"""The object `reasoning` of clients of many servers; OpenAI's own API has `reasoning_effort`."""
 
 COMPLETION_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
@@ -122,7 +122,7 @@ EMBEDDING_FIELDS: Final[dict[str, Field]] = {
 
 STRUCTURED_FIELDS: Final[dict[str, Field]] = {
     "choice": SUPPORTED,
-    "disable_additional_properties": refused("a schema is enforced as it is", False),
+    "disable_additional_properties": refused("the server enforces a schema as it is", False),
     "disable_any_whitespace": refused("JSON may have white space", False),
     "disable_fallback": IGNORED,
     "grammar": SUPPORTED,
@@ -130,7 +130,7 @@ STRUCTURED_FIELDS: Final[dict[str, Field]] = {
     "json_object": SUPPORTED,
     "regex": SUPPORTED,
     "structural_tag": refused("not supported; use strict tools"),
-    "whitespace_pattern": refused("white space in JSON cannot be set"),
+    "whitespace_pattern": refused("clients cannot set white space in JSON"),
 }
 """Members of `structured_outputs`."""
 
@@ -143,7 +143,7 @@ OTHER_SERVERS: Final[dict[str, Field]] = {
     "ebnf": refused(_FORM),
     "prompt_logprobs": refused("use echo with logprobs on /v1/completions", 0),
     "regex": refused(_FORM),
-    "stop_token_ids": refused("answers are cut at texts only: use stop", []),
+    "stop_token_ids": refused("answers stop only at texts: use stop", []),
     "format": refused(_FORM, ""),
     "raw": refused("use /v1/completions for a prompt without a template", False),
     "system": refused("send a message with the role system", ""),
@@ -173,12 +173,12 @@ OTHER_SERVERS: Final[dict[str, Field]] = {
     "tool_choice": refused("a field of /v1/chat/completions", "none", "auto"),
     "tools": refused("a field of /v1/chat/completions", []),
 }
-"""Fields that clients send to other servers or routes, where they are in no table of the route:
-what would change an answer is refused by name."""
+"""Fields for other servers or routes that are missing in the route's own table. The server refuses
+by name any that would change an answer."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
     "continuous_usage_stats": SUPPORTED,
-    "include_obfuscation": refused("chunks are not obfuscated", False),
+    "include_obfuscation": refused("this server does not obfuscate chunks", False),
     "include_usage": SUPPORTED,
 }
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in the shape of chat completions: by text, with alternatives."""
+"""Replies of OpenAI's APIs: events of all choices, usage, log-probabilities, chunks and objects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MINUS_INFINITY: Final = -9999.0
 """OpenAI's value for a probability of 0: JSON has no minus infinity."""
 
 _INCOMPLETE: Final = "\ufffd"
-"""In the text of a token that is only part of a character."""
+"""Marks the text of a token that is only part of a character."""
 
 
 class TopLogprob(TypedDict):
@@ -51,14 +51,14 @@ class ChatTokenLogprob(TopLogprob):
 
 
 def finite(logprob: float) -> float:
-    """`logprob`, with OpenAI's -9999 for minus infinity."""
+    """Return `logprob`, with OpenAI's -9999 for minus infinity."""
     return max(logprob, _MINUS_INFINITY)
 
 
 async def texts_of(
     serving: ServingPort, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
 ) -> Mapping[int, str]:
-    """The text of each token in `tokens` and in `logprobs`, by token id."""
+    """Return the text of each token in `tokens` and in `logprobs`, by token id."""
     ids = set(tokens)
     for one in logprobs:
         if one is not None:
@@ -72,7 +72,7 @@ async def texts_of(
 async def chat_logprobs(
     serving: ServingPort, logprobs: Sequence[TokenLogprob]
 ) -> list[ChatTokenLogprob]:
-    """`logprobs` as the list `choices[].logprobs.content`."""
+    """Return `logprobs` as the list `choices[].logprobs.content`."""
     texts = await texts_of(serving, (), logprobs)
     return [
         {
@@ -101,7 +101,7 @@ IndexedEvent = tuple[int, AnswerEvent]
 _DONE: Final = "[DONE]"
 
 _VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
-"""Packages that may change the last bits of a result with their version."""
+"""Packages whose version may change the last bits of a result."""
 
 
 # Events of all choices
@@ -110,11 +110,9 @@ _VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
 async def merged_events(
     serving: ServingPort, choices: Sequence[Ask]
 ) -> AsyncGenerator[IndexedEvent, None]:
-    """The events of all answers as they arrive, from the moment that every answer has started.
-
-    What `ServingPort.answer` raises is thus raised before the first event. If one answer fails
-    all end. Closing this generator cancels the answers that still run.
-    """
+    """Yield the events of all answers as they arrive, once every answer has started. So an error of
+    `ServingPort.answer` comes before the first event. If one answer fails, all end. Closing this
+    generator cancels the running answers."""
     if len(choices) == 1:  # nothing to merge: no task for each event
         answer = serving.answer(choices[0])
         try:
@@ -132,7 +130,7 @@ async def merged_events(
 async def _merged(
     answers: Sequence[AsyncGenerator[AnswerEvent, None]],
 ) -> AsyncGenerator[IndexedEvent, None]:
-    """The events of several answers; closes them."""
+    """Yield the events of several answers; close them."""
     pending: dict[asyncio.Task[AnswerEvent | None], int] = {}
     held: list[IndexedEvent] = []
     unstarted = len(answers)
@@ -154,13 +152,13 @@ async def _merged(
                 yield one
             held.clear()
     finally:
-        # Shielded: after a disconnect the scope around the response is cancelled.
+        # Shielded: a disconnect cancels the scope around the response.
         with CancelScope(shield=True):
             await _end(pending, answers)
 
 
 async def _next(answer: AsyncGenerator[AnswerEvent, None]) -> AnswerEvent | None:
-    """The next event; None after the last one."""
+    """Return the next event; None after the last one."""
     return await anext(answer, None)
 
 
@@ -183,7 +181,7 @@ class UsageSum:
     """Sums the usage of a request with `n` choices per prompt.
 
     A prompt counts once, whatever its number of choices; its cached tokens are those that none of
-    the choices computed. `match` is that of the prompt with the most tokens computed again.
+    the choices computed. `match` is that of the prompt with the most recomputed tokens.
     """
 
     n: int = 1
@@ -194,7 +192,7 @@ class UsageSum:
         self._ended[index] = usage
 
     def total(self) -> Usage:
-        """The usage of the choices that have ended."""
+        """Return the usage of the ended choices."""
         prompts: dict[int, Usage] = {}
         for index, usage in self._ended.items():
             prompt = index // self.n
@@ -213,7 +211,7 @@ class UsageSum:
 
 
 def usage_object(usage: Usage) -> Json:
-    """The member `usage` of replies and last chunks."""
+    """Return the member `usage` of replies and last chunks."""
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
@@ -235,7 +233,7 @@ def _n_recomputed(match: MatchReport | None) -> int:
 
 
 class Delta(Protocol):
-    """What is new in one choice. The last delta of a choice has its `usage`."""
+    """An addition to one choice. The last delta of a choice has its `usage`."""
 
     @property
     def index(self) -> int:
@@ -248,7 +246,7 @@ class Delta(Protocol):
         ...
 
     def as_object(self) -> Json:
-        """The member of a chunk's `choices`."""
+        """Return the member of a chunk's `choices`."""
         ...
 
 
@@ -260,13 +258,13 @@ class ChoiceSum(Protocol[D_contra]):
         ...
 
     def as_object(self, index: int) -> Json:
-        """The member of the whole reply's `choices`."""
+        """Return the member of the whole reply's `choices`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyKind(Generic[D]):
-    """What distinguishes a wire's replies: the names of their objects, and how deltas add up."""
+    """The form of an API's replies: the names of their objects, and the sum of their deltas."""
 
     id_prefix: str
     name: str
@@ -275,7 +273,7 @@ class ReplyKind(Generic[D]):
 
 
 class Reply(Generic[D]):
-    """One reply, as the chunks of a stream or as one object; both are made of the same deltas.
+    """One reply, as the chunks of a stream or as one object; both use the same deltas.
 
     Chunks and objects share the id, the time of creation and the fingerprint. `n` is the number of
     choices per prompt.
@@ -292,11 +290,9 @@ class Reply(Generic[D]):
         self._model = model.id
 
     async def respond(self, request: Request, deltas: AsyncGenerator[D, None]) -> Response:
-        """The HTTP response, once the first chunk or the whole object is there.
-
-        What `deltas` raises until then is raised here, and becomes an HTTP error. A later error is
-        the last event of the stream; clients raise it.
-        """
+        """Return the HTTP response, once the first chunk or the whole object is there. Raises any
+        error of `deltas` until then, which becomes an HTTP error. A later error is the last event
+        of the stream, which clients raise."""
         if not self._options.stream:
             return JSONResponse(await until_disconnect(request, self._whole(deltas)))
         chunks = await start_stream(request, self._chunks(deltas))
@@ -312,10 +308,10 @@ class Reply(Generic[D]):
         return self._object(self._kind.name, choices) | self._total_usage()
 
     async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
-        """The chunks. With usage requested each has the member `usage`, as OpenAI's have; else the
-        last one has it."""
+        """Yield the chunks. If the client requests usage, each has the member `usage`, as OpenAI's
+        have; else the last one has it."""
         name, options = self._kind.chunk_name, self._options
-        last: Json | None = None  # the end of a choice, until there is another chunk
+        last: Json | None = None  # the end of a choice, until another chunk follows
         async with aclosing(deltas):
             async for delta in deltas:
                 if last is not None:
@@ -363,14 +359,15 @@ async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
 
 @lru_cache(maxsize=16)
 def _fingerprint(model_id: str) -> str:
-    """Changes with everything that may change the answer to a seed: the model and the packages."""
+    """Return a digest that changes with the model and the packages: all that may change the answer
+    to a seed."""
     versions = (f"{name} {_version(name)}" for name in _VERSIONED)
     named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
     return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"
 
 
 def _version(package: str) -> str:
-    """The installed version; "none" for a package that runs from its source."""
+    """Return the installed version; "none" for a package that runs from its source."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -381,7 +378,8 @@ def _version(package: str) -> str:
 
 
 def described(required: str, *, streams: bool = True) -> dict[str, object]:
-    """The OpenAPI description of a route; its body requires `model` and the field `required`."""
+    """Return the OpenAPI description of a route; its body requires `model` and the field
+    `required`."""
     properties: dict[str, object] = {"model": {"type": "string"}, required: {}}
     content: dict[str, object] = {"application/json": {"schema": {"type": "object"}}}
     if streams:
@@ -389,7 +387,7 @@ def described(required: str, *, streams: bool = True) -> dict[str, object]:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     body = {
         "type": "object",
-        "description": "As OpenAI documents it; fields that are not supported are a 400.",
+        "description": "As OpenAI documents it; an unsupported field is a 400.",
         "required": ["model", required],
         "properties": properties,
     }

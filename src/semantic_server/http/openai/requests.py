@@ -1,7 +1,5 @@
-"""What requests of OpenAI's wires share: caller, sampling parameters, choices, stream options.
-
-Sampling parameters start from the served model's defaults. Knows no messages and no replies.
-"""
+"""Shared by requests of OpenAI's APIs: caller, sampling parameters, choices, stream options.
+Sampling parameters start from the served model's defaults. Knows neither messages nor replies."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ from semantic_server.http.request_fields.table import (
 )
 
 MAX_CHOICES: Final = 128
-"""Choices that one request may have, over all its prompts."""
+"""Most choices of one request, over all its prompts."""
 
 _RANGES: Final[dict[str, tuple[float, float]]] = {
     "temperature": (0, 2),
@@ -55,10 +53,10 @@ _SEEDS: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The origin of a request: its agent's name, if it has one, its tenant and client identity.
+    """The origin of a request: its agent's name, if any, its tenant and client identity.
 
-    With `force_usage` streams end with a chunk of usage even if it is not requested. Without `keep`
-    nothing of the request stays after its end. `hints` are what the agent says of itself.
+    With `force_usage` streams end with a chunk of usage without a request for it. Without `keep`
+    nothing of the request stays after its end. `hints` are the agent's own.
     """
 
     agent: str | None = None
@@ -70,7 +68,8 @@ class Caller:
 
 
 def caller_of(request: Request, body: Mapping[str, object]) -> Caller:
-    """The origin of a request with this body. Raises FieldError, and WireError for an operator."""
+    """Return the origin of a request with this body. Raises FieldError, and WireError for an
+    operator."""
     return Caller(
         agent_of(request, body),
         tenant_of(request),
@@ -81,7 +80,7 @@ def caller_of(request: Request, body: Mapping[str, object]) -> Caller:
 
 
 def check_model(name: str, model: ServedModel) -> None:
-    """Raise ModelNotFoundError, listing the served names, unless `name` is one of them."""
+    """Raise ModelNotFoundError, with the served names, unless `name` is one of them."""
     if not model.accepts(name):
         raise ModelNotFoundError(unknown_model(name, model.names))
 
@@ -90,11 +89,11 @@ def check_model(name: str, model: ServedModel) -> None:
 
 
 def number_of_choices(n: int | None, n_prompts: int = 1) -> int:
-    """The choices of each prompt. Raises FieldError if all together exceed `MAX_CHOICES`."""
+    """Return the choices of each prompt. Raises FieldError if all together exceed `MAX_CHOICES`."""
     n = 1 if n is None else n
     if n_prompts > MAX_CHOICES:
         raise FieldError(
-            f"prompt: expected {MAX_CHOICES} prompts at most, got {n_prompts}", param="prompt"
+            f"prompt must have at most {MAX_CHOICES} prompts, got {n_prompts}", param="prompt"
         )
     if n < 1 or n * n_prompts > MAX_CHOICES:
         each = "" if n_prompts == 1 else f" for {n_prompts} prompts"
@@ -111,11 +110,9 @@ def choices_of(
     caller: Caller,
     thinking_tokens: int | None = None,
 ) -> tuple[Ask, ...]:
-    """One engine request per choice of each prompt, in the order of the choices' indices.
-
+    """Return one engine request per choice of each prompt, in the order of the choices' indices.
     The first choice continues the caller's agent. The others get agent names and seeds of their
-    own, so that they neither overwrite that agent's history nor repeat its answer.
-    """
+    own, so that they neither overwrite that agent's history nor repeat its answer."""
     return tuple(
         Ask(
             prompt,
@@ -150,11 +147,9 @@ _PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
 
 
 def without_elements(known: Mapping[str, object]) -> dict[str, object]:
-    """`known` as the SDK's types can validate it at once.
-
-    Fields that are validated element by element, so that errors name the element's path, are left
-    out, or replaced by an empty value where the type requires them.
-    """
+    """Return `known` for validation with the SDK's types, without the fields validated by element.
+    Those get an error with the element's path. An empty value replaces them if the type requires
+    one."""
     plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
     return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
 
@@ -163,10 +158,8 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
 
 
 def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
-    """The form of an answer that one of vLLM's fields requires; None without one.
-
-    Raises FieldError for an invalid constraint, and for several.
-    """
+    """Return the form of an answer that one of vLLM's fields requires, or None. Raises FieldError
+    for an invalid constraint, and for several."""
     given = {f"guided_{kind}": kind for kind in _FORMS}
     found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
     if _STRUCTURED in known:
@@ -181,7 +174,7 @@ def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
     names = [*found, *(["response_format"] if _is_form(known) else [])]
     if len(names) > 1:
         raise FieldError(
-            f"{names[1]}: {names[0]} constrains the answer already; expected one of them",
+            f"{names[1]}: {names[0]} already constrains the answer; expected only one",
             param=names[1],
         )
     for path, (kind, value) in found.items():
@@ -190,7 +183,7 @@ def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
 
 
 def _is_form(known: Mapping[str, object]) -> bool:
-    """Whether the field `response_format` constrains the answer."""
+    """Return whether the field `response_format` constrains the answer."""
     value = known.get("response_format")
     return value is not None and not (isinstance(value, dict) and value.get("type") == "text")
 
@@ -202,7 +195,7 @@ def _any_object(path: str, value: object) -> AnswerFormat:
 
 
 def _json_form(path: str, value: object) -> AnswerFormat:
-    """A schema, or the text of one."""
+    """Read a schema, or the text of one."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -234,7 +227,7 @@ def _choice_form(path: str, value: object) -> AnswerFormat:
 def _text_of_form(path: str, value: object) -> str:
     text = text_at(path, value)
     if not text:
-        raise FieldError(f"{path}: expected a text that is not empty", param=path)
+        raise FieldError(f"{path} must not be empty", param=path)
     return text
 
 
@@ -253,11 +246,8 @@ _FORMS: Final[dict[str, Callable[[str, object], AnswerFormat]]] = {
 def sampling_of(
     body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
 ) -> SamplingParams:
-    """The sampling parameters of `body` and of its unvalidated field `stop`.
-
-    Fields that the body does not have are as in `model.sampling`. Raises FieldError for a value
-    out of range.
-    """
+    """Return the sampling parameters of `body` and of its unvalidated field `stop`.
+    `model.sampling` has the defaults. Raises FieldError for a value out of range."""
     usual = model.sampling
     sampling = replace(
         usual,
@@ -274,7 +264,7 @@ def sampling_of(
     if bias is not None:
         sampling = replace(sampling, logit_bias=_biases(bias, model.vocab_size))
     if seed is not None:
-        # OpenAI's seeds are any 64-bit integers, ours are not negative.
+        # OpenAI's seeds are any 64-bit integers; the engine's are not negative.
         sampling = replace(sampling, seed=seed % _SEEDS)
     if "ignore_eos" in body:
         sampling = replace(sampling, ignore_eos=body["ignore_eos"])
@@ -282,7 +272,7 @@ def sampling_of(
 
 
 def _number(body: Mapping[str, object], name: str, default: float) -> float:
-    """The number called `name`, or `default`. Raises FieldError for one out of its range."""
+    """Return the number called `name`, or `default`. Raises FieldError for one out of its range."""
     value = body.get(name)
     if not isinstance(value, (int, float)):
         return default
@@ -295,7 +285,8 @@ def _number(body: Mapping[str, object], name: str, default: float) -> float:
 def _with_other_neutrals(
     sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
 ) -> SamplingParams:
-    """`sampling` with the fields that the wire switches off by another value than the domain."""
+    """Return `sampling` with the fields whose neutral value differs between the API and the
+    domain."""
     if "top_k" in body:
         top_k = body["top_k"]
         if top_k < -1:
@@ -311,9 +302,9 @@ def _stops(stop: object) -> tuple[str, ...]:
     given = [stop] if isinstance(stop, str) else list_at("stop", stop)
     stops = tuple(text_at(f"stop[{i}]", one) for i, one in enumerate(given))
     if len(stops) > _MAX_STOPS:
-        raise FieldError(f"stop: expected {_MAX_STOPS} texts at most", param="stop")
+        raise FieldError(f"stop must have at most {_MAX_STOPS} texts", param="stop")
     if not all(stops):
-        raise FieldError("stop: expected texts that are not empty", param="stop")
+        raise FieldError("stop must not have empty texts", param="stop")
     return stops
 
 
@@ -321,10 +312,10 @@ def _biases(biases: Mapping[str, int], vocab_size: int) -> dict[int, float]:
     found: dict[int, float] = {}
     for token, bias in biases.items():
         if not (token.isascii() and token.isdigit() and len(token) < 10):  # noqa: PLR2004
-            raise FieldError(f"logit_bias: {token[:40]!r} is no token id", param="logit_bias")
+            raise FieldError(f"logit_bias: {token[:40]!r} is not a token id", param="logit_bias")
         if int(token) >= vocab_size:
             raise FieldError(
-                f"logit_bias: token ids are below {vocab_size}, got {token}", param="logit_bias"
+                f"logit_bias: token ids must be below {vocab_size}, got {token}", param="logit_bias"
             )
         if abs(bias) > _MAX_BIAS:
             raise FieldError(
@@ -339,17 +330,14 @@ def _biases(biases: Mapping[str, int], vocab_size: int) -> dict[int, float]:
 
 
 UsagePlace = Literal["nowhere", "finish", "own chunk"]
-"""Where a stream has the usage of the whole request: in the last chunk with a finish reason, which
-is where clients find it that ask for nothing, or in a chunk of its own after that."""
+"""The place of a request's usage in a stream: the last chunk with a finish reason, where clients
+find it by default, or a chunk of its own after that."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How a reply is sent.
-
-    With `running_usage` the last chunk of each choice also has the usage so far; a choice's tokens
-    are counted at its end.
-    """
+    """How to send a reply. With `running_usage` the last chunk of each choice also has the usage so
+    far; a choice's tokens count at its end."""
 
     stream: bool = False
     usage: UsagePlace = "finish"
@@ -357,17 +345,15 @@ class StreamOptions:
 
 
 def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
-    """The options in a body with validated types; with `force_usage` usage has its own chunk.
-
-    Raises FieldError for stream options of a reply that is no stream.
-    """
+    """Return the options in a body with validated types; with `force_usage` usage has its own
+    chunk. Raises FieldError for stream options without a stream."""
     stream = body.get("stream") is True
     value = body.get("stream_options")
     if value is None:
         return StreamOptions(stream, "own chunk" if force_usage else "finish")
     if not stream:
         raise FieldError(
-            "stream_options: only for a stream; expected stream to be true", param="stream_options"
+            "stream_options requires stream to be true", param="stream_options"
         )
     path = "stream_options"
     options = known_fields(object_at(path, value), STREAM_OPTION_FIELDS, f"{path}.")

@@ -1,4 +1,4 @@
-"""The responses wire: /v1/responses, including stored responses and their input items."""
+"""The responses API: /v1/responses, including stored responses and their input items."""
 
 from semantic_server.http.openai.responses.routes import router
 
