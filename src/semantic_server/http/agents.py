@@ -182,8 +182,7 @@ class ShownAgent(Agent):
 
 
 class Agents(BaseModel):
-    """A page of agents. Both ids are null for agents of several tenants, the first if it has
-    none."""
+    """A page of agents. Both ids are null for agents of several tenants, the first if empty."""
 
     object: Literal["list"]
     data: list[Agent]

@@ -32,8 +32,7 @@ AnyModel = ServedModel | EmbeddingModel
 
 
 class Capabilities(BaseModel):
-    """Capabilities of a model. `tools`: by the chat template, or as text if that has no known
-    form."""
+    """Capabilities of a model. `tools`: by the chat template, or as text if its form is unknown."""
 
     reasoning: bool
     tools: ToolSupport
@@ -93,8 +92,7 @@ class Models(BaseModel):
 async def list_models(
     request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 1000
 ) -> Models:
-    """Return the names that requests may use: the first model's id first, the embedding model's
-    last."""
+    """Return all names for requests: first the first model's id, last the embedding model's."""
     found = [
         _model(request, name, served, status)
         for served, status in listed_models(request)
@@ -239,7 +237,7 @@ async def list_as_lm_studio(request: Request) -> LmStudioModels:
 
 @router.get("/api/v0/models/{model_id:path}", tags=["models"])
 async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
-    """DEL"""
+    """One of the names, as LM Studio shows a model."""
     return _as_lm_studio(model_id, *model_called(request, model_id))
 
 

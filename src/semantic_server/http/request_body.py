@@ -64,8 +64,7 @@ _THREADS: Final = 2
 
 
 class LargeBodies:
-    """Bounds the bytes of large bodies in memory, and shares the parser threads fairly; for one
-    loop."""
+    """Bounds the bytes of large bodies in memory, and shares the parser threads. For one loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
         """Hold at most `most` bytes; a body waits at most `timeout` seconds for its turn."""

@@ -219,8 +219,7 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _require_one_tenant_for_events(settings: ServerSettings) -> None:
-    """Refuse several tenants: a router compares tokens, so its choices would reveal other
-    prompts."""
+    """Refuse several tenants: a router compares tokens, so its choices reveal other prompts."""
     if settings.kv_events is not None and len(settings.api_keys) > 1:
         raise InvalidRequestError("kv_events: expected at most one API key, it shows its prompts")
 

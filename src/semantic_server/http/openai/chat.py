@@ -301,8 +301,7 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion: one engine request per choice, the reply options, and names of custom
-    tools."""
+    """A chat completion: an engine request per choice, reply options, names of custom tools."""
 
     choices: tuple[Ask, ...]
     options: StreamOptions

@@ -191,9 +191,9 @@ class _Choice:
         return CompletionDelta(self.index, logprobs=textless, finish_reason=reason, usage=end.usage)
 
     def _textless(self, completion: int) -> LegacyLogprobs:
-        """Return entries without a value for generated tokens without text, such as an end token.
-        Clients that score a prompt count from both ends of the lists, so no token may be
-        missing."""
+        """Return entries without values for generated tokens without text, such as an end token.
+        Clients that score a prompt count from both ends of the lists, so each token needs an
+        entry."""
         if not (self.request.echo and self.request.logprobs):
             return LegacyLogprobs()
         n = max(completion - self.n_scored, 0)
@@ -222,8 +222,7 @@ async def _logprobs(
 
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
-    """Return the likeliest tokens and the actual one; the likelier of two with the same text
-    counts."""
+    """Return the likeliest tokens and the actual one; of two with one text the likelier counts."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]
@@ -340,7 +339,7 @@ def _check_ids(path: str, ids: Sequence[int], vocab_size: int) -> None:
 def _check_best_of(best_of: int | None, n: int) -> None:
     if best_of not in {None, n}:
         raise FieldError(
-            f"best_of must equal n ({n}), as the reply has all choices, got {best_of}", param="best_of"
+            f"best_of must equal n ({n}): replies have all choices, got {best_of}", param="best_of"
         )
 
 

@@ -192,8 +192,7 @@ def _part(path: str, value: object) -> str | tuple[str, Attachment]:
 
 
 def _reasoning(path: str, message: Mapping[str, object]) -> str:
-    """Return an assistant message's reasoning: replies have it under two names, and clients send
-    either."""
+    """Return an assistant message's reasoning: clients send either of the two names of replies."""
     given = (_text(path, message, name) for name in _REASONING_FIELDS)
     return next(filter(None, given), "")
 
@@ -263,8 +262,7 @@ def _tool(path: str, value: object) -> Tool | None:
 
 
 def read_custom_tool(path: str, given: Mapping[str, object]) -> Tool:
-    """Read a custom tool from the fields `given` at `path`. Raises FieldError for an invalid
-    one."""
+    """Read a custom tool from the fields `given` at `path`. Raises FieldError."""
     name = name_at(path, given)
     description = text_at(f"{path}.description", given.get("description", ""))
     return custom_tool(name, description, _expected(f"{path}.format", given.get("format")))
@@ -328,7 +326,7 @@ def _chosen(
 def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
     """Return the choice that requires a call of any of `tools`. Raises FieldError without tools."""
     if not tools:
-        raise FieldError("tool_choice is required, but tools has no function", param=_CHOICE)
+        raise FieldError("tool_choice requires a call, but tools has no function", param=_CHOICE)
     return tuple(tools), ToolChoice("required")
 
 

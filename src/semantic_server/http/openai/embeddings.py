@@ -126,8 +126,7 @@ def _data(found: Embedded, as_text: Callable[[Vector], str]) -> Iterator[str]:
 
 
 def as_numbers(vector: Vector) -> str:
-    """Return `vector` as a JSON list. Call for one vector at a time, so that other threads can
-    run."""
+    """Return `vector` as a JSON list. One vector a call lets other threads run in between."""
     return json.dumps(vector.tolist())
 
 

@@ -1,4 +1,4 @@
-"""Request fields of OpenAI's APIs: which are supported, and checks of their JSON values.
+"""Request fields of OpenAI's APIs: the supported ones, and checks of their JSON values.
 
 Tables have every field that OpenAI documents, as supported, ignored or refused; a test compares
 them with the SDK. They also have fields of other servers that clients send and that change an

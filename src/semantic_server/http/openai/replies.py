@@ -359,8 +359,7 @@ async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
 
 @lru_cache(maxsize=16)
 def _fingerprint(model_id: str) -> str:
-    """Return a digest that changes with the model and the packages: all that may change the answer
-    to a seed."""
+    """Return a digest of the model and the packages: all that may change the answer to a seed."""
     versions = (f"{name} {_version(name)}" for name in _VERSIONED)
     named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
     return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"
@@ -378,8 +377,7 @@ def _version(package: str) -> str:
 
 
 def described(required: str, *, streams: bool = True) -> dict[str, object]:
-    """Return the OpenAPI description of a route; its body requires `model` and the field
-    `required`."""
+    """Return the OpenAPI description of a route whose body requires `model` and `required`."""
     properties: dict[str, object] = {"model": {"type": "string"}, required: {}}
     content: dict[str, object] = {"application/json": {"schema": {"type": "object"}}}
     if streams:

@@ -68,8 +68,7 @@ class Caller:
 
 
 def caller_of(request: Request, body: Mapping[str, object]) -> Caller:
-    """Return the origin of a request with this body. Raises FieldError, and WireError for an
-    operator."""
+    """Return the origin of a request. Raises FieldError, and WireError for an operator."""
     return Caller(
         agent_of(request, body),
         tenant_of(request),
@@ -140,16 +139,15 @@ def _agent_of_choice(agent: str | None, index: int) -> str | None:
     return agent if agent is None or index == 0 else f"{agent}/{index + 1}"
 
 
-# Fields that are validated by element
+# Validation by element
 
 _PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
-"""Stand-ins for required fields that are checked by element."""
+"""Stand-ins for required fields that need validation by element."""
 
 
 def without_elements(known: Mapping[str, object]) -> dict[str, object]:
-    """Return `known` for validation with the SDK's types, without the fields validated by element.
-    Those get an error with the element's path. An empty value replaces them if the type requires
-    one."""
+    """Return `known` for validation with the SDK's types, without the fields that need validation
+    by element, whose errors have the element's path. An empty value replaces required ones."""
     plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
     return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
 
@@ -285,8 +283,7 @@ def _number(body: Mapping[str, object], name: str, default: float) -> float:
 def _with_other_neutrals(
     sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
 ) -> SamplingParams:
-    """Return `sampling` with the fields whose neutral value differs between the API and the
-    domain."""
+    """Return `sampling` with the fields whose neutral value differs between API and domain."""
     if "top_k" in body:
         top_k = body["top_k"]
         if top_k < -1:

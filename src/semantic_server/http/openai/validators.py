@@ -1,8 +1,7 @@
 """Pydantic validators for OpenAI's own request types, with the extensions of local servers.
 
-Validation is strict: a string is
-no number. Lists and unions that OpenAI's types leave lazy are validated element by element; see
-`fields.without_elements`.
+Validation is strict: a string is not a number. Validates by element the lists and unions that
+OpenAI's types leave lazy; see `fields.without_elements`.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Extensions(TypedDict, total=False):
 
 
 class Constraints(TypedDict, total=False):
-    """What constrains an answer, as in vLLM; read by `requests.constraint_of`."""
+    """Fields that constrain an answer, as in vLLM; `requests.constraint_of` reads them."""
 
     structured_outputs: dict[str, object]
     guided_json: dict[str, object] | str

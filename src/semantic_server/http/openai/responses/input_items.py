@@ -1,8 +1,8 @@
 """Input items of a response's request, translated to the domain's messages.
 
-Texts stay verbatim and in order. Calls of tools that are no functions become tool calls. Items of
-hosted tools are dropped with one warning; items without which the conversation would have another
-meaning are refused.
+Texts stay verbatim and in order. Calls of tools other than functions become tool calls. Drops items
+of hosted tools with one warning, and refuses items without which the conversation would mean
+something else.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ENVELOPE: Final = frozenset({"type", "id", "call_id", "status", "caller", "crea
 """Fields of an item that are neither arguments nor output."""
 
 _REFUSED: Final = {
-    "configuration_update": "expected reasoning and text beside the input",
+    "configuration_update": "expected reasoning and text next to the input",
 }
 
 _TEXT_PARTS: Final = {
@@ -57,7 +57,7 @@ _TEXT_PARTS: Final = {
     "summary_text": "text",
     "text": "text",
 }
-"""The field with the text, by type of the part."""
+"""Name of the text field by type of the part."""
 
 _PICTURES: Final = frozenset({"computer_screenshot", "input_image"})
 _COMPACTED: Final = "earlier messages that only the service that compacted them can read"
@@ -72,18 +72,16 @@ class ResponseInput:
 
 
 def input_of(value: object, tools: ToolSet, kept: KeptItems | None = None) -> ResponseInput:
-    """The field `input`. Tools that its items load are added to `tools`.
-
-    An item that is a reference becomes the item of `kept` that it refers to. Raises FieldError for
-    the first invalid item, and what `KeptItems.item` raises.
-    """
+    """Read `input`, and add the tools that its items load to `tools`. Replace a reference by the
+    item of `kept` that it names. Raises FieldError for the first invalid item, and as
+    `KeptItems.item`."""
     if isinstance(value, str):
         return ResponseInput((Message("user", value),))
     if not isinstance(value, list):
         raise FieldError(f"{_PATH}: expected a text or a list of items", param=_PATH)
     reader = _Reader(tools)
     items = [_item(f"{_PATH}[{i}]", one, kept) for i, one in enumerate(list_at(_PATH, value))]
-    for item in items:  # first of all: calls may precede the item that loads their tool
+    for item in items:  # first, as calls may precede the item that loads their tool
         if item.kind in _LOADING:
             reader.loaded += tools.add_loaded(f"{item.path}.tools", item.fields.get("tools"))
     for item in items:
@@ -120,11 +118,11 @@ def _item(path: str, value: object, kept: KeptItems | None) -> _Item:
 
 
 class _MessageAssembler:
-    """Assembles messages from items, which are added in order.
+    """Assembles messages from items in their order.
 
-    Reasoning, text and calls of one assistant message are separate items on this wire. Adjacent
-    items with ids belong to one message. Without ids a text or reasoning that follows a text or a
-    call begins another message.
+    In this API reasoning, text and calls of one assistant message are separate items. Adjacent
+    items with ids belong to one message. Without ids a text or reasoning after a text or a call
+    begins another message.
     """
 
     def __init__(self) -> None:
@@ -132,7 +130,7 @@ class _MessageAssembler:
         self._assistant: _AssistantMessage | None = None
 
     def finish(self) -> tuple[Message, ...]:
-        """All messages."""
+        """Return all messages."""
         self._close()
         return tuple(self._messages)
 
@@ -142,15 +140,12 @@ class _MessageAssembler:
         self._messages.append(message)
 
     def add_reasoning(self, text: str, *, has_id: bool) -> None:
-        """Add reasoning of the assistant."""
         self._open(anew=not has_id).reasoning.append(text)
 
     def add_text(self, text: str, *, has_id: bool) -> None:
-        """Add a text of the assistant."""
         self._open(anew=not has_id).content.append(text)
 
     def add_call(self, call: ToolCall) -> None:
-        """Add a tool call of the assistant."""
         self._open(anew=False).calls.append(call)
 
     def _open(self, *, anew: bool) -> _AssistantMessage:
@@ -202,7 +197,7 @@ class _Reader:
             raise FieldError(f"{at}: {item.kind}: {_REFUSED[item.kind]}", param=at)
         reader = _READERS.get(item.kind)
         if reader is None:
-            warnings.warn(f"input items of type {item.kind!a:.80} are left out")
+            warnings.warn(f"dropped input items of type {item.kind!a:.80}")
             return
         reader(self, item)
 
@@ -233,7 +228,7 @@ class _Reader:
         self.messages.add_call(written_call(call["call_id"], name, call["input"]))
 
     def other_call(self, item: _Item) -> None:
-        """A call that the client runs and that is no function call."""
+        """Add a call of a client's tool that is not a function."""
         name = item.kind.removesuffix("_call")
         content = _content_fields(item)
         arguments = item.fields.get("arguments", content)
@@ -249,24 +244,24 @@ class _Reader:
         self.messages.add(Message("tool", content, tool_call_id=call, attachments=attached))
 
     def other_output(self, item: _Item) -> None:
-        """The output of a call that is no function call."""
+        """Add the output of a call of a tool that is not a function."""
         output = item.fields.get("output", _content_fields(item))
         content = output if isinstance(output, str) else _json(output)
         self.messages.add(Message("tool", content, tool_call_id=_call_id(item)))
 
     def found_tools(self, item: _Item) -> None:
-        """The names of the tools found; the tools themselves are loaded beforehand."""
+        """Add the names of the found tools, which `input_of` has loaded."""
         found = list_at(f"{item.path}.tools", item.fields.get("tools"))
         names = [tool.get("name", tool.get("type")) for tool in found if isinstance(tool, dict)]
         content = _json({"tools": names})
         self.messages.add(Message("tool", content, tool_call_id=_call_id(item)))
 
     def compacted(self, item: _Item) -> None:
-        """A summary that is sealed for another service."""
+        """Add a note for a summary that another service encrypted."""
         self.messages.add(Message("system", block_note(item.kind, {"text": _COMPACTED})))
 
     def nothing(self, item: _Item) -> None:
-        """An item that only loads tools."""
+        """Skip an item that only loads tools."""
 
 
 _READERS: Final[dict[str, Callable[[_Reader, _Item], None]]] = {
@@ -294,14 +289,14 @@ _LOADING: Final = frozenset({"additional_tools", "tool_search_output"})
 
 
 def _reasoning_text(path: str, fields: Json) -> str:
-    """The first that is not empty of: content, encrypted content, summary."""
+    """Return the first non-empty one of: content, encrypted content, summary."""
     content = _text_of(f"{path}.content", fields.get("content", []))
     encrypted = text_at(f"{path}.encrypted_content", fields.get("encrypted_content", ""))
     return content or decoded_reasoning(encrypted) or _text_of(f"{path}.summary", fields["summary"])
 
 
 def _call_id(item: _Item) -> str:
-    """The id of the call; some items have it as their own id."""
+    """Return the id of the call; some items have it as their own id."""
     return item.text("call_id" if "call_id" in item.fields else "id")
 
 
@@ -321,7 +316,8 @@ def _text_of(path: str, value: object) -> str:
 
 
 def _content_of(path: str, value: object) -> tuple[str, tuple[Attachment, ...]]:
-    """The text at `path`: a string or a list of parts. Raises FieldError for anything else."""
+    """Return the text at `path`: a string or a list of parts. Raises FieldError for anything
+    else."""
     if isinstance(value, str):
         return value, ()
     if not isinstance(value, list):

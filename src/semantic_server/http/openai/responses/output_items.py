@@ -1,8 +1,8 @@
-"""Output items of a response: their JSON objects and the events of a stream that build them up.
+"""Output items of a response: their JSON objects, and the events of a stream that build them up.
 
 Raw reasoning is the `content` of a reasoning item; this server writes no `summary`. An item's id
-has that of its response, so that inputs may refer to it without an index of items. Knows OpenAI's
-shapes; not the answer's events.
+contains that of its response, so inputs can refer to it without an index of items. Knows OpenAI's
+shapes, not the answer's events.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _ITEM_ID: Final = re.compile(r"[a-z]+_(?P<response>[0-9a-f]+)_[0-9]+")
 
 
 def item_id(prefix: str, response_id: str, index: int) -> str:
-    """The id of output item number `index` of a response; for a `prefix` as msg."""
+    """Return the id of output item number `index` of a response, with a `prefix` such as msg."""
     return f"{prefix}_{response_id.removeprefix(RESPONSE_PREFIX)}_{index}"
 
 
 class KeptItems:
-    """The output items of a tenant's stored responses. Each response is read once."""
+    """The output items of a tenant's stored responses. Reads each response once."""
 
     def __init__(self, store: ResponsesPort, tenant: str) -> None:
         self._store = store
@@ -43,15 +43,14 @@ class KeptItems:
         self._read: dict[str, dict[str, Json]] = {}
 
     def item(self, path: str, given: str) -> Json:
-        """The item with the id `given`, as it was returned; `path` is where it is referred to.
-
-        Raises WireError if its response is not stored, and StoreError if that cannot be read now.
-        """
+        """Return the item with the id `given`, as the response had it; `path` is that of the
+        reference. Raises WireError if its response is not stored, and StoreError if the read
+        fails."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:
             message = (
-                f"Item with id {given!r:.200} not found. Items are kept with their response, "
+                f"Item with id {given!r:.200} not found. Items stay with their response, "
                 "unless store was false"
             )
             raise WireError(HTTPStatus.NOT_FOUND, message, param=path, code="item_not_found")
@@ -75,21 +74,19 @@ _ENCODED_PREFIX: Final = "semantic.thought."
 
 
 def new_response_id(route: str = "") -> str:
-    """A new random id of a response; in a fleet it ends with the `route` of its request."""
+    """Return a new random id of a response; in a fleet it ends with the `route` of its request."""
     return f"{RESPONSE_PREFIX}{secrets.token_hex(ID_BYTES)}{route}"
 
 
 def encoded_reasoning(text: str) -> str:
-    """`text` as the field `encrypted_content`, which clients return unread.
-
-    It is encoded and not encrypted: only the conversation's own client receives it.
-    """
+    """Return `text` as the field `encrypted_content`, which clients return unread. Does not encrypt
+    it: only the conversation's own client receives it."""
     data = text.encode("utf-8", "surrogatepass")
     return _ENCODED_PREFIX + base64.urlsafe_b64encode(data).decode("ascii")
 
 
 def decoded_reasoning(encoded: str) -> str:
-    """The inverse of `encoded_reasoning`; "" for damaged text and for that of another service."""
+    """Invert `encoded_reasoning`; return "" for damaged text and for another service's."""
     if not encoded.startswith(_ENCODED_PREFIX):
         return ""
     try:
@@ -109,14 +106,14 @@ class TextItem:
     logprobs: list[Json] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
-        """The events before the text."""
+        """Return the events before the text."""
         return [
             _added(self.index, self.as_object("in_progress") | {"content": []}),
             _part_event("added", self, _text_part("", ())),
         ]
 
     def grow(self, text: str, logprobs: Sequence[ChatTokenLogprob]) -> list[Json]:
-        """The events for more of the text."""
+        """Return the events for more of the text."""
         found = [_logprob(one) for one in logprobs]
         self.texts.append(text)
         self.logprobs += found
@@ -130,7 +127,7 @@ class TextItem:
         ]
 
     def end(self, status: Status) -> list[Json]:
-        """The events after the text."""
+        """Return the events after the text."""
         text = "".join(self.texts)
         return [
             {
@@ -144,7 +141,7 @@ class TextItem:
         ]
 
     def as_object(self, status: Status) -> Json:
-        """The item with its content so far."""
+        """Return the item with its content so far."""
         part = _text_part("".join(self.texts), self.logprobs)
         return {
             "id": self.id,
@@ -165,17 +162,17 @@ class ReasoningItem:
     texts: list[str] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
-        """The events before the text."""
+        """Return the events before the text."""
         empty = self.as_object("in_progress") | {"content": [], "encrypted_content": None}
         return [_added(self.index, empty), _part_event("added", self, _reasoning_part(""))]
 
     def grow(self, text: str) -> list[Json]:
-        """The events for more of the text."""
+        """Return the events for more of the text."""
         self.texts.append(text)
         return [{"type": "response.reasoning_text.delta", **_position(self), "delta": text}]
 
     def end(self, status: Status) -> list[Json]:
-        """The events after the text."""
+        """Return the events after the text."""
         text = "".join(self.texts)
         return [
             {"type": "response.reasoning_text.done", **_position(self), "text": text},
@@ -184,7 +181,7 @@ class ReasoningItem:
         ]
 
     def as_object(self, status: Status) -> Json:
-        """The item with its content so far."""
+        """Return the item with its content so far."""
         text = "".join(self.texts)
         return {
             "id": self.id,
@@ -207,11 +204,11 @@ class CallItem:
     texts: list[str] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
-        """The events before the arguments."""
+        """Return the events before the arguments."""
         return [_added(self.index, self.as_object("in_progress"))]
 
     def grow(self, arguments: str) -> list[Json]:
-        """The events for more of the arguments."""
+        """Return the events for more of the arguments."""
         self.texts.append(arguments)
         return [
             {
@@ -223,7 +220,7 @@ class CallItem:
         ]
 
     def end(self, status: Status) -> list[Json]:
-        """The events after the arguments."""
+        """Return the events after the arguments."""
         return [
             {
                 "type": "response.function_call_arguments.done",
@@ -236,7 +233,7 @@ class CallItem:
         ]
 
     def as_object(self, status: Status) -> Json:
-        """The item with its content so far."""
+        """Return the item with its content so far."""
         item: Json = {
             "id": self.id,
             "type": "function_call",
@@ -252,25 +249,23 @@ class CallItem:
 
 @dataclass(slots=True)
 class ClientCallItem:
-    """A call of a tool of another `kind` than a function.
-
-    Its form depends on all arguments, so that its events are sent at its end.
-    """
+    """A call of a tool of another `kind` than a function. Its form depends on all arguments, so its
+    events come at its end."""
 
     kind: str
     call: CallItem
 
     def begin(self) -> list[Json]:
-        """No event."""
+        """Return no event."""
         return []
 
     def grow(self, arguments: str) -> list[Json]:
-        """No event; takes more of the arguments."""
+        """Take more of the arguments; return no event."""
         self.call.texts.append(arguments)
         return []
 
     def end(self, status: Status) -> list[Json]:
-        """All events of the item."""
+        """Return all events of the item."""
         call, item = self.call, self.as_object(status)
         if item["type"] == "function_call":
             arguments, call.texts = "".join(call.texts), []
@@ -286,7 +281,8 @@ class ClientCallItem:
         return [_added(call.index, begun), *events, _done(call.index, item)]
 
     def as_object(self, status: Status) -> Json:
-        """The item with its content so far; a function call unless it has the tool's own form."""
+        """Return the item with its content so far; a function call if it lacks the tool's own
+        form."""
         item = self.call.as_object(status)
         arguments = str(item["arguments"])
         if self.kind == CUSTOM:
@@ -330,6 +326,6 @@ def _reasoning_part(text: str) -> Json:
 
 
 def _logprob(one: ChatTokenLogprob) -> Json:
-    """In the shape of this wire: `bytes` of a part of a character is [], not null."""
+    """Convert to this API's shape: `bytes` of a part of a character is [], not null."""
     top = [{**other, "bytes": other["bytes"] or []} for other in one["top_logprobs"]]
     return {**one, "bytes": one["bytes"] or [], "top_logprobs": top}

@@ -1,7 +1,7 @@
 """The body of a response's request, parsed into one engine request.
 
-Validates every field before anything is generated, and prepends the history of a previous response,
-through the chain of those before it. Knows the wire's fields; not its replies.
+Validates every field before generating, and prepends the history of a previous response, through
+the chain of those before it. Knows the API's fields, not its replies.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class ResponseGoneError(InvalidRequestError):
     """A response, or one that it continues, is not stored; `response_id` is its id."""
 
     def __init__(self, response_id: str) -> None:
-        super().__init__(f"there is no response {response_id!r:.200}")
+        super().__init__(f"no response {response_id!r:.200}")
         self.response_id = response_id
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation up to a response, the agent of the last answer, and the tools of all its
-    requests, of each name the newest."""
+    """A conversation up to a response, the agent of the last answer, and the newest tool of each
+    name in all its requests."""
 
     messages: tuple[Message, ...]
     agent: str
@@ -62,11 +62,8 @@ class History:
 
 
 def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> History:
-    """The history up to and including the response `response_id`.
-
-    Raises ResponseGoneError if any response of the chain is not stored, and StoreError if the
-    store cannot be read now.
-    """
+    """Return the history up to and including the response `response_id`. Raises ResponseGoneError
+    if any response of the chain is not stored, and StoreError if the read fails."""
     chain = _chain(responses, tenant, response_id)
     tools = {tool.name: tool for one in chain for tool in one.tools}
     messages = [message for one in chain for message in (*one.input, *one.output)]
@@ -74,7 +71,7 @@ def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> Histo
 
 
 def _chain(responses: ResponsesPort, tenant: str, response_id: str) -> list[StoredResponse]:
-    """The responses from the first to `response_id`."""
+    """Return the responses from the first to `response_id`."""
     found: list[StoredResponse] = []
     seen: set[str] = set()
     at: str | None = response_id
@@ -89,10 +86,10 @@ def _chain(responses: ResponsesPort, tenant: str, response_id: str) -> list[Stor
 
 
 RESPONSE_FIELDS: Final[dict[str, Field]] = {
-    "access_programs": Field("there are no such programs here"),
-    "background": Field("answers are not computed in the background", (False,)),
-    "context_management": Field("histories are not shortened by the server", ([],)),
-    "conversation": Field("conversations are not kept; use previous_response_id"),
+    "access_programs": Field("this server has no such programs"),
+    "background": Field("this server has no background answers", (False,)),
+    "context_management": Field("this server does not shorten histories", ([],)),
+    "conversation": Field("this server keeps no conversations; use previous_response_id"),
     "image": IGNORED,
     "include": SUPPORTED,
     "input": SUPPORTED,
@@ -101,10 +98,10 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "max_tool_calls": IGNORED,
     "metadata": IGNORED,
     "model": SUPPORTED,
-    "moderation": Field("this server moderates nothing"),
+    "moderation": Field("this server has no moderation"),
     "parallel_tool_calls": SUPPORTED,
     "previous_response_id": SUPPORTED,
-    "prompt": Field("prompts are not kept; send the text itself"),
+    "prompt": Field("this server keeps no prompts; send the text itself"),
     "prompt_cache_key": IGNORED,
     "prompt_cache_options": SUPPORTED,
     "prompt_cache_retention": IGNORED,
@@ -120,7 +117,7 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "tools": SUPPORTED,
     "top_logprobs": SUPPORTED,
     "top_p": SUPPORTED,
-    "truncation": Field("input is never truncated", ("disabled",)),
+    "truncation": Field("this server never truncates input", ("disabled",)),
     "user": IGNORED,
     # Outside of OpenAI's API; clients send them.
     "agent_id": SUPPORTED,
@@ -130,7 +127,7 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "ignore_eos": SUPPORTED,
     "logit_bias": SUPPORTED,
     "min_p": SUPPORTED,
-    "min_tokens": Field("a least number of tokens cannot be enforced", (0,)),
+    "min_tokens": Field("this server cannot enforce a minimum of tokens", (0,)),
     "presence_penalty": SUPPORTED,
     "repetition_penalty": SUPPORTED,
     "seed": SUPPORTED,
@@ -138,17 +135,17 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "stop": SUPPORTED,
     "top_k": SUPPORTED,
 }
-"""`max_tool_calls` and `image` concern hosted tools and image inputs, which are not served."""
+"""`max_tool_calls` and `image` concern hosted tools and image inputs, which this server lacks."""
 
 REASONING_FIELDS: Final[dict[str, Field]] = {
-    "context": Field("which thoughts stay is up to the model's template", ("auto",)),
+    "context": Field("the model's template decides which thoughts stay", ("auto",)),
     "effort": SUPPORTED,
     "generate_summary": IGNORED,
     "max_tokens": SUPPORTED,
-    "mode": Field("there is one mode only", ("standard",)),
+    "mode": Field("this server has one mode only", ("standard",)),
     "summary": IGNORED,
 }
-"""Reasoning is returned verbatim, with or without a requested summary. `max_tokens` is not
+"""Replies have verbatim reasoning, with or without a requested summary. `max_tokens` is not
 OpenAI's."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
@@ -159,13 +156,13 @@ TEXT_FIELDS: Final[dict[str, Field]] = {
 CACHE_OPTION_FIELDS: Final[dict[str, Field]] = {
     "comparison_response_id": IGNORED,
     "mode": IGNORED,
-    "prewarm": Field("a prompt is not computed without an answer", (False,)),
+    "prewarm": Field("this server computes no prompt without an answer", (False,)),
     "ttl": IGNORED,
 }
-"""Every prompt is cached within the quota, so that there is nothing to switch on."""
+"""The server caches every prompt within the quota, so there is nothing to switch on."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
-    "include_obfuscation": Field("events are not obfuscated", (False,)),
+    "include_obfuscation": Field("this server does not obfuscate events", (False,)),
 }
 
 CHECKED_BY_ELEMENT: Final = frozenset(
@@ -180,7 +177,7 @@ CHECKED_BY_ELEMENT: Final = frozenset(
         "tools",
     }
 )
-"""Fields of a body that are validated by themselves, so that errors name the element's path."""
+"""Fields with a validation of their own, so that errors have the element's path."""
 
 
 _MAX_TOP_LOGPROBS: Final = 20
@@ -198,7 +195,7 @@ _INCLUDE_WITHOUT_EFFECT: Final = frozenset(
         "web_search_call.results",
     }
 )
-"""They concern items that no response of this server has."""
+"""Optional fields of items that no response of this server has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,18 +221,15 @@ class ResponseRequest:
 def response_request(
     body: Mapping[str, object], model: ServedModel, caller: Caller, store: ResponsesPort
 ) -> ResponseRequest:
-    """Parse `body`. May block on `store`.
-
-    Raises InvalidRequestError, ModelNotFoundError, and WireError if the previous response, or one
-    of which an item is referred to, is not stored.
-    """
+    """Parse `body`. May block on `store`. Raises InvalidRequestError, ModelNotFoundError, and
+    WireError if the previous response, or that of a referenced item, is not stored."""
     known = known_fields(body, RESPONSE_FIELDS)
     checked = validated(
         response_adapter(),
         {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT},
     )
     if "model" not in checked:
-        raise FieldError("model: expected a model's name", param="model")
+        raise FieldError("model must be a model's name", param="model")
     check_model(checked["model"], model)
     stored = _stored(checked, keep=caller.keep)
     include = _include(known.get("include", []))
@@ -291,27 +285,27 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Whether the response is stored. Raises FieldError if it is to be, of a request that is not
-    kept."""
+    """Return whether to store the response. Raises FieldError if the body asks to store it without
+    `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError(
-            "store: expected false or nothing, for a request that is not kept", param="store"
+            "store must be false or missing for a request that the server does not keep", param="store"
         )
     return keep and given is not False
 
 
 def _include(value: object) -> frozenset[str]:
-    """The field `include`: names of optional fields of the output."""
+    """Read `include`: names of optional fields of the output."""
     found = [text_at(f"include[{i}]", one) for i, one in enumerate(list_at("include", value))]
     for one in found:
         if one not in _INCLUDE_WITHOUT_EFFECT | {_ENCRYPTED_REASONING, _LOGPROBS}:
-            warnings.warn(f"include of {one!a:.80} is unknown and has no effect")
+            warnings.warn(f"unknown include {one!a:.80} has no effect")
     return frozenset(found)
 
 
 def _checked_objects(known: Mapping[str, object]) -> tuple[Json, bool]:
-    """The fields `reasoning` and `stream`. Raises FieldError for a refused nested field."""
+    """Read `reasoning` and `stream`. Raises FieldError for a refused nested field."""
     reasoning: Json = {}
     for name, table in (
         ("reasoning", REASONING_FIELDS),
@@ -324,7 +318,7 @@ def _checked_objects(known: Mapping[str, object]) -> tuple[Json, bool]:
     stream = known.get("stream") is True
     if "stream_options" in known and not stream:
         raise FieldError(
-            "stream_options: only for a stream; expected stream to be true", param="stream_options"
+            "stream_options requires stream to be true", param="stream_options"
         )
     return reasoning, stream
 
@@ -348,7 +342,7 @@ def _history(store: ResponsesPort, tenant: str, previous: str) -> History:
         message = f"Previous response with id {previous!r:.200} not found."
         if error.response_id != previous:
             message = (
-                f"The history of response {previous!r:.200} is not whole: response "
+                f"The history of response {previous!r:.200} is incomplete: response "
                 f"{error.response_id!r:.200} not found."
             )
         raise WireError(
@@ -362,7 +356,7 @@ def _history(store: ResponsesPort, tenant: str, previous: str) -> History:
 def _messages(
     instructions: str | None, history: History | None, own_input: ResponseInput
 ) -> tuple[Message, ...]:
-    """The whole conversation. Instructions of previous requests do not carry over."""
+    """Return the whole conversation. Instructions of previous requests do not carry over."""
     system = () if instructions is None else (Message("system", instructions),)
     previous = () if history is None else history.messages
     conversation = (*previous, *own_input.messages)
@@ -373,14 +367,15 @@ def _messages(
 
 @dataclass(frozen=True, slots=True)
 class _TextFormat:
-    """`answer_format` is None for free text; `reply_value` is `text.format` of the reply."""
+    """The form of texts: `answer_format` is None for free text; `reply_value` is the reply's
+    `text.format`."""
 
     answer_format: AnswerFormat | None = None
     reply_value: Json = field(default_factory=lambda: {"type": "text"})
 
 
 def _text_format(value: object) -> _TextFormat:
-    """The field `text`. A schema is enforced, strict or not. Raises FieldError."""
+    """Read `text`. The server enforces a schema, strict or not. Raises FieldError."""
     if value is None:
         return _TextFormat()
     text = known_fields(object_at("text", value), TEXT_FIELDS, "text.")
@@ -404,7 +399,8 @@ def _reply_fields(
     text: _TextFormat,
     reasoning: Json,
 ) -> Json:
-    """What the response object repeats of the request, including effective defaults."""
+    """Return the fields that the response object repeats of the request, with effective
+    defaults."""
     return {
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),

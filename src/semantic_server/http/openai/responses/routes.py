@@ -1,6 +1,6 @@
 """/v1/responses: create a response; retrieve, delete and list the input of stored ones.
 
-Replies with events, or with the object of the last one, which is stored before it is sent. Knows no
+Replies with events, or with the object of the last one, and stores it before sending. Knows no
 shapes of events.
 """
 
@@ -67,18 +67,15 @@ class ResponseReply:
         self._sequence_number = 0
 
     async def body(self) -> Json:
-        """The complete response object. Raises WireError if the answer failed."""
+        """Return the complete response object. Raises WireError if the answer failed."""
         async with aclosing(self._written()) as written:
             async for _ in written:
                 pass
         return self._writer.response
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """The events of a stream. An error is the last event.
-
-        Some clients take only events with data as a sign that the connection is alive, so the
-        heartbeat is an event of the response.
-        """
+        """Yield the events of a stream; an error is the last event. Some clients take only events
+        with data as a sign of life, so the heartbeat is an event of the response."""
         seconds = settings_of(request).keep_alive
         try:
             async with aclosing(
@@ -119,10 +116,8 @@ class ResponseReply:
 async def with_heartbeat(
     events: AsyncGenerator[T, None], seconds: float, heartbeat: Callable[[], T]
 ) -> AsyncGenerator[T, None]:
-    """`events` as they arrive, and `heartbeat()` after every `seconds` without one.
-
-    Closing this closes `events`, also while the next one is awaited.
-    """
+    """Yield `events` as they arrive, and `heartbeat()` after every `seconds` without one. Closing
+    this closes `events`, also while it waits for the next one."""
     pending: asyncio.Future[list[T]] | None = None
     try:
         while True:
@@ -136,7 +131,7 @@ async def with_heartbeat(
                 return
             yield found[0]
     finally:
-        # Shielded: after a disconnect the scope around the response is cancelled.
+        # Shielded: a disconnect cancels the scope around the response.
         with CancelScope(shield=True):
             if pending is not None:
                 pending.cancel()
@@ -145,7 +140,7 @@ async def with_heartbeat(
 
 
 async def _next(events: AsyncGenerator[T, None]) -> list[T]:
-    """The next event in a list; [] after the last one."""
+    """Return the next event in a list; [] after the last one."""
     async for event in events:
         return [event]
     return []
@@ -156,26 +151,26 @@ RESPONSES_PATH: Final = "/v1/responses"
 router: Final = APIRouter(tags=["openai"], prefix=RESPONSES_PATH)
 
 _NO_COMPACTION: Final = (
-    "/v1/responses/compact is not offered: its items are encrypted by OpenAI's servers, and a "
-    "summary is an answer of the model. Expected a request for a summary to /v1/responses, whose "
-    "text begins the next conversation"
+    "this server has no /v1/responses/compact: OpenAI's servers encrypt its items, and a "
+    "summary is an answer of the model. Request a summary from /v1/responses, and begin the "
+    "next conversation with its text"
 )
 
 
 class _ResponseIdConvertor(StringConvertor):
-    """Any id but the names of routes beside `{response_id}`, whose methods are others."""
+    """Any id but the names of routes next to `{response_id}`, which have other methods."""
 
     regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
 
 
 register_url_convertor("response_id", _ResponseIdConvertor())
 
-ResponseId = Annotated[str, Path(description="The response's id, as its body had it.")]
+ResponseId = Annotated[str, Path(description="Id of the response, from its body.")]
 
 
 @router.post("", openapi_extra=described("input"))
 async def create_response(request: Request) -> Response:
-    """Answers a conversation as a response, which can be continued by its id."""
+    """Answer a conversation as a response, which requests can continue by its id."""
     body = await read_json(request)
     serving, store = serving_of(request, body.get("model")), stored.store_of(request)
     caller = caller_of(request, body)
@@ -190,7 +185,7 @@ async def create_response(request: Request) -> Response:
 
 @router.post("/input_tokens", openapi_extra=described("input"))
 async def count_input_tokens(request: Request) -> Response:
-    """The tokens of a response's prompt: instructions, tools, and the history it continues."""
+    """Return the tokens of a response's prompt: instructions, tools, and the continued history."""
     body = await read_json(request)
     serving, store = serving_of(request, body.get("model")), stored.store_of(request)
     body = {"model": serving.model.id, **body}
@@ -204,28 +199,28 @@ async def count_input_tokens(request: Request) -> Response:
 
 @router.post("/compact", include_in_schema=False)
 async def compact_response(request: Request) -> Response:
-    """Not offered: an opaque summary would change answers without being seen."""
+    """Refuse: an opaque summary would change answers unseen."""
     serving_of(request)
-    raise WireError(HTTPStatus.NOT_FOUND, _NO_COMPACTION, code="not_offered")  # 5xx is repeated
+    raise WireError(HTTPStatus.NOT_FOUND, _NO_COMPACTION, code="not_offered")  # clients repeat a 5xx
 
 
 @router.get("/{response_id:response_id}")
 async def retrieve_response(
     request: Request,
     response_id: ResponseId,
-    stream: Annotated[bool, Query(description="Only false: stored responses are whole.")] = False,
+    stream: Annotated[bool, Query(description="Only false: stored responses are complete.")] = False,
 ) -> Response:
-    """A stored response, as it was returned."""
+    """Return a stored response, as its request got it."""
     if stream:
-        raise FieldError("stream: a kept response is whole; expected false", param="stream")
-    serving_of(request)  # 503 until the model is loaded
+        raise FieldError("stream must be false: a stored response is complete", param="stream")
+    serving_of(request)  # 503 until the model loads
     found = await stored.get_response(request, response_id)
     return Response(found.body, media_type="application/json")
 
 
 @router.delete("/{response_id:response_id}")
 async def delete_response(request: Request, response_id: ResponseId) -> Response:
-    """Deletes a stored response. Responses that continue it can no longer be continued."""
+    """Delete a stored response. Responses that continue it cannot continue any more."""
     serving_of(request)
     await stored.delete_response(request, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
@@ -235,11 +230,11 @@ async def delete_response(request: Request, response_id: ResponseId) -> Response
 async def list_input_items(
     request: Request,
     response_id: ResponseId,
-    after: Annotated[str | None, Query(description="The id of an item.")] = None,
+    after: Annotated[str | None, Query(description="Id of an item.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """The input items of the response's own request, without those of previous responses."""
+    """Return the input items of the response's own request, without those of previous responses."""
     serving_of(request)
     found = await stored.get_response(request, response_id)
     return JSONResponse(stored.input_list(found, stored.Page(after, limit, order)))

@@ -1,8 +1,5 @@
-"""Stored responses: put, get and delete by id, and the list of a response's input items.
-
-Blocking calls of the store run in a worker thread. Knows the store's port; not its
-implementation.
-"""
+"""Stored responses: put, get and delete by id, and the list of a response's input items. Runs
+blocking calls of the store in a worker thread. Knows the store's port, not its implementation."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _ID_CHARACTERS: Final = 48
 
 
 def store_of(request: Request) -> ResponsesPort:
-    """The server's store of responses."""
+    """Return the server's store of responses."""
     found: ResponsesPort = request.app.state.responses
     return found
 
@@ -46,7 +43,7 @@ async def put_response(
 
 
 async def get_response(request: Request, response_id: str) -> StoredResponse:
-    """The tenant's response with this id. Raises WireError if there is none."""
+    """Return the tenant's response with this id. Raises WireError if it is missing."""
     store, tenant = store_of(request), tenant_of(request)
     with store_errors():
         found = await on_thread(request, store.get, tenant, response_id)
@@ -56,7 +53,7 @@ async def get_response(request: Request, response_id: str) -> StoredResponse:
 
 
 async def delete_response(request: Request, response_id: str) -> None:
-    """Delete the tenant's response with this id. Raises WireError if there is none."""
+    """Delete the tenant's response with this id. Raises WireError if it is missing."""
     store, tenant = store_of(request), tenant_of(request)
     with store_errors():
         deleted = await on_thread(request, store.delete, tenant, response_id)
@@ -66,14 +63,14 @@ async def delete_response(request: Request, response_id: str) -> None:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Raise StoreError as a WireError of status 503, without the cause: it may disclose details of
-    the machine."""
+    """Turn StoreError into a WireError of status 503, without the cause, which may disclose details
+    of the machine."""
     try:
         yield
     except StoreError as error:
         raise WireError(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            "responses cannot be read now",
+            "cannot read responses now",
             code="overloaded",
             retry_after=RETRY_SECONDS,
         ) from error
@@ -83,7 +80,7 @@ def _put(
     store: ResponsesPort, request: ResponseRequest, writer: ResponseWriter, agent: str
 ) -> None:
     response = writer.response
-    # Stored as it would be parsed if the client sent it back.
+    # Store it as a parser would read it back from the client.
     output = input_of(response["output"], request.tools)
     store.put(
         request.ask.tenant,
@@ -109,7 +106,7 @@ def _not_found(response_id: str) -> WireError:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """At most `limit` items in this order, following the one with the id `after`."""
+    """At most `limit` items in this order, after the one with the id `after`."""
 
     after: str | None = None
     limit: int = 20
@@ -117,18 +114,16 @@ class Page:
 
 
 def input_list(response: StoredResponse, page: Page) -> Json:
-    """One page of the input items of the response's own request.
-
-    Items are made from the messages of the prompt; their ids are the same every time. Raises
-    FieldError if `page.after` is not among the ids.
-    """
+    """Return one page of the input items of the response's own request. The prompt's messages yield
+    the items; their ids are the same every time. Raises FieldError if `page.after` is not among the
+    ids."""
     items = _items(response)
     if page.order == "desc":
         items.reverse()
     if page.after is not None:
         ids = [item["id"] for item in items]
         if page.after not in ids:
-            raise FieldError("after: expected the id of an item of this list", param="after")
+            raise FieldError("after must be the id of an item of this list", param="after")
         items = items[ids.index(page.after) + 1 :]
     shown = items[: page.limit]
     return {
@@ -151,7 +146,7 @@ def _items(response: StoredResponse) -> list[Json]:
 
 
 def _items_of(message: Message) -> Sequence[tuple[str, Json]]:
-    """(prefix of the id, item) of each item that `message` consists of."""
+    """Return (prefix of the id, item) of each item in `message`."""
     if message.role == "tool":
         output: Json = {"call_id": message.tool_call_id, "output": message.content}
         return [("fco", {"type": "function_call_output", **output})]

@@ -1,8 +1,8 @@
-"""Tools of a response's request: what the model may call, under which names, and the choice.
+"""Tools of a response's request: the callable functions, their names, and the choice.
 
 A function in a namespace keeps its own name for the model unless another function has it; the
-client receives its calls with the namespace. A namespace's description is not in the prompt.
-Hosted tools are dropped with one warning: this server runs none.
+client receives its calls with the namespace. The prompt lacks a namespace's description. Drops
+hosted tools with one warning, as this server runs none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHOICE: Final = "tool_choice"
 _MODES: Final = ("auto", "required")
 _CUSTOM_FIELDS: Final = ("type", "name", "description", "format")
 _CALLED: Final = frozenset({"function", CUSTOM, *OPENAI_TOOLS})
-"""The types of tools that can be called."""
+"""The types of callable tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,15 @@ class ToolSet:
         return tuple(self._tools.values())
 
     def add_requested(self, path: str, value: object) -> None:
-        """Add the list of tools at `path`.
-
-        Raises FieldError for an invalid tool and for a second function of the same name.
-        """
+        """Add the list of tools at `path`. Raises FieldError for an invalid tool and for a second
+        function of the same name."""
         found = _functions(path, value)
         self.reply_tools += [one.reply_tool for one in found if one.reply_tool is not None]
         # Functions outside of namespaces first: they keep their names.
         for one in sorted(found, key=lambda one: one.name.namespace is not None):
             if one.name in self._names.values():
                 raise FieldError(
-                    f"{one.path}: there is a tool {one.name.name!r} already", param=one.path
+                    f"{one.path}: duplicate tool {one.name.name!r}", param=one.path
                 )
             self._add(one)
 
@@ -78,22 +76,22 @@ class ToolSet:
         return tuple(self._tools[self._add(one)] for one in _functions(path, value))
 
     def add_previous(self, tools: Sequence[Tool]) -> None:
-        """Add the tools of previous responses, except those with a name that is in use."""
+        """Add the tools of previous responses, except those whose name is in use."""
         for tool in tools:
             if tool.name not in self._tools:
                 self._tools[tool.name] = tool
                 self._names[tool.name] = FunctionName(tool.name)
 
     def model_name(self, name: FunctionName) -> str:
-        """The function's name for the model; its own name if it is not in this set."""
+        """Return the function's name for the model; its own name if it is not in this set."""
         return next((known for known, one in self._names.items() if one == name), name.name)
 
     def client_name(self, model_name: str) -> FunctionName:
-        """The inverse of `model_name`."""
+        """Invert `model_name`."""
         return self._names.get(model_name, FunctionName(model_name))
 
     def kind_of(self, model_name: str) -> str:
-        """The type of the tool with this name for the model."""
+        """Return the type of the tool with this name for the model."""
         tool = self._tools.get(model_name)
         return "function" if tool is None else tool.kind
 
@@ -102,7 +100,7 @@ class ToolSet:
         if self._names.get(known, one.name) != one.name:
             known = f"{one.name.namespace}__{one.name.name}"
         if self._names.get(known, one.name) != one.name:
-            raise FieldError(f"{one.path}: there is a tool {known!r} already", param=one.path)
+            raise FieldError(f"{one.path}: duplicate tool {known!r}", param=one.path)
         self._names[known] = one.name
         self._tools[known] = replace(tool, name=known)
         return known
@@ -113,11 +111,8 @@ class ToolSet:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function; `path` is that of its name.
-
-    `reply_tool` is the reply's tool that contains the function, set only for the first function of
-    a namespace.
-    """
+    """A function; `path` is that of its name. `reply_tool` is the reply's tool that contains the
+    function; in a namespace only the first function has it."""
 
     path: str
     name: FunctionName
@@ -146,7 +141,7 @@ def _functions(path: str, value: object, namespace: str | None = None) -> list[_
 
 
 def _is_local(tool: Json) -> bool:
-    """Exclude a shell in a container of OpenAI's, which no client runs."""
+    """Return False for a shell in a container of OpenAI's, which no client runs."""
     environment = tool.get("environment")
     return not isinstance(environment, dict) or environment.get("type") == "local"
 
@@ -199,7 +194,7 @@ class Choice:
 
 
 def choice_among(tools: ToolSet, value: object) -> Choice:
-    """The field `tool_choice`. Raises FieldError for an invalid choice or an unknown tool."""
+    """Read `tool_choice`. Raises FieldError for an invalid choice or an unknown tool."""
     match value:
         case None | "auto":
             return Choice(tools.tools, ToolChoice(), "auto")
@@ -218,7 +213,7 @@ def _chosen(tools: ToolSet, given: Json) -> Choice:
     if not isinstance(kind, str) or kind not in _CALLED:
         path = f"{_CHOICE}.type"
         raise FieldError(
-            f"{path}: expected function, custom or allowed_tools; hosted tools are not run here",
+            f"{path} must be function, custom or allowed_tools: this server runs no hosted tools",
             param=path,
         )
     known, reply_value = _known(tools, _CHOICE, given)
@@ -249,10 +244,8 @@ def _allowed(tools: ToolSet, given: Json) -> Choice:
 
 
 def _known(tools: ToolSet, path: str, given: Json) -> tuple[str, Json]:
-    """The name for the model of the tool that is chosen at `path`, and the reply's choice of it.
-
-    Raises FieldError for an unknown tool.
-    """
+    """Return the model's name of the tool chosen at `path`, and the reply's choice of it. Raises
+    FieldError for an unknown tool."""
     kind = given["type"]
     if isinstance(kind, str) and kind in OPENAI_TOOLS:
         check_known(kind, tools.tools, path)

@@ -1,7 +1,7 @@
 """Converts the events of an answer to the events of a response and to the response object.
 
-Without a stream the reply is the object of the last event, so the two cannot differ. Knows no HTTP
-and no sequence numbers.
+Without a stream the reply is the object of the last event, so the two cannot differ. Knows neither
+HTTP nor sequence numbers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from semantic_server.http.request_fields.client_tools import CUSTOM
 
 _SERVER_ERROR: Final = "server_error"
 _CLIENT_ERROR: Final = "invalid_prompt"
-"""Also of a cancelled request: Codex repeats a stream that fails with `server_error`."""
+"""The code also of a cancelled request: Codex repeats a stream that fails with `server_error`."""
 _OVERFLOW: Final = "context_length_exceeded"
-"""Missing in OpenAI's types, but sent by OpenAI; clients shorten their history when they get it."""
+"""Missing in OpenAI's types, but sent by OpenAI; clients then shorten their history."""
 
 _UNFINISHED: Final[Json] = {
     "status": "in_progress",
@@ -104,10 +104,8 @@ class ResponseWriter:
         return {**self._response, "output": items}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """The events to send for `event`; `logprobs` are those of its text.
-
-        Raises WireError if the answer failed.
-        """
+        """Return the events to send for `event`; `logprobs` are those of its text. Raises WireError
+        if the answer failed."""
         match event:
             case AnswerStarted():
                 return [*self._created_once(), self.heartbeat()]
@@ -116,16 +114,13 @@ class ResponseWriter:
         return self._output(event, logprobs)
 
     def heartbeat(self) -> Json:
-        """The event `response.created` the first time, then `response.in_progress`.
-
-        It never has the fields of a finished response: while a finished one is being stored it
-        must not look finished.
-        """
+        """Return `response.created` the first time, then `response.in_progress`. It never has the
+        fields of a finished response, which must not look finished before it is stored."""
         kind, self._created = "in_progress" if self._created else "created", True
         return {"type": f"response.{kind}", "response": {**self.response, **_UNFINISHED}}
 
     def failed(self, problem: Problem) -> list[Json]:
-        """The events that end a response with an error."""
+        """Return the events that end a response with an error."""
         created = self._created_once()
         events = self._close("incomplete")
         self._response |= {
@@ -171,7 +166,7 @@ class ResponseWriter:
         return item if kind == "function" else ClientCallItem(kind, item)
 
     def _place(self, prefix: str) -> tuple[int, str]:
-        """(index, id) of the next item."""
+        """Return (index, id) of the next item."""
         index = len(self._items)
         return index, item_id(prefix, self.id, index)
 
@@ -183,7 +178,7 @@ class ResponseWriter:
         return [*events, *item.begin()]
 
     def _close(self, status: Status) -> list[Json]:
-        """The events that end the open item, if there is one."""
+        """Return the events that end the open item, if any."""
         item, self._open = self._open, None
         if item is None:
             return []
@@ -219,7 +214,7 @@ class ResponseWriter:
 
 
 def error_event(problem: Problem) -> Json:
-    """The event that ends a stream with an error where the response is not known."""
+    """Return the event that ends a stream with an error before the response is known."""
     return {"type": "error", **_error(problem), "param": problem.param}
 
 
@@ -235,7 +230,7 @@ def _code(problem: Problem) -> str:
 
 
 def _message(problem: Problem) -> str:
-    """The message of the corresponding HTTP error: clients match some of them."""
+    """Return the message of the corresponding HTTP error: clients match some of them."""
     error = openai_error(problem)["error"]
     return str(error["message"]) if isinstance(error, dict) else problem.message
 
