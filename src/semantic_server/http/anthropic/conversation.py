@@ -1,10 +1,10 @@
 """Anthropic's messages, tools and tool choice, translated to the domain's.
 
-A text and a list with one text block are equivalent, `cache_control` is ignored, and messages of
-role "system" keep their position, so that a request extends the prefix of the previous one. The
-signature of a thinking block authenticates nothing: clients return it unread, and where a request
-omits thinking from the reply it carries the text, so that the next prompt can contain it. Knows
-which tools work only on Anthropic's own servers; not how a template renders a tool.
+A text and a list with one text block are equivalent, `cache_control` has no effect, and messages of
+role "system" keep their position, so a request extends the prefix of the previous one. The
+signature of a thinking block authenticates nothing: clients return it unread. If a request omits
+thinking from the reply, the signature carries the text, so that the next prompt can contain it.
+Knows which tools work only on Anthropic's own servers, not how a template renders a tool.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ _TEXT: Final = "semantic.text."
 
 
 def signature_of(thought: str) -> str:
-    """The signature of a thinking block sent with its text; deterministic."""
+    """Return the signature of a thinking block sent with its text; deterministic."""
     return _SEAL + _encoded(hashlib.sha256(_utf8(thought)).digest())
 
 
 def signature_with_text(thought: str) -> str:
-    """The signature of a thinking block sent without its text: contains the text."""
+    """Return the signature of a thinking block sent without its text, which it contains."""
     return _TEXT + _encoded(_utf8(thought))
 
 
 def thinking_text(shown: str, signature: str) -> str:
-    """The text of a returned block: `shown`, or the text in the signature if `shown` is empty."""
+    """Return the text of a returned block: `shown`, or if that is empty the text in the
+    signature."""
     if shown or not signature.startswith(_TEXT):
         return shown
     try:
@@ -64,8 +65,8 @@ def _utf8(text: str) -> bytes:
 
 
 _BILLING: Final = "x-anthropic-billing-header:"
-"""Start of a line that clients put before their system prompt, and that differs between versions
-and requests."""
+"""Start of a line that clients put before their system prompt. It differs between versions and
+requests."""
 
 _BETWEEN_BLOCKS: Final = "\n\n"
 _FAILED: Final = "Error: "
@@ -81,7 +82,8 @@ class ConversationReader:
         self.effort: str | None = None  # of the last system message that sets it
 
     def read(self, body: Mapping[str, object]) -> tuple[Message, ...]:
-        """The system prompt and the messages in order. Raises FieldError if one is invalid."""
+        """Return the system prompt and the messages in order. Raises FieldError for an invalid
+        one."""
         found = list(self._system_prompt(body.get("system")))
         messages = list_at("messages", body.get("messages"))
         last_user = max((i for i, one in enumerate(messages) if _role(one) == "user"), default=-1)
@@ -93,7 +95,7 @@ class ConversationReader:
         if _role(messages[-1]) == "assistant":
             raise FieldError(
                 f"messages[{len(messages) - 1}]: the last message must not be the assistant's; "
-                "an answer cannot be continued",
+                "this server cannot continue an answer",
                 param="messages",
             )
         return tuple(found)
@@ -110,7 +112,8 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """The domain's messages for one message; `passed` if a later message is the user's."""
+        """Yield the domain's messages for one message; `passed` if a later message is the
+        user's."""
         role = message.get("role")
         match role:
             case "user":
@@ -144,7 +147,7 @@ class ConversationReader:
         yield Message("system", _BETWEEN_BLOCKS.join(texts))
 
     def _from_user(self, blocks: Sequence[object], path: str) -> Iterator[Message]:
-        """Tool results and user text, in the order of the blocks."""
+        """Yield tool results and user text, in the order of the blocks."""
         if not blocks:
             at = f"{path}.content"
             raise FieldError(f"{at}: expected at least one block", param=at)
@@ -173,7 +176,7 @@ class ConversationReader:
         return replace(read, content=_FAILED + read.content) if result.get("is_error") else read
 
     def _from_assistant(self, blocks: Sequence[object], path: str) -> Message:
-        """One message: texts are concatenated as they were generated, without a separator."""
+        """Return one message: joins texts as the model generated them, without a separator."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
@@ -198,7 +201,7 @@ class ConversationReader:
         return ToolCall(call["id"], call["name"], json.dumps(call["input"], ensure_ascii=False))
 
     def _content(self, block: object, path: str) -> _Read:
-        """The text of a block, or a note for one of another type. Raises FieldError."""
+        """Return the text of a block, or a note for one of another type. Raises FieldError."""
         kind = _type(block)
         if not isinstance(block, dict) or kind == "text":
             return checked(self._validators.text, block, path)["text"], None
@@ -229,11 +232,11 @@ class ConversationReader:
 
 
 _Read = tuple[str, Attachment | None]
-"""The text of a block, and what it is a note for."""
+"""The text of a block, and the attachment if it is a note for one."""
 
 
 def _joined(message: Message, contents: Sequence[_Read]) -> Message:
-    """`message` with these contents."""
+    """Return `message` with these contents."""
     return replace(
         message,
         content=_BETWEEN_BLOCKS.join(text for text, _ in contents),
@@ -246,7 +249,7 @@ def _content(message: Mapping[str, object], path: str) -> Sequence[object]:
 
 
 def _as_blocks(content: object, path: str) -> Sequence[object]:
-    """Content as blocks; a text is one block. Raises FieldError."""
+    """Return content as blocks; a text is one block. Raises FieldError."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -255,7 +258,7 @@ def _as_blocks(content: object, path: str) -> Sequence[object]:
 
 
 def _without_billing(text: str) -> str:
-    """`text` without the leading line that identifies client and version."""
+    """Return `text` without the leading line that identifies client and version."""
     if not text.startswith(_BILLING):
         return text
     return text.partition("\n")[2].lstrip("\n")
@@ -270,10 +273,8 @@ def _role(message: object) -> object:
 
 
 def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
-    """The tools that the client runs; others are skipped with a warning.
-
-    Raises FieldError for an invalid definition.
-    """
+    """Return the tools that the client runs; skip others with a warning. Raises FieldError for an
+    invalid definition."""
     if tools is None:
         return ()
     found: dict[str, Tool] = {}
@@ -282,14 +283,14 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
         given = _with_schema(object_at(one, path))
         kind = given.get("type")
         if kind not in (None, "custom"):
-            warnings.warn(f"/v1/messages: tools of type {kind!r:.80} are skipped: not served here")
+            warnings.warn(f"/v1/messages: skipped tools of type {kind!r:.80}: this server has none")
             continue
         tool = checked(validators.tool, given, path)
         name = tool["name"]
         if not name:
             raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
         if name in found:
-            raise FieldError(f"{path}.name: {name!r:.80} is there twice", param=f"{path}.name")
+            raise FieldError(f"{path}.name: duplicate tool {name!r:.80}", param=f"{path}.name")
         found[name] = Tool(
             name,
             tool.get("description", ""),
@@ -300,8 +301,8 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
 
 
 def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
-    """A tool as the client would define it, of one that Anthropic defines and the client runs."""
-    kind, _, _ = str(given.get("type")).rpartition("_")  # behind it is a date
+    """Return a tool that Anthropic defines and the client runs as the client would define it."""
+    kind, _, _ = str(given.get("type")).rpartition("_")  # a date follows
     if kind not in ANTHROPIC_TOOLS:
         return given
     tool = ANTHROPIC_TOOLS[kind]
@@ -310,10 +311,8 @@ def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Whether a tool must be called, and whether parallel calls are allowed.
-
-    Raises FieldError if a call is required and the tool is not defined.
-    """
+    """Return the choice, and whether parallel calls are allowed. Raises FieldError if a call is
+    required and the tool is not defined."""
     if choice is None:
         return ToolChoice(), True
     if choice["type"] == "none":
@@ -323,11 +322,11 @@ def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[
         return ToolChoice(), parallel
     if choice["type"] == "any":
         if not tools:
-            raise FieldError("tool_choice: any needs a tool in tools", param="tool_choice")
+            raise FieldError("tool_choice any requires a tool in tools", param="tool_choice")
         return ToolChoice("required"), parallel
     name = choice["name"]
     if name not in {tool.name for tool in tools}:
         raise FieldError(
-            f"tool_choice.name: {name!r:.80} is not among tools", param="tool_choice.name"
+            f"tool_choice.name: tools has no {name!r:.80}", param="tool_choice.name"
         )
     return ToolChoice("required", name), parallel

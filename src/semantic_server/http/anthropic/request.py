@@ -1,8 +1,5 @@
-"""Requests of POST /v1/messages: what each top-level field means, translated to the domain's types.
-
-A test compares the table of fields with the SDK's own. Decides nothing about models. Knows no
-HTTP.
-"""
+"""Requests of POST /v1/messages: the top-level fields, translated to the domain's types. A test
+compares the table of fields with the SDK's own. Decides nothing about models. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -35,15 +32,15 @@ from semantic_server.http.request_fields.table import (
 )
 
 MESSAGE_FIELDS: Final[dict[str, Field]] = {
-    "betas": IGNORED,  # what they enable is always on, or set by other fields
+    "betas": IGNORED,  # their features are always on, or set by other fields
     "billing_policy": IGNORED,
-    "cache_control": IGNORED,  # all prompts are cached
+    "cache_control": IGNORED,  # the server caches all prompts
     "compaction": refused("this server does not summarize conversations"),
     "container": refused("this server runs no code"),
-    "context_management": SUPPORTED,  # no edit is applied, as the reply reports
+    "context_management": SUPPORTED,  # applies no edit, as the reply reports
     "diagnostics": IGNORED,
     "fallback_credit_token": IGNORED,
-    "fallbacks": IGNORED,  # there is one model, which never declines
+    "fallbacks": IGNORED,  # the only model never declines
     "inference_geo": IGNORED,
     "max_tokens": SUPPORTED,
     "mcp_servers": refused("this server calls no MCP servers", []),
@@ -57,12 +54,12 @@ MESSAGE_FIELDS: Final[dict[str, Field]] = {
     "stream": SUPPORTED,
     "system": SUPPORTED,
     "thinking": SUPPORTED,
-    "thread": refused("this server keeps no messages: send all of them (their KV cache is kept)"),
+    "thread": refused("this server keeps no messages: send all of them (it keeps their KV cache)"),
     "tool_choice": SUPPORTED,
     "tools": SUPPORTED,
     "user_profile_id": IGNORED,
     "workspace_id": IGNORED,  # the API key alone determines the tenant
-    # Of older versions of the SDK.
+    # Of older versions of the SDK
     "output_format": SUPPORTED,
     "temperature": SUPPORTED,
     "top_k": SUPPORTED,
@@ -73,9 +70,9 @@ MESSAGE_FIELDS: Final[dict[str, Field]] = {
     "anthropic_version": IGNORED,
     "semantic": SUPPORTED,
 }
-"""A hosted service's accounting and routing are ignored."""
+"""The server ignores a hosted service's accounting and routing."""
 
-_ELSEWHERE: Final = "not on this wire; use /v1/chat/completions"
+_ELSEWHERE: Final = "not in this API; use /v1/chat/completions"
 _THINKING: Final = "use thinking"
 _FORM: Final = "use output_config.format"
 _SYSTEM: Final = "use system"
@@ -101,9 +98,9 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     **dict.fromkeys(("enable_thinking", "think", "thinking_token_budget"), refused(_THINKING)),
     **dict.fromkeys(("input", "prompt"), refused(_MESSAGES, "", [])),
     **dict.fromkeys(("conversation", "previous_response_id"), refused(_MESSAGES)),
-    "access_programs": refused("there are no such programs here"),
+    "access_programs": refused("this server has no such programs"),
     "add_special_tokens": refused("the template adds them", False),
-    "allowed_token_ids": refused("tokens cannot be excluded", []),
+    "allowed_token_ids": refused("this server cannot exclude tokens", []),
     "audio": refused("this server writes text only"),
     "best_of": refused("a message has one answer", 1),
     "chat_template_kwargs": refused(_THINKING, {}),
@@ -111,16 +108,16 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "function_call": refused("use tool_choice", "none", "auto"),
     "functions": refused("use tools", []),
     "ignore_eos": refused(_ELSEWHERE, False),
-    "include": refused("nothing can be included", []),
+    "include": refused("this server has nothing to include", []),
     "instructions": refused(_SYSTEM, ""),
     "logit_bias": refused(_ELSEWHERE, {}),
     "logprobs": refused(_ELSEWHERE, False, 0),
     "max_completion_tokens": refused("use max_tokens"),
     "max_output_tokens": refused("use max_tokens"),
     "min_p": refused(_ELSEWHERE, 0, 0.0),
-    "min_tokens": refused("a least number of tokens cannot be enforced", 0),
+    "min_tokens": refused("this server cannot enforce a minimum of tokens", 0),
     "modalities": refused("this server writes text only", ["text"]),
-    "moderation": refused("this server moderates nothing"),
+    "moderation": refused("this server has no moderation"),
     "n": refused("a message has one answer", 1),
     "parallel_tool_calls": refused("use tool_choice.disable_parallel_tool_use", True),
     "presence_penalty": refused(_ELSEWHERE, 0, 0.0),
@@ -135,18 +132,18 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "safe_prompt": refused(_SYSTEM, False),
     "seed": refused(_ELSEWHERE),
     "stop": refused("use stop_sequences", "", []),
-    "stop_token_ids": refused("answers are cut at texts only: use stop_sequences", []),
+    "stop_token_ids": refused("answers stop only at texts: use stop_sequences", []),
     "suffix": refused("this model completes at the end only", ""),
     "top_logprobs": refused(_ELSEWHERE, 0),
-    "truncation": refused("input is never truncated", "disabled"),
+    "truncation": refused("this server never truncates input", "disabled"),
     "verbosity": refused("this model has no such setting", "medium"),
-    "web_search_options": refused("this server searches nothing"),
+    "web_search_options": refused("this server has no web search"),
 }  # fmt: skip
-"""Fields of other wires and servers: what would change an answer is refused by name."""
+"""Fields of other APIs and servers. The server refuses by name any that would change an answer."""
 
 
 _MAX_STOPS: Final = 64
-"""All stop sequences are matched at each token, which delays other answers."""
+"""The server matches all stop sequences at each token, which delays other answers."""
 _MIN_BUDGET: Final = 1024
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 """Templates know no effort above high."""
@@ -156,9 +153,9 @@ _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 class MessageRequest:
     """A parsed request for a message.
 
-    `max_tokens` is 0 to compute only the prompt. `thinking_tokens` is the thinking budget, None for
-    none. `omit_thinking`: thinking blocks are sent without
-    their text. `report_context_edits`: the reply lists the context edits that were applied.
+    `max_tokens` is 0 to compute only the prompt. `thinking_tokens` is the thinking budget, or None.
+    With `omit_thinking` thinking blocks have no text. With `report_context_edits` the reply lists
+    the applied context edits.
     """
 
     chat: Chat
@@ -178,11 +175,9 @@ def read_request(
     *,
     interleaved: bool = False,
 ) -> MessageRequest:
-    """Parse `body`; sampling parameters that it lacks are those of `sampling`.
-
-    `interleaved`: thinking between tool calls, which may have a budget above `max_tokens`.
-    Raises InvalidRequestError naming the first invalid field.
-    """
+    """Parse `body`; `sampling` has the defaults of sampling parameters. `interleaved` allows
+    thinking between tool calls, whose budget may exceed `max_tokens`. Raises InvalidRequestError
+    with the first invalid field."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     params = validated(validators.create, body)
     max_tokens = params["max_tokens"]
@@ -207,7 +202,8 @@ def read_request(
 
 
 def read_chat(validators: Validators, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
-    """The conversation of a POST /v1/messages/count_tokens body. Raises like `read_request`."""
+    """Return the conversation of a POST /v1/messages/count_tokens body. Raises like
+    `read_request`."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     return _chat(validators, body, validated(validators.count, body), warnings)
 
@@ -243,7 +239,7 @@ def _template_options(thinking: ThinkingConfig | None, effort: str | None) -> Ma
 
 
 def _budget(thinking: ThinkingConfig | None) -> int | None:
-    """The thinking budget, which has a least value, as documented."""
+    """Return the thinking budget. Raises FieldError below its documented minimum."""
     if thinking is None or thinking["type"] != "enabled":
         return None
     budget = thinking["budget_tokens"]
@@ -256,7 +252,7 @@ def _budget(thinking: ThinkingConfig | None) -> int | None:
 
 
 def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
-    """The format in `output_config.format`, or in `output_format` of older clients."""
+    """Return the format in `output_config.format`, or in `output_format` of older clients."""
     output = body.get("output_config")
     path = "output_format"
     output_format = body.get(path)
@@ -274,15 +270,15 @@ def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
 def _sampling(
     body: Mapping[str, object], stop: tuple[str, ...], sampling: SamplingParams
 ) -> SamplingParams:
-    """`sampling` with the parameters of the body, some of which the SDK's newest types lack."""
+    """Return `sampling` with the body's parameters, some of which the SDK's newest types lack."""
     if len(stop) > _MAX_STOPS:
         raise FieldError(
-            f"stop_sequences: expected {_MAX_STOPS} texts at most, got {len(stop)}",
+            f"stop_sequences must have at most {_MAX_STOPS} texts, got {len(stop)}",
             param="stop_sequences",
         )
     if "" in stop:
         raise FieldError(
-            "stop_sequences: expected texts that are not empty", param="stop_sequences"
+            "stop_sequences must not have empty texts", param="stop_sequences"
         )
     temperature = _number(body, "temperature")
     top_p = _number(body, "top_p")

@@ -1,8 +1,5 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the events of a stream, and the message they add
-up to.
-
-Stream and message are built from the same blocks, so they cannot differ.
-"""
+"""POST /v1/messages and /v1/messages/count_tokens: the events of a stream, and their message.
+Stream and message use the same blocks, so they cannot differ."""
 
 from __future__ import annotations
 
@@ -60,24 +57,22 @@ from semantic_server.http.openai.requests import caller_of
 from semantic_server.http.request_body import on_thread, read_json
 
 _NO_OBJECT = "raw_arguments"
-"""The field of a call's input that has what the model wrote when that is no object."""
+"""The field of a call's input that has the model's text if that is not an object."""
 
 Json = dict[str, object]
 
 
 class _Input:
-    """A call's input, made of its arguments: an object, of which any part can be parsed.
-
-    Arguments that turn out to be none become a field of it.
-    """
+    """A call's input from its arguments: an object, any prefix of which is parsable. Arguments that
+    turn out not to be an object become a field of it."""
 
     def __init__(self) -> None:
         self._object = ObjectText()
         self._written: list[str] = []
-        self._held = ""  # what closes the object: something may follow that makes it none
+        self._held = ""  # the end of the object: later text may invalidate it
 
     def grow(self, arguments: str) -> str:
-        """What to send for more of the arguments."""
+        """Return the text to send for more of the arguments."""
         self._written.append(arguments)
         was_closed = self._object.is_closed
         certain = self._object.push(arguments)
@@ -86,7 +81,7 @@ class _Input:
         return certain
 
     def end(self, *, cut: bool) -> str:
-        """What to send when the arguments have ended; if they were `cut`, they are left open."""
+        """Return the text to send after the arguments; if they were `cut`, leave them open."""
         written = "".join(self._written)
         if self._held and not written[self._object.n_taken :].strip():
             return self._held
@@ -114,11 +109,8 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStyle:
-    """What the request determines of its reply.
-
-    `max_tokens` is its limit; 0 computes only the prompt and omits the content. See
-    `MessageRequest` for the others.
-    """
+    """The request's settings for its reply. `max_tokens` is its limit; 0 computes only the prompt
+    and omits the content. See `MessageRequest` for the others."""
 
     max_tokens: int
 
@@ -136,7 +128,7 @@ class MessageWriter:
     def __init__(self, message_id: str, model: str, style: ResponseStyle) -> None:
         self._style = style
         self._blocks: list[_Block] = []
-        self._open = False  # whether the last block may still grow
+        self._open = False  # True if the last block may still grow
         self._message: Json = {
             "id": message_id,
             "type": "message",
@@ -149,10 +141,8 @@ class MessageWriter:
         }
 
     def write(self, event: AnswerEvent) -> list[Json]:
-        """The events to send for `event`; "type" holds the name of each.
-
-        Raises WireError if the answer failed.
-        """
+        """Return the events to send for `event`; "type" holds the name of each. Raises WireError if
+        the answer failed."""
         match event:
             case AnswerStarted():
                 self._message["usage"] = usage_at_start(event.prompt_tokens)
@@ -162,7 +152,7 @@ class MessageWriter:
         return [] if self._style.prompt_only else self._piece(event)
 
     def message(self) -> Json:
-        """The complete message; valid only after the last event."""
+        """Return the complete message; valid only after the last event."""
         return {**self._message, "content": [self._content(block) for block in self._blocks]}
 
     # Content
@@ -204,7 +194,7 @@ class MessageWriter:
         return self._grow(text, "input_json_delta", "partial_json") if text else []
 
     def _stop_block(self, *, cut: bool = False) -> list[Json]:
-        """End the open block; `cut`: the answer's end may have cut it."""
+        """End the open block; `cut` if the answer's end may have cut it."""
         if not self._open:
             return []
         self._open = False
@@ -261,7 +251,7 @@ class MessageWriter:
                 signature = self._signature(block)
                 return {"type": "thinking", "thinking": shown, "signature": signature}
             case "tool_use":
-                # Truncated arguments are parsed as far as possible, as streaming clients do.
+                # Parse truncated arguments as far as possible, as streaming clients do.
                 arguments = from_json(block.text or "{}", allow_partial=True)
                 return {**_empty(block), "input": arguments}
 
@@ -277,7 +267,7 @@ _STOP_REASONS: dict[AnswerReason, str] = {"length": "max_tokens", "tool_calls": 
 
 
 def _empty(block: _Block) -> Json:
-    """The block before any content."""
+    """Return the block before any content."""
     match block.kind:
         case "text":
             return {"type": "text", "text": ""}
@@ -288,17 +278,17 @@ def _empty(block: _Block) -> Json:
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:
-    """Usage before the cache hit is known: the last event reports how the prompt divides."""
+    """Return usage before the cache hit is known: the last event reports how the prompt divides."""
     return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
 
 
 def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
-    """Usage of a complete answer. `answered` is False if its content was omitted.
+    """Return the usage of a complete answer. `answered` is False if the reply omits its content.
 
     A prompt has three parts that add up: read from the cache, written to it, and the rest after the
-    last cacheable position, which here is the last block boundary. The last token is never among
-    those written, so `input_tokens` is at least 1: some clients take 0 for a missing value and use
-    the one from the start.
+    last cacheable position, here the last block boundary. The cache never writes the last token, so
+    `input_tokens` is at least 1: some clients take 0 for a missing value and use the one from the
+    start.
     """
     whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     created = max(0, whole_blocks - usage.cached) if usage.kept else 0
@@ -330,7 +320,7 @@ _INTERLEAVED = "interleaved-thinking-"
 
 
 def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
-    """The OpenAPI description of a route; `required` are integers."""
+    """Return the OpenAPI description of a route; `required` are integers."""
     body = {
         "type": "object",
         "description": "As Anthropic documents it.",
@@ -356,7 +346,7 @@ def _described(reply: str, *required: str, streams: bool = False) -> dict[str, o
 )
 async def create_message(request: Request) -> Response:
     """Generate a message, as one reply or, with `stream`, as events."""
-    serving_of(request)  # 503 before the body is read
+    serving_of(request)  # 503 before reading the body
     body = await read_json(request)
     serving = serving_of(request, body.get("model"))
     _require_model(body, serving.model)
@@ -384,10 +374,10 @@ async def create_message(request: Request) -> Response:
     return JSONResponse(await until_disconnect(request, _message(stream, writer)))
 
 
-@router.post("/v1/messages/count_tokens", openapi_extra=_described("How many tokens."))
+@router.post("/v1/messages/count_tokens", openapi_extra=_described("Number of tokens."))
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a conversation as a prompt."""
-    serving_of(request)  # 503 before the body is read
+    serving_of(request)  # 503 before reading the body
     body = await read_json(request)
     serving = serving_of(request, body.get("model"))
     _require_model(body, serving.model)
@@ -399,7 +389,7 @@ async def count_tokens(request: Request) -> Response:
 def _require_model(body: Mapping[str, object], model: ServedModel) -> None:
     name = body.get("model")
     if not isinstance(name, str):
-        raise FieldError("model: expected a model's name", param="model")
+        raise FieldError("model must be a model's name", param="model")
     if not model.accepts(name):
         raise ModelNotFoundError(f"model: {unknown_model(name, model.names)}")
 

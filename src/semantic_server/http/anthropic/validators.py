@@ -1,6 +1,5 @@
-"""Validators of Anthropic's own request types, built on first use. Knows types only; not what a
-field means.
-"""
+"""Validators of Anthropic's own request types, built on first use. Knows types, not the meaning of
+fields."""
 
 from __future__ import annotations
 
@@ -52,8 +51,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """One validator per type. Those of whole bodies do not validate list elements: elements are
-    checked one by one, so that an error names the element."""
+    """One validator per type. Those of whole bodies skip list elements: their own validators let an
+    error name the element."""
 
     create: TypeAdapter[MessageCreateParams]
     count: TypeAdapter[MessageCountTokensParams]
@@ -68,7 +67,7 @@ class Validators:
 
 @cache
 def validators() -> Validators:
-    """All validators; building them takes milliseconds, the first time."""
+    """Return all validators; building them takes milliseconds, the first time."""
     return Validators(
         create=_strict(MessageCreateParams),
         count=_strict(MessageCountTokensParams),
@@ -83,7 +82,7 @@ def validators() -> Validators:
 
 
 def _strict(kind: type[T]) -> TypeAdapter[T]:
-    """A validator that converts nothing, at any depth: a text is not a number."""
+    """Return a validator that converts nothing, at any depth: a text is not a number."""
     own = with_config(ConfigDict(strict=True))(new_class(kind.__name__, (kind,)))
     return TypeAdapter(cast("type[T]", own))
 
@@ -94,7 +93,7 @@ def checked(adapter: TypeAdapter[T], value: object, path: str) -> T:
 
 
 def object_at(value: object, path: str) -> Mapping[str, object]:
-    """`value` if it is an object. Raises FieldError naming `path`."""
+    """Return `value` if it is an object. Raises FieldError with `path`."""
     if not isinstance(value, dict):
         raise FieldError(f"{path}: expected an object", param=path)
     return value

@@ -1,7 +1,5 @@
-"""POST /api/embed, and /api/embeddings of older clients: the vectors of texts as Ollama sends them.
-
-Knows Ollama's shapes; not how vectors are computed.
-"""
+"""POST /api/embed, and /api/embeddings of older clients: vectors of texts in Ollama's form. Knows
+Ollama's shapes, not the computation of vectors."""
 
 from __future__ import annotations
 
@@ -49,7 +47,8 @@ _REPLY: Final = "The vectors."
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """`keep_alive` is for how many seconds the model stays loaded after the request."""
+    """The fields of a body. `keep_alive`: seconds for the model to stay loaded after the
+    request."""
 
     model: str
     texts: tuple[str, ...]
@@ -60,7 +59,7 @@ class _Request:
 
 @router.post("/api/embed", openapi_extra=described(_REPLY))
 async def embed(request: Request) -> Response:
-    """The vectors of texts, as Ollama embeds them; a text that is too long loses its end unless
+    """Return the vectors of texts, as Ollama does. Cuts the end of a text that is too long unless
     `truncate` is false."""
     began = time.perf_counter_ns()
     body = await read_json(request)
@@ -78,7 +77,7 @@ async def embed(request: Request) -> Response:
 
 @router.post("/api/embeddings", openapi_extra=described(_REPLY))
 async def embeddings(request: Request) -> Response:
-    """The vector of one text, for older clients of Ollama."""
+    """Return the vector of one text, for older clients of Ollama."""
     body = await read_json(request)
     parsed = await on_thread(request, _read, body, embedding_of(request).model, EMBEDDINGS_FIELDS)
     found = await _embedded(request, body, parsed)

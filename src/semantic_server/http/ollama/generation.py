@@ -1,7 +1,7 @@
 """POST /api/chat and /api/generate: the parts of a stream, and the reply that they add up to.
 
-A reply is made of the same parts as a stream, so they cannot differ. Calls are sent whole: their
-arguments are objects here, not texts. Durations are in nanoseconds.
+Reply and stream use the same parts, so they cannot differ. Calls come whole, as their arguments are
+objects here, not texts. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from semantic_server.http.openai.requests import Caller, caller_of
 from semantic_server.http.request_body import on_thread, read_json
 
 _RAW: Final = "raw_arguments"
-"""The argument that has what the model wrote where that is no object."""
+"""The argument that has the model's text if that is not an object."""
 
 Route = Literal["chat", "generate"]
 LoadReason = Literal["load", "unload"]
@@ -80,7 +80,7 @@ class _Call:
     written: list[str] = field(default_factory=list)
 
     def as_object(self, *, cut: bool) -> Json:
-        """The member of `tool_calls`; arguments that were `cut` have what is certain of them."""
+        """Return the member of `tool_calls`; `cut` arguments have only their certain part."""
         function = {"index": self.index, "name": self.name, "arguments": self._arguments(cut=cut)}
         return {"id": self.id, "function": function}
 
@@ -96,9 +96,7 @@ class _Call:
 
 class ReplyWriter:
     """Builds one reply: `write` takes an answer's events in order, and returns the parts to send.
-
-    `clock` returns nanoseconds; the request `began` at one.
-    """
+    `clock` returns nanoseconds; the request `began` at one."""
 
     def __init__(
         self,
@@ -109,8 +107,8 @@ class ReplyWriter:
         *,
         messages: tuple[Message, ...] = (),
     ) -> None:
-        """`model` is the name that the request had. The last part of /api/generate has the context
-        of `messages` and the answer, if there are any."""
+        """`model` is the name in the request. The last part of /api/generate has the context of
+        `messages` and the answer, if any."""
         self._route: Route = route
         self._model = model
         self._clock = clock
@@ -126,10 +124,8 @@ class ReplyWriter:
         self._last: Json = {}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """The parts to send for `event`, whose log-probabilities are `logprobs`.
-
-        Raises WireError if the answer failed.
-        """
+        """Return the parts to send for `event`, whose log-probabilities are `logprobs`. Raises
+        WireError if the answer failed."""
         match event:
             case AnswerStarted():
                 self._accepted = self._clock()
@@ -162,7 +158,7 @@ class ReplyWriter:
                 return [self._end(event)]
 
     def reply(self) -> Json:
-        """The complete reply; valid only after the last event."""
+        """Return the complete reply; valid only after the last event."""
         body = self._content("".join(self._texts), "".join(self._thoughts), self._calls)
         found = {**self._last, **body}
         if self._logprobs:
@@ -170,11 +166,11 @@ class ReplyWriter:
         return found
 
     def loaded(self, reason: LoadReason) -> Json:
-        """The reply to a request without a prompt: what became of the model."""
+        """Return the reply to a request without a prompt, which loads or unloads the model."""
         return {**self._head(), **self._content(""), "done_reason": reason, "done": True}
 
     def idle(self) -> Json:
-        """A part without content, which keeps the connection alive."""
+        """Return a part without content, which keeps the connection alive."""
         return {**self._head(), **self._content(""), "done": False}
 
     def _end_call(self, *, cut: bool) -> list[Json]:
@@ -233,7 +229,8 @@ class ReplyWriter:
 
 
 def _usage(usage: Usage) -> Json:
-    """Counts of tokens. Cached ones are counted in the prompt, and apart in our own member."""
+    """Return token counts. Cached tokens count in the prompt, and separately in the member
+    `semantic`."""
     own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {
@@ -251,10 +248,10 @@ Parse = Callable[[Mapping[str, object], ServedModel, Caller], OllamaRequest]
 
 
 def described(required: str, optional: str) -> dict[str, object]:
-    """The OpenAPI description of a route, whose body may have the field `optional`."""
+    """Return the OpenAPI description of a route, whose body may have the field `optional`."""
     body = {
         "type": "object",
-        "description": "As Ollama documents it; fields that are not supported are a 400.",
+        "description": "As Ollama documents it; an unsupported field is a 400.",
         "required": [required],
         "properties": {required: {"type": "string"}, optional: {}, "stream": {"type": "boolean"}},
     }
@@ -270,13 +267,13 @@ def described(required: str, optional: str) -> dict[str, object]:
 
 @router.post("/api/chat", openapi_extra=described("model", "messages"))
 async def chat(request: Request) -> Response:
-    """Answers a conversation, as Ollama does; a stream unless `stream` is false."""
+    """Answer a conversation, as Ollama does; a stream unless `stream` is false."""
     return await _respond(request, "chat", chat_request)
 
 
 @router.post("/api/generate", openapi_extra=described("model", "prompt"))
 async def generate(request: Request) -> Response:
-    """Answers a prompt, as Ollama does; a stream unless `stream` is false."""
+    """Answer a prompt, as Ollama does; a stream unless `stream` is false."""
     return await _respond(request, "generate", generate_request)
 
 
@@ -301,10 +298,8 @@ async def _respond(request: Request, route: Route, parse: Parse) -> Response:
 
 
 def _keep(request: Request, name: str, seconds: float) -> None:
-    """Unload the model, if it is one of several, after so many seconds without a request.
-
-    On a server with keys models are all tenants': how long they stay is a setting.
-    """
+    """Unload one of several models after `seconds` without a request. On a server with keys models
+    belong to all tenants, and a setting decides how long they stay."""
     models = context_of(request).models
     if models is not None and not settings_of(request).api_keys:
         models.keep(name, None if math.isinf(seconds) else seconds)
@@ -312,9 +307,7 @@ def _keep(request: Request, name: str, seconds: float) -> None:
 
 async def _loaded(request: Request, name: str, keep_alive: float | None) -> LoadReason:
     """Load the model that a request without a prompt names, or unload it with a `keep_alive` of 0.
-
-    One that a server has alone stays loaded.
-    """
+    A server's only model stays loaded."""
     models = context_of(request).models
     if models is None:
         return "load"

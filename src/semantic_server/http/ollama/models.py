@@ -1,8 +1,8 @@
-"""/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served models as Ollama's clients
-read them, and what is refused of its other routes.
+"""/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served models in Ollama's form,
+and refusals of its other routes.
 
-Each name of the model is listed with a tag, as Ollama's are. Knows Ollama's shapes; what is not
-known of a model is left out.
+Each name of a model has a tag, as Ollama's do. Knows Ollama's shapes; omits unknown facts of a
+model.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from semantic_server.http.request_fields.table import Field, fields_of
 router: Final = APIRouter(tags=["Ollama"])
 
 API_VERSION: Final = "0.12.11"
-"""The version of Ollama whose interface this is: clients compare it before they use a field."""
+"""The version of Ollama with this interface: clients compare it before they use a field."""
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
-"""When a model is unloaded that the server keeps."""
+"""The expiry of a model that stays loaded."""
 
 _SHORT: Final = 12
 """Characters of a version in a status."""
@@ -61,16 +61,16 @@ _SUCCESS: Final[Json] = {"status": "success"}
 
 _PARAMETERS: Final = ("temperature", "top_p", "top_k", "min_p")
 _INSTEAD: Final = {
-    "create": "models are made elsewhere: start the server with --model FOLDER",
-    "copy": "a model gets another name by `semantic models alias` or --served-model-name",
-    "delete": "a model is deleted by `semantic models rm`",
-    "push": "nothing is published",
+    "create": "this server creates no models: start it with --model FOLDER",
+    "copy": "give a model another name with `semantic models alias` or --served-model-name",
+    "delete": "delete a model with `semantic models rm`",
+    "push": "this server publishes nothing",
 }
 _UNITS: Final = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 def described(reply: str, *, streams: bool = False) -> dict[str, object]:
-    """The OpenAPI description of a route whose body names a model."""
+    """Return the OpenAPI description of a route whose body names a model."""
     schema = {
         "type": "object",
         "description": "As Ollama documents it.",
@@ -89,21 +89,21 @@ def described(reply: str, *, streams: bool = False) -> dict[str, object]:
 @router.get("/api/version")
 @router.head("/api/version", include_in_schema=False)
 async def version() -> dict[str, str]:
-    """The version of Ollama whose interface this is."""
+    """Return the version of Ollama with this interface."""
     return {"version": API_VERSION}
 
 
 @router.get("/api/tags")
 @router.head("/api/tags", include_in_schema=False)
 async def tags(request: Request) -> dict[str, list[dict[str, object]]]:
-    """The names that requests may use, as Ollama lists its models."""
+    """Return the names that requests may use, as Ollama lists its models."""
     rows = listed_models(request)
     return {"models": [_listed(name, served) for served, _ in rows for name in served.names]}
 
 
 @router.get("/api/ps")
 async def ps(request: Request) -> dict[str, list[dict[str, object]]]:
-    """The loaded models, as Ollama lists those that run."""
+    """Return the loaded models, as Ollama lists running ones."""
     rows = listed_models(request)
     return {"models": [_running(one, status) for one, status in rows if is_loaded(status)]}
 
@@ -123,9 +123,9 @@ def _running(served: AnyModel, status: ModelStatus | None) -> Json:
     return found
 
 
-@router.post("/api/show", openapi_extra=described("What is known of the model."))
+@router.post("/api/show", openapi_extra=described("The facts about the model."))
 async def show(request: Request) -> Response:
-    """What is known of a model, as Ollama shows it."""
+    """Return the facts about a model, as Ollama shows them."""
     body = await read_json(request)
     served = _accepting(_name(body, MODEL_FIELDS), request)
     details = served.details
@@ -142,10 +142,10 @@ async def show(request: Request) -> Response:
     return JSONResponse(found)
 
 
-@router.post("/api/pull", openapi_extra=described("How much has arrived.", streams=True))
+@router.post("/api/pull", openapi_extra=described("The progress of the download.", streams=True))
 async def pull(request: Request) -> Response:
-    """Download a model that `--allow-pull` permits, and serve it; a served one is there. A server
-    with keys requires an operator's."""
+    """Download a model that `--allow-pull` permits, and serve it; succeed at once for a served one.
+    A server with keys requires an operator's."""
     body = await read_json(request)
     name = _name(body, PULL_FIELDS)
     stream = read_flag(body, "stream", default=True)
@@ -168,28 +168,28 @@ def _succeeded(*, stream: bool) -> Response:
 
 
 def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> ModelsPort:
-    """What fetches models. Raises WireError unless the operator allows it for this one."""
+    """Return the port that fetches models. Raises WireError unless the operator allows this one."""
     models, settings = context_of(request).models, settings_of(request)
     if models is None or not settings.allow_pull:
         raise WireError(
             HTTPStatus.FORBIDDEN,
-            f"{unknown}; it fetches none: run `semantic models pull` and start it with --model, or "
+            f"{unknown}; it downloads none: run `semantic models pull` and start it with --model, or "
             "start it with --allow-pull",
             param="model",
         )
     if not any(fnmatchcase(hub_id, pattern) for pattern in settings.allow_pull):
         raise WireError(
             HTTPStatus.FORBIDDEN,
-            f"{hub_id!r:.200} may not be pulled: expected one of {', '.join(settings.allow_pull)}",
+            f"cannot pull {hub_id!r:.200}: expected one of {', '.join(settings.allow_pull)}",
             param="model",
         )
     if settings.api_keys:
-        require_operator(request, "models are all tenants'")
+        require_operator(request, "models belong to all tenants")
     return models
 
 
 async def _fetch(models: ModelsPort, hub_id: str, on_arrived: OnArrived) -> None:
-    """`ModelsPort.fetch`; a failure of the hub or the disk says what it is."""
+    """Call `ModelsPort.fetch`; pass on the reason of a failure of the hub or the disk."""
     try:
         await models.fetch(hub_id, on_arrived)
     except OperatorError as error:
@@ -197,7 +197,7 @@ async def _fetch(models: ModelsPort, hub_id: str, on_arrived: OnArrived) -> None
 
 
 async def _arrivals(models: ModelsPort, hub_id: str) -> AsyncGenerator[Arrived, None]:
-    """Each time that more of the model is here. Raises as `_fetch`; closing stops it."""
+    """Yield the progress of a download. Raises as `_fetch`; closing stops it."""
     queue: asyncio.Queue[Arrived | None] = asyncio.Queue()
     fetching = asyncio.ensure_future(_fetch(models, hub_id, queue.put_nowait))
     fetching.add_done_callback(lambda _: queue.put_nowait(None))
@@ -211,7 +211,7 @@ async def _arrivals(models: ModelsPort, hub_id: str) -> AsyncGenerator[Arrived, 
 
 
 async def _pulled(arrivals: StartedStream[Arrived]) -> AsyncGenerator[bytes, None]:
-    """The lines of a pull as Ollama's clients read them."""
+    """Yield the lines of a pull as Ollama's clients expect them."""
     yield json_line(_PULLING)
     async with aclosing(arrivals):
         try:
@@ -238,20 +238,21 @@ def _arrived(one: Arrived) -> Json:
 @router.delete("/api/delete", include_in_schema=False)
 @router.post("/api/push", include_in_schema=False)
 async def refuse(request: Request) -> Response:
-    """What Ollama's clients do to models and this server does not. Raises WireError."""
+    """Refuse the requests by which Ollama's clients change models. Raises WireError."""
     await request.body()
     route = request.url.path.rpartition("/")[2]
     raise WireError(HTTPStatus.FORBIDDEN, f"/api/{route}: {_INSTEAD[route]}")
 
 
 def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
-    """The model that a body names, which older clients do in `name`."""
+    """Return the model that a body names, in older clients as `name`."""
     known = fields_of(body, table, {}, warnings)
     return known.get("model") or known.get("name")
 
 
 def _accepting(name: object, request: Request) -> AnyModel:
-    """The model of that name, with or without a tag. Raises FieldError and ModelNotFoundError."""
+    """Return the model of that name, with or without a tag. Raises FieldError and
+    ModelNotFoundError."""
     return model_called(request, untagged(name))[0]
 
 
@@ -282,9 +283,9 @@ def _details(served: AnyModel) -> Json:
 
 
 def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
-    """Ollama's facts, under the names that clients look for; the context is what is served."""
+    """Yield Ollama's facts under the names that clients look for; the context is the served one."""
     details = served.details
-    if details is None:  # of several models one that was not loaded yet
+    if details is None:  # one of several models, not loaded yet
         return
     arch = details.architecture
     yield "general.architecture", arch
@@ -317,7 +318,7 @@ def _parameters(sampling: SamplingParams) -> Iterator[str]:
 
 
 def in_short(count: int) -> str:
-    """A number of parameters in three digits: 3.7M, 8.0B, 137M."""
+    """Return a number of parameters in three digits: 3.7M, 8.0B, 137M."""
     for unit, letter in _UNITS:
         if count >= unit:
             value = count / unit

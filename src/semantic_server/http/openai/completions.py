@@ -192,8 +192,7 @@ class _Choice:
 
     def _textless(self, completion: int) -> LegacyLogprobs:
         """Return entries without values for generated tokens without text, such as an end token.
-        Clients that score a prompt count from both ends of the lists, so each token needs an
-        entry."""
+        Clients that score a prompt count from both ends of the lists, so no token may lack one."""
         if not (self.request.echo and self.request.logprobs):
             return LegacyLogprobs()
         n = max(completion - self.n_scored, 0)

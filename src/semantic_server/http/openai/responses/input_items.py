@@ -316,8 +316,7 @@ def _text_of(path: str, value: object) -> str:
 
 
 def _content_of(path: str, value: object) -> tuple[str, tuple[Attachment, ...]]:
-    """Return the text at `path`: a string or a list of parts. Raises FieldError for anything
-    else."""
+    """Return the text at `path`: a string or a list of parts. Raises FieldError."""
     if isinstance(value, str):
         return value, ()
     if not isinstance(value, list):

@@ -44,7 +44,7 @@ class KeptItems:
 
     def item(self, path: str, given: str) -> Json:
         """Return the item with the id `given`, as the response had it; `path` is that of the
-        reference. Raises WireError if its response is not stored, and StoreError if the read
+        reference. Raises WireError if the store lacks its response, and StoreError if the read
         fails."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
@@ -281,8 +281,7 @@ class ClientCallItem:
         return [_added(call.index, begun), *events, _done(call.index, item)]
 
     def as_object(self, status: Status) -> Json:
-        """Return the item with its content so far; a function call if it lacks the tool's own
-        form."""
+        """Return the item with its content so far; a function call unless it has its own form."""
         item = self.call.as_object(status)
         arguments = str(item["arguments"])
         if self.kind == CUSTOM:

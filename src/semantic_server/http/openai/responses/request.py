@@ -44,7 +44,7 @@ from semantic_server.http.request_fields.table import (
 
 
 class ResponseGoneError(InvalidRequestError):
-    """A response, or one that it continues, is not stored; `response_id` is its id."""
+    """The store lacks a response, or one that it continues; `response_id` is its id."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response {response_id!r:.200}")
@@ -63,7 +63,7 @@ class History:
 
 def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> History:
     """Return the history up to and including the response `response_id`. Raises ResponseGoneError
-    if any response of the chain is not stored, and StoreError if the read fails."""
+    if the store lacks a response of the chain, and StoreError if the read fails."""
     chain = _chain(responses, tenant, response_id)
     tools = {tool.name: tool for one in chain for tool in one.tools}
     messages = [message for one in chain for message in (*one.input, *one.output)]
@@ -145,8 +145,7 @@ REASONING_FIELDS: Final[dict[str, Field]] = {
     "mode": Field("this server has one mode only", ("standard",)),
     "summary": IGNORED,
 }
-"""Replies have verbatim reasoning, with or without a requested summary. `max_tokens` is not
-OpenAI's."""
+"""Replies have verbatim reasoning, also with a requested summary. OpenAI has no `max_tokens`."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
     "format": SUPPORTED,
@@ -222,7 +221,7 @@ def response_request(
     body: Mapping[str, object], model: ServedModel, caller: Caller, store: ResponsesPort
 ) -> ResponseRequest:
     """Parse `body`. May block on `store`. Raises InvalidRequestError, ModelNotFoundError, and
-    WireError if the previous response, or that of a referenced item, is not stored."""
+    WireError if the store lacks the previous response, or that of a referenced item."""
     known = known_fields(body, RESPONSE_FIELDS)
     checked = validated(
         response_adapter(),
@@ -285,12 +284,12 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if the body asks to store it without
+    """Return whether to store the response. Raises FieldError if the body wants that without
     `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError(
-            "store must be false or missing for a request that the server does not keep", param="store"
+            "store must be false or missing: the server does not keep it", param="store"
         )
     return keep and given is not False
 
@@ -367,8 +366,7 @@ def _messages(
 
 @dataclass(frozen=True, slots=True)
 class _TextFormat:
-    """The form of texts: `answer_format` is None for free text; `reply_value` is the reply's
-    `text.format`."""
+    """The form of texts; `answer_format` is None for free text, `reply_value` is for the reply."""
 
     answer_format: AnswerFormat | None = None
     reply_value: Json = field(default_factory=lambda: {"type": "text"})
@@ -399,8 +397,7 @@ def _reply_fields(
     text: _TextFormat,
     reasoning: Json,
 ) -> Json:
-    """Return the fields that the response object repeats of the request, with effective
-    defaults."""
+    """Return the fields of the request that the response object repeats, with defaults."""
     return {
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),

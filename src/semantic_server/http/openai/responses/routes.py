@@ -201,14 +201,14 @@ async def count_input_tokens(request: Request) -> Response:
 async def compact_response(request: Request) -> Response:
     """Refuse: an opaque summary would change answers unseen."""
     serving_of(request)
-    raise WireError(HTTPStatus.NOT_FOUND, _NO_COMPACTION, code="not_offered")  # clients repeat a 5xx
+    raise WireError(HTTPStatus.NOT_FOUND, _NO_COMPACTION, code="not_offered")  # not a 5xx
 
 
 @router.get("/{response_id:response_id}")
 async def retrieve_response(
     request: Request,
     response_id: ResponseId,
-    stream: Annotated[bool, Query(description="Only false: stored responses are complete.")] = False,
+    stream: Annotated[bool, Query(description="Only false: stored ones are whole.")] = False,
 ) -> Response:
     """Return a stored response, as its request got it."""
     if stream:

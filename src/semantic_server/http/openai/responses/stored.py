@@ -63,8 +63,8 @@ async def delete_response(request: Request, response_id: str) -> None:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn StoreError into a WireError of status 503, without the cause, which may disclose details
-    of the machine."""
+    """Turn StoreError into a WireError of status 503, without the cause, which may disclose
+    details."""
     try:
         yield
     except StoreError as error:
@@ -115,8 +115,7 @@ class Page:
 
 def input_list(response: StoredResponse, page: Page) -> Json:
     """Return one page of the input items of the response's own request. The prompt's messages yield
-    the items; their ids are the same every time. Raises FieldError if `page.after` is not among the
-    ids."""
+    the items; their ids are the same every time. Raises FieldError for an unknown `page.after`."""
     items = _items(response)
     if page.order == "desc":
         items.reverse()

@@ -115,7 +115,7 @@ class ResponseWriter:
 
     def heartbeat(self) -> Json:
         """Return `response.created` the first time, then `response.in_progress`. It never has the
-        fields of a finished response, which must not look finished before it is stored."""
+        fields of a finished response, which must not look finished before the store has it."""
         kind, self._created = "in_progress" if self._created else "created", True
         return {"type": f"response.{kind}", "response": {**self.response, **_UNFINISHED}}
 
@@ -214,7 +214,7 @@ class ResponseWriter:
 
 
 def error_event(problem: Problem) -> Json:
-    """Return the event that ends a stream with an error before the response is known."""
+    """Return the event that ends a stream with an error before there is a response."""
     return {"type": "error", **_error(problem), "param": problem.param}
 
 
