@@ -1,7 +1,7 @@
 """`semantic serve` as a service of the user: systemd's on Linux, launchd's on macOS.
 
-Its file is written atomically, and another's file is left alone. Knows units, property lists and
-the managers' own commands; no setting of the server.
+Writes its file atomically, and leaves other programs' files alone. Knows units, property lists and
+the managers' own commands, no setting of the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from semantic.domain.errors import InvalidRequestError, OperatorError
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The program that is run. It gets `stop_seconds` to end before it is killed."""
+    """The program to run. The manager kills it `stop_seconds` after asking it to end."""
 
     command: tuple[str, ...]
     stop_seconds: int
@@ -31,11 +31,8 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What the manager of services has of this program.
-
-    `log` and `starts_with` are for the person: the command that shows the log, and what starts the
-    service.
-    """
+    """The manager's state of this program. `log` and `starts_with` are for the user: the command
+    that shows the log, and the event that starts the service."""
 
     file: Path
     installed: bool
@@ -48,37 +45,38 @@ class ServicePort(Protocol):
     """A manager of services of one user: systemd or launchd."""
 
     def text(self, service: Service) -> str:
-        """The file's text for this service. Raises InvalidRequestError for control characters."""
+        """Return the file's text for this service. Raises InvalidRequestError for control
+        characters."""
         ...
 
     def install(self, service: Service) -> bool:
-        """Write the file and start the service; whether the file changed.
+        """Write the file and start the service; return whether the file changed.
 
-        One that runs with another text is restarted, one that runs with this text is left alone.
-        The file has the old text or the new one, whatever happens. Raises OperatorError for a file
-        of another's, one that cannot be written, and a manager that does not start it.
+        Restarts a service that runs with another text. The file always has the old text or the new
+        one. Raises OperatorError for another program's file, a failed write, and a manager that
+        does not start the service.
         """
         ...
 
     def uninstall(self) -> bool:
-        """Stop the service and remove the file; whether there was one. Raises as `install`."""
+        """Stop the service and remove the file; return whether it existed. Raises as `install`."""
         ...
 
     def state(self) -> ServiceState:
-        """What is installed and runs."""
+        """Return whether the service is installed and runs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended, and what it printed on stdout and stderr, stripped."""
+    """The exit code of a command, and its stripped output on stdout and stderr."""
 
     code: int
     printed: str
 
 
 class HostPort(Protocol):
-    """The machine, as far as a manager of services needs it."""
+    """The machine, as a manager of services needs it."""
 
     @property
     def system(self) -> str:
@@ -101,7 +99,7 @@ class HostPort(Protocol):
         ...
 
     def run(self, command: Sequence[str]) -> Ended:
-        """Run a program to its end; one that is not there ends with 127."""
+        """Run a program to its end; a missing one ends with 127."""
         ...
 
     def pause(self) -> None:
@@ -155,11 +153,11 @@ class Host:
 
 
 MARK: Final = "Written by `semantic service install`; `semantic service uninstall` removes it."
-"""In every file that this package writes; a file without it is another's."""
+"""In every file that this module writes; a file without it is another program's."""
 
 
 def read_file(path: Path) -> str | None:
-    """The text of our file, None if there is none. Raises OperatorError for another's file."""
+    """Return the text of this program's file, or None. Raises OperatorError for another's file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -168,16 +166,14 @@ def read_file(path: Path) -> str | None:
         raise OperatorError(f"cannot read {path}: {_reason(error)}") from error
     if MARK not in text:
         raise OperatorError(
-            f"{path} was not written by `semantic service install`: move it away first"
+            f"{path} is not a file of `semantic service install`: move it away first"
         )
     return text
 
 
 def write_file(path: Path, text: str) -> bool:
-    """Whether the text at `path` changed to `text`: the file has the old one or the new one.
-
-    Raises OperatorError, also for another's file.
-    """
+    """Write `text` at `path` atomically; return whether it changed. Raises OperatorError, also for
+    another program's file."""
     if read_file(path) == text:
         return False
     try:
@@ -199,7 +195,7 @@ def write_file(path: Path, text: str) -> bool:
 
 
 def remove_file(path: Path) -> bool:
-    """Whether there was a file of ours. Raises OperatorError."""
+    """Remove this program's file; return whether it existed. Raises OperatorError."""
     if read_file(path) is None:
         return False
     try:
@@ -210,14 +206,14 @@ def remove_file(path: Path) -> bool:
 
 
 def require_printable(command: tuple[str, ...]) -> None:
-    """Raises InvalidRequestError for a word that a line of such a file cannot hold."""
+    """Raise InvalidRequestError for a word that a line of such a file cannot hold."""
     for word in command:
         if not word.isprintable():
             raise InvalidRequestError(f"expected no control characters, got {word!r:.80}")
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no UTF-8 text"
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
 
 
 _UNIT: Final = "semantic.service"
@@ -254,7 +250,7 @@ class Systemd:
 
     @staticmethod
     def is_here(host: HostPort) -> bool:
-        """Whether systemd runs for this user."""
+        """Return whether systemd runs for this user."""
         return _systemctl(host, "show-environment").code == 0
 
     def text(self, service: Service) -> str:
@@ -298,7 +294,7 @@ def _systemctl(host: HostPort, *arguments: str) -> Ended:
 
 
 def _quoted(word: str) -> str:
-    """A word of a command, as a unit's line has it: nothing in it is expanded."""
+    """Quote a word of a command for a unit's line, without any expansion."""
     for special, plain in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         word = word.replace(special, plain)
     return f'"{word}"'
@@ -307,9 +303,9 @@ def _quoted(word: str) -> str:
 _LABEL: Final = "semantic-engine.serve"
 _END_OF_HEAD: Final = "<plist version"
 _BETWEEN_STARTS: Final = 30
-"""Seconds: launchd starts a program again also after a failure that it cannot mend."""
+"""Seconds: launchd restarts a program also after a failure that a restart cannot mend."""
 _MOST_PAUSES: Final = 600
-"""While a service stops and saves its agents."""
+"""Most pauses while a service stops and saves its agents."""
 
 
 class Launchd:
@@ -323,7 +319,7 @@ class Launchd:
 
     @staticmethod
     def is_here(host: HostPort) -> bool:
-        """Whether launchd runs for this user."""
+        """Return whether launchd runs for this user."""
         return _launchctl(host, "print", f"gui/{host.user_id}").code == 0
 
     def text(self, service: Service) -> str:
@@ -379,7 +375,8 @@ class Launchd:
         return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
 
     def _stop(self) -> None:
-        """Returns when launchd has none of it: before, another start would be refused."""
+        """Stop the service and wait until launchd has unloaded it: until then a start would
+        fail."""
         if not self._is_loaded():
             return
         _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")

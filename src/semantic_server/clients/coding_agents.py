@@ -1,5 +1,5 @@
-"""Coding agents that a server of ours can be entered into: where each keeps its settings, which it
-needs, and how it is started with them for once.
+"""Coding agents that can use this program's server: their settings files, the settings they need,
+and a start with these for once.
 
 A server is its address, a model's name and the size of its context. Knows neither files nor their
 formats' text, and starts nothing.
@@ -37,10 +37,8 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server. `url` has no path; `key_variable` is None if the server requires no key.
-
-    `model` is the name that requests use; `context_tokens` limits prompt and answer together.
-    """
+    """A server. `url` has no path; `key_variable` is None if the server requires no key. `model` is
+    the name for requests; `context_tokens` limits prompt and answer together."""
 
     url: str
     model: str
@@ -57,12 +55,12 @@ class _Response:
 def find_server(
     url: str, model: str | None = None, key_variable: str = "SEMANTIC_API_KEY"
 ) -> RunningServer:
-    """The server at `url`, with `model` or else the first one listed.
+    """Return the server at `url`, with `model` or else its first one.
 
-    The key in the environment variable `key_variable` is sent only if a request without one is
-    refused. Raises InvalidRequestError for a malformed address, OperatorError when there is no
-    response or not one of this server's, OverloadedError while the model is loading, and
-    ModelNotFoundError when the server has no model of that name.
+    Sends the key in the environment variable `key_variable` only after the server refuses a request
+    without one. Raises InvalidRequestError for a malformed address, OperatorError without a
+    response or for one of another program, OverloadedError while the model loads, and
+    ModelNotFoundError for an unknown model.
     """
     address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
@@ -90,10 +88,10 @@ def _get_models(url: str, key: str | None) -> _Response:
 
 
 def _read_models(base: str, key_variable: str | None, response: _Response) -> Mapping[str, int]:
-    """Context sizes by model name, the model's own name first."""
+    """Return context sizes by model name, the model's own name first."""
     if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
         raise OverloadedError(
-            f"{base} is not ready: its model is being loaded; try again in a moment",
+            f"{base} is not ready: its model is loading; try again in a moment",
             retry_after=_RETRY_SECONDS,
         )
     if response.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
@@ -119,7 +117,7 @@ def _contexts(body: bytes) -> dict[str, int]:
             if isinstance(entry, dict)
             else (None, None)
         )
-        # `type`: True is an int too. `isprintable`: the name is written to files and to a shell.
+        # `type`: True is an int too. `isprintable`: the name goes to files and to a shell.
         if isinstance(name, str) and name and name.isprintable() and type(tokens) is int:
             found[name] = tokens
     return {name: tokens for name, tokens in found.items() if tokens > 0}
@@ -128,9 +126,9 @@ def _contexts(body: bytes) -> dict[str, int]:
 Environment = Mapping[str, str]
 
 _PROVIDER: Final = "semantic"
-"""The name of a server of ours among an agent's providers."""
+"""Name of the server among an agent's providers."""
 _IDLE_MS: Final = 1_800_000
-"""Milliseconds without data from the server: a long prompt may take long the first time. The
+"""Milliseconds without data from the server: the first prefill of a long prompt may take long. The
 maximum that Claude Code accepts."""
 _ANSWER_TOKENS: Final = 32_000
 """Tokens that Claude Code reserves for an answer of a model unknown to it, and the most that
@@ -139,7 +137,7 @@ opencode requests."""
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a program is started with: arguments before the user's, and variables to add."""
+    """The start of a program: arguments before the user's, and variables to add."""
 
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -147,9 +145,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """One agent: the `name` of its program, the npm `package` that has it, its settings file, and
-    how it is started with the same settings and no file. `settings_file` is given the environment's
-    variables and raises OperatorError when it needs HOME and HOME is not an absolute path."""
+    """One agent: the `name` of its program, its npm `package`, its settings file, and a start with
+    the same settings and no file. `settings_file` takes the environment's variables and raises
+    OperatorError if it needs HOME and HOME is not an absolute path."""
 
     name: str
     package: str
@@ -162,12 +160,12 @@ class CodingAgent:
 def _home(environment: Environment) -> Path:
     home = environment.get("HOME", "")
     if not Path(home).is_absolute():
-        raise OperatorError("expected HOME to name the user's folder")
+        raise OperatorError("HOME must be an absolute path")
     return Path(home)
 
 
 def _answer_tokens(server: RunningServer) -> int:
-    """An answer's part of the context."""
+    """Return an answer's part of the context."""
     return max(1, min(_ANSWER_TOKENS, server.context_tokens // 4))
 
 
@@ -187,13 +185,13 @@ _REQUEST_MS: Final = 3_600_000
 
 
 def _claude_file(environment: Environment) -> Path:
-    """`settings.json` in CLAUDE_CONFIG_DIR, else in `~/.claude`."""
+    """Return `settings.json` in CLAUDE_CONFIG_DIR, else in `~/.claude`."""
     own = environment.get("CLAUDE_CONFIG_DIR")
     return (Path(own) if own else _home(environment) / ".claude") / "settings.json"
 
 
 def _claude_settings(server: RunningServer) -> Settings:
-    """Variables, and a command that prints the key from the user's own variable."""
+    """Return variables, and a command that prints the key from the user's own variable."""
     variables: dict[str, str | None] = dict(_claude_variables(server))
     if server.key_variable is None:
         return {"env": {**variables, "ANTHROPIC_AUTH_TOKEN": _NO_KEY}}
@@ -205,7 +203,7 @@ def _claude_settings(server: RunningServer) -> Settings:
 
 
 def claude_exports(server: RunningServer) -> dict[str, str]:
-    """Claude Code's variables for a shell: name to a quoted shell word."""
+    """Return Claude Code's variables for a shell: name to a quoted shell word."""
     from shlex import quote
 
     words = {
@@ -220,7 +218,7 @@ def _claude_variables(server: RunningServer) -> dict[str, str | None]:
     window = str(tokens) if tokens >= _LEAST_COMPACT_WINDOW else None
     return {
         "ANTHROPIC_BASE_URL": server.url,
-        # Empty: the user's key for Anthropic is not sent here.
+        # Empty: do not send the user's key for Anthropic here.
         "ANTHROPIC_API_KEY": "",
         **dict.fromkeys(_CLAUDE_MODELS, server.model),
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(tokens),
@@ -256,13 +254,13 @@ CLAUDE: Final = CodingAgent(
 
 
 def _codex_file(environment: Environment) -> Path:
-    """`config.toml` in CODEX_HOME, else in `~/.codex`."""
+    """Return `config.toml` in CODEX_HOME, else in `~/.codex`."""
     own = environment.get("CODEX_HOME")
     return (Path(own) if own else _home(environment) / ".codex") / "config.toml"
 
 
 def _codex_settings(server: RunningServer) -> Settings:
-    """A provider; Codex reads the key from the user's own variable."""
+    """Return a provider; Codex reads the key from the user's own variable."""
     return {
         "model": server.model,
         "model_provider": _PROVIDER,
@@ -280,7 +278,7 @@ def _codex_settings(server: RunningServer) -> Settings:
 
 
 def _codex_start(server: RunningServer, environment: Environment) -> Start:
-    """Each setting as `-c dotted.name=value`, which precedes the file."""
+    """Pass each setting as `-c dotted.name=value`, which precedes the file."""
     del environment
     settings = _leaves((), _codex_settings(server))
     pairs = ((".".join(path), json.dumps(value)) for path, value in settings if value is not None)
@@ -306,7 +304,7 @@ CODEX: Final = CodingAgent(
 
 
 def _opencode_file(environment: Environment) -> Path:
-    """OPENCODE_CONFIG, else `opencode/opencode.json` in XDG_CONFIG_HOME, else in `~/.config`."""
+    """Return OPENCODE_CONFIG, else `opencode/opencode.json` in XDG_CONFIG_HOME or `~/.config`."""
     own = environment.get("OPENCODE_CONFIG")
     if own:
         return Path(own)
@@ -316,7 +314,7 @@ def _opencode_file(environment: Environment) -> Path:
 
 
 def _opencode_settings(server: RunningServer) -> Settings:
-    """A provider; opencode reads the key from the user's own variable."""
+    """Return a provider; opencode reads the key from the user's own variable."""
     key = None if server.key_variable is None else f"{{env:{server.key_variable}}}"
     limit = {"context": server.context_tokens, "output": _answer_tokens(server)}
     return {
@@ -333,14 +331,14 @@ def _opencode_settings(server: RunningServer) -> Settings:
 
 
 def _opencode_start(server: RunningServer, environment: Environment) -> Start:
-    """The settings as text in a variable, which precedes all files."""
+    """Pass the settings as text in a variable, which precedes all files."""
     del environment
     settings = json.dumps(_set(_opencode_settings(server)))
     return Start(variables={"OPENCODE_CONFIG_CONTENT": settings})
 
 
 def _set(settings: Mapping[str, object]) -> dict[str, object]:
-    """Without those that are to be removed from a file."""
+    """Return the settings without those to remove from a file."""
     return {
         name: _set(value) if isinstance(value, Mapping) else value
         for name, value in settings.items()

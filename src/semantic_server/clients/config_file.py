@@ -1,8 +1,8 @@
-"""A user's settings file: read whole, backed up, replaced atomically.
+"""A user's settings file: reads it whole, backs it up, replaces it atomically.
 
-Settings are a tree of tables, in JSON or TOML. A changed text is parsed again and compared: it
-holds the new settings and everything it held before, or UnreadableError is raised. Does not know
-what a client's settings mean.
+Settings are a tree of tables, in JSON or TOML. The module parses a changed text again and compares:
+it must have the new settings and everything from before, else UnreadableError. Does not know the
+meaning of a client's settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_BYTES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The content of the file at `path` before and after; `before` is None if there is no file."""
+    """The content of the file at `path` before and after; `before` is None without a file."""
 
     path: Path
     before: bytes | None
@@ -38,31 +38,26 @@ class Plan:
 
 
 def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
-    """The change after which the file holds `required`. Writes nothing.
-
-    Raises UnreadableError for a file that is not of `kind`, OperatorError if it cannot be opened.
-    """
+    """Return the change after which the file has `required`. Writes nothing. Raises UnreadableError
+    for a file of another `kind`, OperatorError if the file does not open."""
     before = _read(path)
     try:
         text = "" if before is None else before.decode("utf-8-sig")
         needed = tuple(changes(kind.read(text), required))
         after = kind.change(text, required).encode() if needed else before or b""
     except UnicodeDecodeError as error:
-        raise _unreadable(path, f"byte {error.start} is no UTF-8") from None
+        raise _unreadable(path, f"byte {error.start} is not UTF-8") from None
     except RecursionError:
-        raise _unreadable(path, "it is nested too deeply") from None
+        raise _unreadable(path, "it nests too deeply") from None
     except InvalidRequestError as error:
         raise _unreadable(path, str(error)) from None
     return Plan(path, before, after, needed)
 
 
 def write(change: Plan) -> Path | None:
-    """Carry out the plan; the path of a backup of the previous file, None if there was none.
-
-    A symbolic link stays one: its target is replaced. A new file is readable by its owner only.
-    Raises OperatorError when it cannot be written or was changed since `plan`; the file is then
-    unchanged.
-    """
+    """Carry out the plan; return the path of a backup of the previous file, or None. Replaces the
+    target of a symbolic link. Only its owner can read a new file. Raises OperatorError, and leaves
+    the file unchanged, if the write fails or someone changed it since `plan`."""
     if not change.changes:
         return None
     target = Path(os.path.realpath(change.path))
@@ -81,7 +76,7 @@ def _read(path: Path) -> bytes | None:
         except FileNotFoundError:
             return None
         if not is_plain:
-            raise UnreadableError(f"{path} is no file")
+            raise UnreadableError(f"{path} is not a file")
         data = path.read_bytes()
     if len(data) > _MAX_BYTES:
         raise UnreadableError(f"{path} has {len(data)} bytes: expected a file of settings")
@@ -89,7 +84,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _unreadable(path: Path, why: str) -> UnreadableError:
-    return UnreadableError(f"{path} was left as it is: {why}")
+    return UnreadableError(f"left {path} unchanged: {why}")
 
 
 def _backup(target: Path, data: bytes, mode: int) -> Path:
@@ -117,7 +112,7 @@ def _replace(target: Path, change: Plan, mode: int) -> None:
     try:
         _write_all(descriptor, change.after, mode)
         if _read(target) != change.before:
-            raise OperatorError(f"{target} was changed meanwhile, and not by us: try again")
+            raise OperatorError(f"another program changed {target} meanwhile: try again")
         Path(name).replace(target)
     finally:
         with suppress(FileNotFoundError):
@@ -145,7 +140,7 @@ def _os_errors(path: Path, what: str) -> Iterator[None]:
 
 Scalar: TypeAlias = str | int | bool
 Settings: TypeAlias = Mapping[str, "Scalar | Settings | None"]
-"""Settings that are required, as tables below tables. None: the setting must be absent."""
+"""Required settings, as tables below tables. None: the setting must be absent."""
 Document: TypeAlias = dict[str, object]
 """A parsed file."""
 
@@ -158,7 +153,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting by its path, with its values before and after; None where it is absent."""
+    """A setting by its path, with its values before and after; None if absent."""
 
     path: tuple[str, ...]
     was: object
@@ -166,7 +161,7 @@ class Change:
 
     @property
     def shown_was(self) -> object:
-        """The value before, with what may be a key or a password masked."""
+        """The value before, masking possible keys and passwords."""
         if self.was is None or isinstance(self.was, bool | int | float):
             return self.was
         if not isinstance(self.was, str) or self.path[-1] in _SECRET or "@" in self.was:
@@ -175,10 +170,8 @@ class Change:
 
 
 def changes(document: Mapping[str, object], required: Settings) -> list[Change]:
-    """The settings of `required` that `document` does not hold, in the order of `required`.
-
-    Raises InvalidRequestError where the document has a value and a table is needed.
-    """
+    """Return the settings of `required` that `document` lacks, in the order of `required`. Raises
+    InvalidRequestError for a value of the document in place of a table."""
     return list(_changes(document, required, ()))
 
 
@@ -191,7 +184,7 @@ def _changes(
         if isinstance(value, Mapping):
             if was is not None and not isinstance(was, Mapping):
                 raise InvalidRequestError(
-                    f"{'.'.join(here)} holds {type(was).__name__}: expected a table of settings"
+                    f"{'.'.join(here)} must be a table of settings, got {type(was).__name__}"
                 )
             yield from _changes(was or {}, value, here)
         elif was != value or type(was) is not type(value):
@@ -199,7 +192,7 @@ def _changes(
 
 
 def applied(document: Mapping[str, object], required: Settings) -> Document:
-    """A copy of `document` that holds `required` and is unchanged otherwise."""
+    """Return a copy of `document` with `required` in it."""
     result = dict(document)
     for name, value in required.items():
         if isinstance(value, Mapping):
@@ -215,18 +208,18 @@ def applied(document: Mapping[str, object], required: Settings) -> Document:
 
 
 class UnreadableError(InvalidRequestError):
-    """A text is not of its format, or cannot be changed without losing part of it."""
+    """A text is not of its format, or a change would lose part of it."""
 
 
 class FileFormat(Protocol):
-    """A file format. Both methods raise UnreadableError with what was expected."""
+    """A file format. Both methods raise UnreadableError with the expected content."""
 
     def read(self, text: str) -> Document:
         """Parse the text."""
         ...
 
     def change(self, text: str, required: Settings) -> str:
-        """The text, changed so that it holds `required`."""
+        """Return the text with `required` in it."""
         ...
 
 
@@ -234,7 +227,7 @@ class Json:
     """Standard JSON, without comments."""
 
     def read(self, text: str) -> Document:
-        """See `FileFormat.read`. Duplicate names are refused: one of them would be lost."""
+        """See `FileFormat.read`. Refuses duplicate names, as one of them would be lost."""
         if not text.strip():
             return {}
         try:
@@ -258,13 +251,13 @@ class Json:
                 document, indent=found[1] if found else 2, ensure_ascii=False, allow_nan=False
             )
         except ValueError:
-            raise UnreadableError("it has a number that is too large to be kept") from None
+            raise UnreadableError("it has a number that is too large to keep") from None
         written = _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", written)
         return _checked(self, written + "\n", document)
 
 
 class Toml:
-    """TOML; comments and layout are preserved."""
+    """TOML; preserves comments and layout."""
 
     def read(self, text: str) -> Document:
         try:
@@ -282,7 +275,7 @@ class Toml:
             _put(document, required)
             written = tomlkit.dumps(document)
         except (TOMLKitError, ValueError) as error:
-            raise UnreadableError(f"its layout cannot be kept: {error}") from None
+            raise UnreadableError(f"cannot keep its layout: {error}") from None
         return _checked(self, written, expected)
 
 
@@ -321,7 +314,7 @@ def _new_table(around: object, required: Settings) -> MutableMapping[str, object
 
 def _checked(kind: FileFormat, written: str, expected: Document) -> str:
     if _canonical(kind.read(written)) != _canonical(expected):
-        raise UnreadableError("its layout is such that other settings would be lost")
+        raise UnreadableError("its layout does not allow to keep other settings")
     return written
 
 
@@ -339,4 +332,4 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> Document:
 
 
 def _refuse_constant(name: str) -> object:
-    raise UnreadableError(f"{name} is no JSON")
+    raise UnreadableError(f"{name} is not JSON")

@@ -1,7 +1,7 @@
-"""Requests to a running server: one connection each, with a key only if one without is refused.
+"""Requests to a running server: one connection each, with a key only after a refusal without one.
 
-Without proxies and redirects: a key is sent to the named host alone. Knows the routes of models, of
-memory, of the overview and of archives, and how they refuse; not what is in a document or archive.
+Uses no proxies and follows no redirects, so only the named host gets a key. Knows the routes of
+models, memory, overview and archives, and their refusals, not the content of a document or archive.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from semantic.domain.errors import (
 
 _MODELS: Final = "/v1/models"
 _LOAD_SECONDS: Final = 3600.0
-"""For a large model from a slow disk, or for the answers that run to end."""
+"""Seconds to load a large model from a slow disk, or for running answers to end."""
 
 Row = Mapping[str, object]
 
 
 def list_models(url: str, key_variable: str) -> Sequence[Row]:
-    """The names of the server at `url`, with what it says of each. Raises as `get`, and
-    OperatorError or as `refusal` for another answer."""
+    """Return the rows of the server's models. Raises as `get`, and OperatorError or as `refusal`
+    for another answer."""
     with get(url, _MODELS, key_variable) as reply:
         found = found_object(reply)
         match found:
@@ -42,8 +42,7 @@ def list_models(url: str, key_variable: str) -> Sequence[Row]:
 
 
 def change_model(url: str, key_variable: str, name: str, action: Literal["load", "unload"]) -> Row:
-    """Load or unload a model, and wait for it; what the server says of it then. Raises as
-    `list_models`."""
+    """Load or unload a model, wait for it, and return its row. Raises as `list_models`."""
     key = key_for(url, key_variable)
     path = f"{_MODELS}/{quote(name, safe='/')}/{action}"
     with send(url, path, key, Upload((), 0, _LOAD_SECONDS)) as reply:
@@ -60,15 +59,15 @@ Document = Mapping[str, object]
 
 
 def read_memory(url: str, key_variable: str) -> Document:
-    """What the process of the server at `url` has and may have. Raises as `get`, and OperatorError
+    """Return the memory and the limit of the server's process. Raises as `get`, and OperatorError
     or as `refusal` for another answer."""
     with get(url, _MEMORY, key_variable) as reply:
         return _found(reply)
 
 
 def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Document:
-    """Change its limit to so many GiB, None: that of its start; what it has then. Raises as
-    `read_memory`."""
+    """Change the limit to `limit_gb` GiB, or with None to that of the start, and return the memory.
+    Raises as `read_memory`."""
     body = json.dumps({"limit_gb": limit_gb}).encode()
     key = key_for(url, key_variable)
     with send(url, _MEMORY, key, Upload((body,), len(body), _SECONDS)) as reply:
@@ -85,17 +84,17 @@ def _found(reply: Reply) -> Document:
 _EXAMPLE: Final = "http://127.0.0.1:8000"
 
 _CHEAP: Final = "/v1/models"
-"""A path that is refused without a key if others are."""
+"""A path that requires a key if others do."""
 _MOST_JSON: Final = 1 << 20
 _MOST_CHARACTERS: Final = 500
 _TIMEOUT: Final = 30.0
-"""Seconds in which a server sends something."""
+"""Seconds in which a server must send something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The body of a request, in pieces, and its size in bytes. A server may answer once it has
-    done with the body what was asked, in `timeout` seconds."""
+    """The body of a request, in pieces, and its size in bytes. The server may take `timeout`
+    seconds to process it."""
 
     pieces: Iterable[bytes]
     n_bytes: int
@@ -104,7 +103,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A response that is still to be read from `base`, a server's address without a path."""
+    """An unread response from `base`, a server's address without a path."""
 
     base: str
     response: HTTPResponse
@@ -115,12 +114,13 @@ class Reply:
         return self.response.status
 
     def read(self, most: int) -> bytes:
-        """The next bytes, `most` unless it ends before. Raises OperatorError if it breaks off."""
+        """Return the next bytes, `most` unless it ends before. Raises OperatorError if it breaks
+        off."""
         with self._unbroken():
             return self.response.read(most)
 
     def read_line(self, most: int) -> bytes:
-        """The next line; b"" at the end. Raises OperatorError if it breaks off."""
+        """Return the next line; b"" at the end. Raises OperatorError if it breaks off."""
         with self._unbroken():
             return self.response.readline(most)
 
@@ -136,8 +136,8 @@ class Reply:
 
 @contextmanager
 def get(url: str, path: str, key_variable: str) -> Iterator[Reply]:
-    """The response to a GET, with the key in the environment variable `key_variable` if one without
-    is refused. Raises as `send` and `read_key`."""
+    """Yield the response to a GET. After a refusal, send the key in the environment variable
+    `key_variable`. Raises as `send` and `read_key`."""
     with send(url, path) as reply:
         if reply.status != HTTPStatus.UNAUTHORIZED:
             yield reply
@@ -150,10 +150,8 @@ def get(url: str, path: str, key_variable: str) -> Iterator[Reply]:
 def send(
     url: str, path: str, key: str | None = None, upload: Upload | None = None
 ) -> Iterator[Reply]:
-    """The response to a GET, or to a POST of `upload`.
-
-    Raises InvalidRequestError for a malformed address, and OperatorError when there is no response.
-    """
+    """Yield the response to a GET, or to a POST of `upload`. Raises InvalidRequestError for a
+    malformed address, and OperatorError without a response."""
     address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
     connect = HTTPSConnection if address.scheme == "https" else HTTPConnection
@@ -165,56 +163,56 @@ def send(
         except (OSError, HTTPException, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise OperatorError(
-                f"no server answers at {base} ({reason}); `semantic serve` starts one, --url names "
-                "another"
+                f"no server answers at {base} ({reason}); start one with `semantic serve`, or name another "
+                "with --url"
             ) from None
         with response:
             yield Reply(base, response)
 
 
 def key_for(url: str, variable: str) -> str | None:
-    """The key for POSTs: None if the server needs none. Raises as `get`."""
+    """Return the key for POSTs; None if the server needs none. Raises as `get`."""
     with send(url, _CHEAP) as reply:
         is_open = reply.status != HTTPStatus.UNAUTHORIZED
         return None if is_open else read_key(reply.base, variable)
 
 
 def read_address(url: str) -> SplitResult:
-    """A server's address. Raises InvalidRequestError if it is malformed."""
+    """Return a server's address. Raises InvalidRequestError if it is malformed."""
     try:
         address = urlsplit(url.strip())
         _ = address.port  # a number, or ValueError
     except ValueError as error:
-        raise InvalidRequestError(f"--url: expected {_EXAMPLE} or alike: {error}") from None
+        raise InvalidRequestError(f"--url must be like {_EXAMPLE}: {error}") from None
     plain = address.scheme in {"http", "https"} and address.hostname and url.strip().isprintable()
     rest = address.path.rstrip("/") in {"", "/v1"} and not (address.query or address.fragment)
     if not plain or not rest or "@" in address.netloc or " " in url.strip():
-        # The address is left out: it may hold a password.
+        # Without the address, which may have a password.
         raise InvalidRequestError(
-            f"--url: expected a scheme, a host and perhaps a port, such as {_EXAMPLE}"
+            f"--url must have a scheme, a host and an optional port, such as {_EXAMPLE}"
         )
     return address
 
 
 def read_key(base: str, variable: str) -> str:
-    """The key in an environment variable. Raises OperatorError if there is none."""
+    """Return the key in an environment variable. Raises OperatorError if it is missing."""
     key = os.environ.get(variable, "").strip()
     if not key or not key.isascii() or not key.isprintable():
         raise OperatorError(
             f"{base} requires an API key: expected one in the environment variable {variable} "
-            "(--key-variable names another)"
+            "(or name another with --key-variable)"
         )
     return key
 
 
 def not_ours(base: str, expected: str = "") -> OperatorError:
-    """The error about an answer that no server of ours gives, and perhaps what was `expected`."""
+    """Return the error about an answer of another program, with the `expected` one."""
     more = f": expected {expected}" if expected else ""
-    return OperatorError(f"what answers at {base} is no server of ours{more}")
+    return OperatorError(f"the server at {base} is not a semantic server{more}")
 
 
 def refusal(reply: Reply, what: str) -> SemanticError:
-    """The error of a command for a response that is no success, in the words of the server."""
+    """Return the error of a command for an unsuccessful response, in the words of the server."""
     match json_object(reply):
         case {"error": {"message": str(said)}}:
             plain = "".join(c if c.isprintable() else " " for c in said[:_MOST_CHARACTERS])
@@ -230,7 +228,7 @@ def refusal(reply: Reply, what: str) -> SemanticError:
 
 
 def json_object(reply: Reply) -> object:
-    """The response as JSON; None if it is none."""
+    """Return the response as JSON; None if it is not JSON."""
     try:
         return json.loads(reply.read(_MOST_JSON))
     except (ValueError, RecursionError):
@@ -238,7 +236,8 @@ def json_object(reply: Reply) -> object:
 
 
 def found_object(reply: Reply) -> object:
-    """The response as JSON if it is OK; None if it is no JSON. Raises as `refusal` otherwise."""
+    """Return the response as JSON if it is OK; None if it is not JSON. Raises as `refusal`
+    otherwise."""
     if reply.status != HTTPStatus.OK:
         raise refusal(reply, "that")
     return json_object(reply)
@@ -258,7 +257,7 @@ def _exchange(
         "Content-Type": "application/octet-stream",
     }
     connection.connect()
-    # A body that is refused before its end is read no further: the response says why.
+    # The server stops receiving a refused body: the response says why.
     with suppress(BrokenPipeError, ConnectionResetError):
         connection.request("POST", path, body=upload.pieces, headers=headers)
     return connection.getresponse()
@@ -269,19 +268,15 @@ _LONGEST_LINE: Final = 16 << 20
 
 
 def read_overview(url: str, key_variable: str) -> Document:
-    """The overview of the server at `url`, as one document.
-
-    Raises as `get`, and OperatorError for a refusal or what is no overview.
-    """
+    """Return the overview of the server at `url` as one document. Raises as `get`, and
+    OperatorError for a refusal or another document."""
     with _accepted(url, _OVERVIEW, key_variable) as reply:
         return _document(reply.read(_LONGEST_LINE), reply.base)
 
 
 def follow_overview(url: str, key_variable: str) -> Generator[tuple[str, Document], None, None]:
-    """Events of the server at `url` as (name, document), until it ends the stream.
-
-    Raises as `read_overview`.
-    """
+    """Yield events of the server at `url` as (name, document), until it ends the stream. Raises as
+    `read_overview`."""
     with _accepted(url, f"{_OVERVIEW}/stream", key_variable) as reply:
         name = ""
         while line := reply.read_line(_LONGEST_LINE):
@@ -315,12 +310,12 @@ _IMPORT: Final = "/v1/agents/import"
 _TAR: Final = "application/x-tar"
 _PIECE_BYTES: Final = 1 << 20
 _STORE_SECONDS: Final = 600.0
-"""For a server to check and store an archive that it has received."""
+"""Seconds for a server to check and store a received archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive that is being received. `pieces` raise OperatorError if it breaks off."""
+    """An archive in transfer. `pieces` raise OperatorError if it breaks off."""
 
     n_bytes: int
     pieces: Iterator[bytes]
@@ -328,8 +323,8 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose an agent is: a model's, which a server of several requires, and a tenant's, by the id
-    that an operator names."""
+    """The owner of an agent: a model, which a server of several requires, and a tenant, by the id
+    that an operator gives."""
 
     model: str | None = None
     tenant: str | None = None
@@ -337,11 +332,9 @@ class Owner:
 
 @contextmanager
 def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
-    """The archive of an agent of the server at `url`.
-
-    Raises as `get`, InvalidRequestError for a refused request, OperatorError for a refused key,
-    and CapacityError if the server is busy.
-    """
+    """Yield the archive of an agent of the server at `url`. Raises as `get`, InvalidRequestError
+    for a refused request, OperatorError for a refused key, and CapacityError if the server is
+    busy."""
     path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)
     with get(url, path, key_variable) as reply:
         length = reply.response.getheader("content-length", "")
@@ -359,10 +352,8 @@ def import_archive(
     name: str | None,
     owner: Owner,
 ) -> tuple[str, int]:
-    """Send an archive, as its pieces and size, for `owner`; its agent's name there and tokens.
-
-    `name` None leaves the agent its own. Raises as `exported`.
-    """
+    """Send an archive, as its pieces and size, for `owner`; return its agent's name there and
+    tokens. With `name` None the agent keeps its own. Raises as `exported`."""
     key = key_for(url, key_variable)
     upload = Upload(*archive, _STORE_SECONDS)
     path = _IMPORT + _query(name=name, tenant=owner.tenant, model=owner.model)

@@ -45,8 +45,7 @@ def signature_with_text(thought: str) -> str:
 
 
 def thinking_text(shown: str, signature: str) -> str:
-    """Return the text of a returned block: `shown`, or if that is empty the text in the
-    signature."""
+    """Return a returned block's text: `shown`, or if that is empty the text in the signature."""
     if shown or not signature.startswith(_TEXT):
         return shown
     try:
@@ -65,8 +64,7 @@ def _utf8(text: str) -> bytes:
 
 
 _BILLING: Final = "x-anthropic-billing-header:"
-"""Start of a line that clients put before their system prompt. It differs between versions and
-requests."""
+"""Start of a line that clients put before their system prompt. It differs between requests."""
 
 _BETWEEN_BLOCKS: Final = "\n\n"
 _FAILED: Final = "Error: "
@@ -82,8 +80,7 @@ class ConversationReader:
         self.effort: str | None = None  # of the last system message that sets it
 
     def read(self, body: Mapping[str, object]) -> tuple[Message, ...]:
-        """Return the system prompt and the messages in order. Raises FieldError for an invalid
-        one."""
+        """Return the system prompt and the messages in order. Raises FieldError."""
         found = list(self._system_prompt(body.get("system")))
         messages = list_at("messages", body.get("messages"))
         last_user = max((i for i, one in enumerate(messages) if _role(one) == "user"), default=-1)
@@ -112,8 +109,7 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """Yield the domain's messages for one message; `passed` if a later message is the
-        user's."""
+        """Yield the domain's messages for a message; `passed` if a later one is the user's."""
         role = message.get("role")
         match role:
             case "user":
@@ -311,8 +307,8 @@ def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Return the choice, and whether parallel calls are allowed. Raises FieldError if a call is
-    required and the tool is not defined."""
+    """Return the choice, and whether it allows parallel calls. Raises FieldError if it requires an
+    undefined tool."""
     if choice is None:
         return ToolChoice(), True
     if choice["type"] == "none":

@@ -1,5 +1,4 @@
-"""Validators of Anthropic's own request types, built on first use. Knows types, not the meaning of
-fields."""
+"""Validators of Anthropic's own request types, built on first use. Knows types only."""
 
 from __future__ import annotations
 
@@ -51,8 +50,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """One validator per type. Those of whole bodies skip list elements: their own validators let an
-    error name the element."""
+    """One validator per type. Body validators skip list elements: the elements' own validators let
+    an error name them."""
 
     create: TypeAdapter[MessageCreateParams]
     count: TypeAdapter[MessageCountTokensParams]

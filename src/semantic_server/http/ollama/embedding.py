@@ -47,8 +47,7 @@ _REPLY: Final = "The vectors."
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The fields of a body. `keep_alive`: seconds for the model to stay loaded after the
-    request."""
+    """Fields of a body. `keep_alive`: seconds for the model to stay loaded after the request."""
 
     model: str
     texts: tuple[str, ...]

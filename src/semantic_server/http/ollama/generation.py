@@ -229,8 +229,7 @@ class ReplyWriter:
 
 
 def _usage(usage: Usage) -> Json:
-    """Return token counts. Cached tokens count in the prompt, and separately in the member
-    `semantic`."""
+    """Return token counts. Cached tokens count in the prompt, and apart in `semantic`."""
     own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {

@@ -173,7 +173,7 @@ def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> Mo
     if models is None or not settings.allow_pull:
         raise WireError(
             HTTPStatus.FORBIDDEN,
-            f"{unknown}; it downloads none: run `semantic models pull` and start it with --model, or "
+            f"{unknown}; it pulls none: run `semantic models pull` and start it with --model, or "
             "start it with --allow-pull",
             param="model",
         )

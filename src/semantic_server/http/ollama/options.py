@@ -1,8 +1,8 @@
-"""Request fields of Ollama's wire, and what both routes share: `options`, `keep_alive`, `think`,
-`format` and log-probabilities.
+"""Request fields of Ollama's API, and the shared ones: `options`, `keep_alive`, `think`, `format`
+and log-probabilities.
 
-A test compares the tables with the fields of Ollama's own client. Sampling parameters start
-from the served model's defaults. Knows no messages.
+A test compares the tables with the fields of Ollama's own client. Sampling parameters start from
+the served model's defaults. Knows no messages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SHARED: Final[dict[str, Field]] = {
     "stream": SUPPORTED,
     "think": SUPPORTED,
     "top_logprobs": SUPPORTED,
-    "truncate": IGNORED,  # a prompt that does not fit is always refused
+    "truncate": IGNORED,  # the server refuses a prompt that does not fit
 }
 
 CHAT_FIELDS: Final[dict[str, Field]] = {
@@ -96,12 +96,12 @@ OPTION_FIELDS: Final[dict[str, Field]] = {
     "frequency_penalty": SUPPORTED,
     "min_p": SUPPORTED,
     "mirostat": refused(ONE_SAMPLER, 0),
-    "mirostat_eta": IGNORED,  # without mirostat it has no effect
+    "mirostat_eta": IGNORED,  # no effect without mirostat
     "mirostat_tau": IGNORED,
     "num_ctx": SUPPORTED,
-    "num_keep": IGNORED,  # nothing is dropped from a context
+    "num_keep": IGNORED,  # the server drops nothing from a context
     "num_predict": SUPPORTED,
-    "penalize_newline": refused("every token is penalized alike", True),
+    "penalize_newline": refused("this server penalizes every token alike", True),
     "presence_penalty": SUPPORTED,
     "repeat_last_n": SUPPORTED,
     "repeat_penalty": SUPPORTED,
@@ -113,7 +113,7 @@ OPTION_FIELDS: Final[dict[str, Field]] = {
     "top_p": SUPPORTED,
     "typical_p": refused(ONE_SAMPLER, 1, 1.0),
 }  # fmt: skip
-"""What places a model on a device is ignored: it changes no answer."""
+"""The server ignores members that place a model on a device: they change no answer."""
 
 MODEL_FIELDS: Final[dict[str, Field]] = {
     "model": SUPPORTED,
@@ -123,7 +123,7 @@ MODEL_FIELDS: Final[dict[str, Field]] = {
     "options": IGNORED,
     "verbose": IGNORED,
 }
-"""Of /api/show."""
+"""Fields of /api/show."""
 
 PULL_FIELDS: Final[dict[str, Field]] = {
     "insecure": IGNORED,
@@ -175,7 +175,7 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     ),
     "context": refused("a field of /api/generate", []),
     "input": refused("a field of /api/embed"),
-    "logit_bias": refused("not on this wire; use /v1/chat/completions", {}),
+    "logit_bias": refused("not in this API; use /v1/chat/completions", {}),
     "messages": refused("a field of /api/chat"),
     "n": refused("a reply has one answer", 1),
     "prompt": refused("a field of /api/generate", ""),
@@ -185,10 +185,10 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "suffix": refused("this model completes at the end only", ""),
     "system": refused("send a message with the role system", ""),
     "template": refused(NO_TEMPLATE, ""),
-    "tool_choice": refused("not on this wire; use /v1/chat/completions", "auto"),
+    "tool_choice": refused("not in this API; use /v1/chat/completions", "auto"),
     "tools": refused("a field of /api/chat", []),
 }  # fmt: skip
-"""Fields of other wires and routes: what would change an answer is refused by name."""
+"""Fields of other APIs and routes. The server refuses by name any that would change an answer."""
 
 
 _OPTIONS: Final = "options"
@@ -199,9 +199,9 @@ _SECONDS: Final = {
 }  # fmt: skip
 _STEP: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _LONGEST_DURATION: Final = 64
-"""Characters of a duration."""
+"""Longest text of a duration in characters."""
 _LONGEST_STAY: Final = 1e9
-"""Seconds, as of --model-ttl; the end of a longer one may be no date."""
+"""Most seconds, as for --model-ttl: the end of a longer stay may not be a valid date."""
 
 _EFFORTS: Final = ("low", "medium", "high", "max")
 
@@ -209,7 +209,7 @@ _EFFORTS: Final = ("low", "medium", "high", "max")
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to answer. `max_tokens` is None for the server's default; `context_tokens` limits prompt
-    and answer together, None by what the model allows."""
+    and answer together, with None to the model's limit."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -218,7 +218,7 @@ class Options:
 
 @with_config(ConfigDict(strict=True))
 class _Numbers(TypedDict, total=False):
-    """The members of `options` that have an effect; `stop` is read apart."""
+    """The members of `options` with an effect, but for `stop`."""
 
     frequency_penalty: float
     min_p: float
@@ -239,7 +239,7 @@ def _numbers() -> TypeAdapter[_Numbers]:
 
 
 def read_options(value: object, model: ServedModel) -> Options:
-    """The field `options`. Raises FieldError for a member that cannot be honoured."""
+    """Read `options`. Raises FieldError for a member that the server cannot honour."""
     given = object_at(_OPTIONS, {} if value is None else value)
     given = {name: _whole(one) for name, one in given.items()}
     known = fields_of(given, OPTION_FIELDS, {}, warnings, f"{_OPTIONS}.")
@@ -258,21 +258,21 @@ def read_options(value: object, model: ServedModel) -> Options:
 
 
 def _whole(value: object) -> object:
-    """A number without a fraction as an integer, as Ollama reads it: 4096.0 of a slider."""
+    """Convert a number without a fraction to an integer, as Ollama does: 4096.0 of a slider."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _own(text: str) -> str:
-    """A text that begins with a field of OpenAI's wires, with the name of `options` for it."""
+    """Rename OpenAI's field at the start of a text to its name in `options`."""
     return text.replace("repetition_penalty", "repeat_penalty", 1)
 
 
 def _renamed(numbers: _Numbers) -> CompletionBody:
-    """The numbers that OpenAI's wires know too, by the names that these have for them."""
+    """Return the numbers that OpenAI's APIs have too, under their names there."""
     found: CompletionBody = {"model": "", "prompt": ""}
     if "repeat_penalty" in numbers:
         found["repetition_penalty"] = numbers["repeat_penalty"]
-    if numbers.get("seed", -1) >= 0:  # one below 0 is drawn
+    if numbers.get("seed", -1) >= 0:  # a negative one means a random seed
         found["seed"] = numbers["seed"]
     if "top_k" in numbers:
         found["top_k"] = numbers["top_k"]
@@ -283,7 +283,7 @@ def _renamed(numbers: _Numbers) -> CompletionBody:
 
 
 def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel) -> SamplingParams:
-    """`sampling` with the number of last tokens that `repeat_penalty` is about."""
+    """Return `sampling` with the number of last tokens that `repeat_penalty` covers."""
     window = numbers.get("repeat_last_n")
     if window is None:
         return sampling
@@ -294,13 +294,13 @@ def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel
 
 
 def _max_tokens(numbers: _Numbers, model: ServedModel) -> int | None:
-    """The answer's limit; 0 and below are the rest of the context."""
+    """Return the answer's limit; 0 and below are the rest of the context."""
     wanted = numbers.get("num_predict")
     return model.context_tokens if wanted is not None and wanted <= 0 else wanted
 
 
 def _context(numbers: _Numbers) -> int | None:
-    """`num_ctx`; 0 is the model's own."""
+    """Return `num_ctx`; 0 is the model's own."""
     tokens = numbers.get("num_ctx")
     if tokens is not None and tokens < 0:
         path = f"{_OPTIONS}.num_ctx"
@@ -309,10 +309,8 @@ def _context(numbers: _Numbers) -> int | None:
 
 
 def read_keep_alive(value: object) -> float | None:
-    """The field `keep_alive` in seconds: for how long the model stays loaded after the request.
-
-    None without one, infinity for a negative one and for decades. Raises FieldError.
-    """
+    """Read `keep_alive`: the seconds for the model to stay loaded after the request. None without
+    one, infinity for a negative one and for decades. Raises FieldError."""
     if value is None:
         return None
     seconds = _duration(value) if isinstance(value, str) else value
@@ -325,7 +323,7 @@ def read_keep_alive(value: object) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """The seconds of a duration as Go writes it, and of a number in a text; None for others."""
+    """Return the seconds of a duration in Go's form, or of a number in a text; None for others."""
     if len(text) > _LONGEST_DURATION:
         return None
     sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]
@@ -338,10 +336,8 @@ def _duration(text: str) -> float | None:
 
 
 def read_think(value: object) -> tuple[dict[str, object], int | None]:
-    """The template's options for the field `think`, and the answer's thinking budget.
-
-    Raises FieldError for anything but true, false and an effort.
-    """
+    """Return the template's options for `think`, and the answer's thinking budget. Raises
+    FieldError for anything but true, false and an effort."""
     if value is None:
         return {}, None
     if value is False:
@@ -355,7 +351,7 @@ def read_think(value: object) -> tuple[dict[str, object], int | None]:
 
 
 def read_format(value: object) -> AnswerFormat | None:
-    """The field `format`: "json", a schema, or "" for free text. Raises FieldError."""
+    """Read `format`: "json", a schema, or "" for free text. Raises FieldError."""
     if value in (None, ""):
         return None
     if value == "json":
@@ -366,10 +362,8 @@ def read_format(value: object) -> AnswerFormat | None:
 
 
 def read_logprobs(known: Mapping[str, object]) -> int | None:
-    """How many alternatives to report beside each token; None for no log-probabilities.
-
-    Raises FieldError.
-    """
+    """Return the number of alternatives to report with each token; None for no log-probabilities.
+    Raises FieldError."""
     top = known.get("top_logprobs", 0)
     if type(top) is not int or not 0 <= top <= _MAX_TOP_LOGPROBS:
         raise FieldError(
@@ -380,7 +374,7 @@ def read_logprobs(known: Mapping[str, object]) -> int | None:
 
 
 def read_flag(known: Mapping[str, object], name: str, *, default: bool) -> bool:
-    """The field `name`. Raises FieldError for anything but true and false."""
+    """Read the field `name`. Raises FieldError for anything but true and false."""
     value = known.get(name, default)
     if not isinstance(value, bool):
         raise FieldError(f"{name}: expected true or false", param=name)

@@ -1,9 +1,9 @@
 """Requests of POST /api/chat and /api/generate, translated to the domain's types.
 
-Every field is validated before anything is generated. Calls have no ids that clients keep: some
-drop them, some make their own. So a call is numbered by its place in the conversation, and a result
-belongs to the call that it follows: the one with its id, else with its name, else the next without
-a result. Knows no HTTP, no replies and no chat template.
+Validates every field before generating. Clients keep no ids of calls: some drop them, some make
+their own. So a call's number is its place in the conversation, and a result belongs to the
+preceding call with its id, else with its name, else to the next one without a result. Knows neither
+HTTP, nor replies, nor chat templates.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ _ROLES: Final = ("system", "user", "assistant", "tool")
 
 
 class _OpenCalls:
-    """The calls of one message that have no result yet. Each lookup takes the same time, however
-    many there are."""
+    """The calls of one message without a result yet. Lookups take constant time."""
 
     def __init__(self) -> None:
-        self._open: dict[str, ToolCall] = {}  # by the ids that they have here
-        self._ids: dict[str, str] = {}  # those, by the client's own
+        self._open: dict[str, ToolCall] = {}  # by their ids here
+        self._ids: dict[str, str] = {}  # those ids, by the client's own
         self._named: dict[str, deque[str]] = {}
 
     def add(self, call: ToolCall, given_id: object) -> None:
@@ -57,8 +56,8 @@ class _OpenCalls:
             self._ids[given_id] = call.id
 
     def take(self, given_id: object, name: str | None) -> ToolCall | None:
-        """The call that a result belongs to: the one with its id, else the next of its name, else
-        of any; None if there is none."""
+        """Return the call of a result: the one with its id, else the next of its name, else of any;
+        or None."""
         if isinstance(given_id, str):
             found = self._open.pop(self._ids.get(given_id, given_id), None)
             if found is not None:
@@ -81,14 +80,13 @@ class ConversationReader:
         self._open = _OpenCalls()
 
     def read(self, value: object) -> tuple[Message, ...]:
-        """The field `messages`; None is an empty list. Raises FieldError for the first that is
-        invalid."""
+        """Read `messages`; None is an empty list. Raises FieldError for the first invalid one."""
         found = list_at("messages", [] if value is None else value)
         return tuple(self._message(f"messages[{i}]", one) for i, one in enumerate(found))
 
     def _message(self, path: str, value: object) -> Message:
         given = object_at(path, value)
-        # Others have no effect, and are not looked at: there may be many messages.
+        # Skip others without effect: there may be many messages.
         known = {name: value for name, value in given.items() if name in MESSAGE_FIELDS}
         message = fields_of(known, MESSAGE_FIELDS, {}, warnings, f"{path}.")
         content = text_at(f"{path}.content", message.get("content", ""))
@@ -136,7 +134,7 @@ class ConversationReader:
 
 
 def _with_images(message: Message, path: str, given: Mapping[str, object]) -> Message:
-    """`message` with notes for the pictures that came with it."""
+    """Return `message` with notes for its pictures."""
     images = list_at(f"{path}.images", given.get("images", []))
     notes = [picture(text_at(f"{path}.images[{i}]", one)) for i, one in enumerate(images)]
     return replace(
@@ -151,13 +149,13 @@ def _plain(role: str) -> Literal["system", "user"]:
 
 
 def read_tools(value: object) -> tuple[Tool, ...]:
-    """The functions in the field `tools`. Raises FieldError for an invalid tool."""
+    """Return the functions in the field `tools`. Raises FieldError for an invalid tool."""
     given = list_at("tools", [] if value is None else value)
     return tools_of([_function(one) if isinstance(one, dict) else one for one in given])
 
 
 def _function(tool: Mapping[str, object]) -> dict[str, object]:
-    """`tool` as OpenAI's wire has it: of type function where it has none, without nulls."""
+    """Return `tool` as in OpenAI's APIs: of type function by default, without nulls."""
     given = {name: value for name, value in tool.items() if value is not None}
     return {"type": "function", **given}
 
@@ -165,26 +163,21 @@ def _function(tool: Mapping[str, object]) -> dict[str, object]:
 # A conversation as numbers
 
 _MARK: Final = b"semantic-1\n"
-"""Beginning of each, which tells them from the tokens of another server."""
+"""Start of each context, which distinguishes it from another server's tokens."""
 _BYTE: Final = 256
 
 
 def as_context(messages: tuple[Message, ...]) -> list[int]:
-    """The field `context` that stands for a conversation: its texts, a number for each byte.
-
-    Tokens would not do: a template renders a message that follows others unlike the same message
-    alone.
-    """
+    """Return the field `context` for a conversation: its texts, a number for each byte. Tokens
+    would not do: a template renders a message after others unlike the same message alone."""
     turns = [[one.role, one.content, one.reasoning] for one in messages]
     text = json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
     return list(_MARK + text.encode("utf-8", "surrogatepass"))
 
 
 def read_context(value: object) -> tuple[Message, ...]:
-    """The conversation that `context` stands for; of None it is empty.
-
-    Raises FieldError for one that this server did not make.
-    """
+    """Return the conversation in `context`; empty for None. Raises FieldError for one that this
+    server did not make."""
     if value in (None, []):
         return ()
     numbers = list_at("context", value)
@@ -214,7 +207,7 @@ def _turn(value: object) -> Message:
 
 def _foreign_context() -> FieldError:
     return FieldError(
-        "context: expected the context of a reply of this server, unchanged", param="context"
+        "context must be the unchanged context of a reply of this server", param="context"
     )
 
 
@@ -224,10 +217,10 @@ LATEST: Final = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
-    """A parsed request. `ask` is None for one without a prompt, which only loads the model.
+    """A parsed request. `ask` is None without a prompt, which only loads the model.
 
-    `model` is the name as it was given. `keep_alive` is for how many seconds the model stays loaded
-    after it; None for as long as the server keeps it.
+    `model` is the given name. `keep_alive`: seconds for the model to stay loaded afterwards, None
+    for the server's setting.
     """
 
     model: str
@@ -237,7 +230,7 @@ class OllamaRequest:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation that is answered; empty for a prompt without one."""
+        """The conversation to answer; empty for a prompt without one."""
         prompt = None if self.ask is None else self.ask.prompt
         return prompt.messages if isinstance(prompt, Chat) else ()
 
@@ -263,7 +256,7 @@ def generate_request(
     if read_flag(known, "raw", default=False):
         for name, value in (("system", system), ("context", before)):
             if value:
-                raise FieldError(f"{name}: a raw prompt has none", param=name)
+                raise FieldError(f"{name}: not allowed with a raw prompt", param=name)
         prompt = text or None
     elif text:
         prompt = Chat((*before, *_new_system(system, before), Message("user", text)))
@@ -271,7 +264,7 @@ def generate_request(
 
 
 def _new_system(system: str, before: Sequence[Message]) -> tuple[Message, ...]:
-    """The system message to add: none if it is the last one before, as clients repeat it."""
+    """Return the system message to add: none if it repeats the last one, as clients do."""
     last = next((one for one in reversed(before) if one.role == "system"), None)
     is_said = last is not None and last.content == system
     return () if is_said or not system else (Message("system", system),)
@@ -313,7 +306,7 @@ def _in_form(
     known: Mapping[str, object],
     think: Mapping[str, object],
 ) -> tuple[Prompt | None, SamplingParams]:
-    """Prompt and sampling with the form of the answer that `format` demands."""
+    """Return prompt and sampling with the form of the answer in `format`."""
     form = read_format(known.get("format"))
     if isinstance(prompt, Chat):
         return replace(prompt, answer_format=form, template_options=think), sampling
@@ -331,7 +324,8 @@ def _known(
 
 
 def untagged(name: object) -> str:
-    """The name of a model without the tag `LATEST`. Raises FieldError for what is no name."""
+    """Return the name of a model without the tag `LATEST`. Raises FieldError for an invalid
+    name."""
     if not isinstance(name, str) or not name:
-        raise FieldError("model: expected a model's name", param="model")
+        raise FieldError("model must be a model's name", param="model")
     return name.removesuffix(LATEST)

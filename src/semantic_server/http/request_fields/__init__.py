@@ -1,1 +1,1 @@
-"""Shared by all wires: tables of request fields, our own field, tools that clients run."""
+"""Shared by all APIs: tables of request fields, the field `semantic`, tools that clients run."""

@@ -1,7 +1,7 @@
-"""Tools that a client runs and that are no functions, as functions for the model, and their calls.
+"""Client tools other than functions, as functions for the model, and their calls.
 
-A custom tool is a function of one text, `input`. The others are defined by their wire. Knows the
-forms of tools and of calls; neither requests nor replies.
+A custom tool is a function of one text, `input`. Its API defines every other one. Knows the forms
+of tools and of calls, neither requests nor replies.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ OPENAI_TOOLS: Final = {
         ),
     )
 }
-"""By their type, which is the name too."""
+"""By type, which is also the name."""
 
 _EDITED: Final[dict[str, Json]] = {
     "path": _TEXT,
@@ -118,23 +118,21 @@ ANTHROPIC_TOOLS: Final = {
         ),
     )
 }
-"""By their type without its date."""
+"""By type without its date."""
 
 
 # Custom tools
 
 
 def custom_tool(name: str, description: str, expected: str) -> Tool:
-    """A custom tool; `expected` tells the model the form of its input."""
+    """Return a custom tool; `expected` tells the model the form of its input."""
     found = _tool(CUSTOM, description, "input", input=_described(_TEXT, expected))
     return replace(found, name=name)
 
 
 def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
-    """A custom tool's call for the client: its id and its input.
-
-    Arguments that are not one text `input` are the input as they are, which the id tells.
-    """
+    """Return a custom tool's call for the client: its id and its input. Arguments other than one
+    text `input` become the input unchanged, as the id then tells."""
     match _parsed(arguments):
         case {"input": str(text), **others} if not others:
             return call_id, text
@@ -142,25 +140,25 @@ def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
 
 
 def written_call(call_id: str, name: str, text: str) -> ToolCall:
-    """The call as the model wrote it, but for white space: the inverse of `custom_call`."""
+    """Return the call as the model wrote it, but for white space: the inverse of `custom_call`."""
     if call_id.endswith(_AS_WRITTEN):
         return ToolCall(written_id(call_id), name, text)
     return ToolCall(call_id, name, json.dumps({"input": text}, ensure_ascii=False))
 
 
 def written_id(call_id: str) -> str:
-    """The model's own id of the call that its client knows as `call_id`."""
+    """Return the model's own id of the call that its client knows as `call_id`."""
     return call_id.removesuffix(_AS_WRITTEN)
 
 
 # Calls of OpenAI's tools
 
 _FOLDER: Final = "working_directory"
-"""As the item has it."""
+"""The field's name in the item."""
 
 
 def item_fields(kind: str, arguments: str) -> Json | None:
-    """The fields of the item that a call is in its own form; None for arguments of another form."""
+    """Return the fields of a call's item in its own form; None for arguments of another form."""
     given = _parsed(arguments)
     if not isinstance(given, dict) or not _fits(given, OPENAI_TOOLS[kind].parameters):
         return None
@@ -174,7 +172,7 @@ def item_fields(kind: str, arguments: str) -> Json | None:
 
 
 def arguments_of(kind: str, fields: Json) -> Json:
-    """The arguments that the item with these fields was made of: the inverse of `item_fields`."""
+    """Return the arguments of the item with these fields: the inverse of `item_fields`."""
     action = fields.get("operation" if kind == "apply_patch" else "action")
     if not isinstance(action, dict):
         return fields
@@ -190,7 +188,7 @@ def _renamed(fields: Json, old: str, new: str) -> Json:
 
 
 def _parsed(text: str) -> object:
-    """The value that JSON text has; None for any other text."""
+    """Return the value of a JSON text; None for any other text."""
     try:
         found: object = from_json(text)
     except ValueError:
@@ -202,7 +200,7 @@ _TYPES: Final[Mapping[object, type]] = {"string": str, "integer": int}
 
 
 def _fits(value: object, schema: object) -> bool:
-    """Check `value` against one of the schemas above."""
+    """Return whether `value` fits one of the schemas above."""
     if not isinstance(schema, dict):
         return False
     match schema["type"]:

@@ -1,8 +1,9 @@
-"""Notes in place of what a text model cannot read: pictures, sounds, documents, foreign blocks.
+"""Notes in place of content that a text model cannot process: pictures, sounds, documents, foreign
+blocks.
 
-Clients keep what they sent and send it again in every later request, so a refusal would end their
-session for good. The same bytes make the same note, which keeps a prompt's beginning. Only the
-first bytes of a picture are read. Knows the blocks of all wires; not when a picture is refused.
+Clients resend such content in every later request, so a refusal would end their session for good.
+The same bytes make the same note, which keeps a prompt's beginning. Decodes only the first bytes of
+a picture. Knows the blocks of all APIs, not when to refuse a picture.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from semantic.domain.chat import Attachment
 
 _TEXT_ONLY: Final = "this model reads text only"
 _HEAD: Final = 1 << 16
-"""Bytes of a picture in which its size is looked for."""
+"""Bytes of a picture in which to look for its size."""
 _KB: Final = 1000
 _SHORTEST: Final = 24
-"""Characters of base64: a name is shorter, or has others."""
+"""Fewest characters of base64: a name is shorter, or has others."""
 _LONGEST_NOTE: Final = 4000
 _LONGEST_NAME: Final = 80
 _DATA_URL: Final = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?[^,]*;base64,", re.ASCII)
@@ -37,7 +38,8 @@ _SAID: Final = (
 
 
 def picture(source: str) -> tuple[str, Attachment]:
-    """The note and the attachment of a picture: base64, a data URL, or another URL or name."""
+    """Return the note and the attachment of a picture: base64, a data URL, or another URL or
+    name."""
     found = _DATA_URL.match(source[:200])
     data = source if found is None else source[found.end() :]
     head = _decoded(data[: _HEAD * 4 // 3])
@@ -49,7 +51,7 @@ def picture(source: str) -> tuple[str, Attachment]:
 
 
 def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
-    """The note and the attachment of a sound or a document; `data` is base64, a URL or an id."""
+    """Return the note and attachment of a sound or document; `data` is base64, a URL or an id."""
     found = _DATA_URL.match(data[:200])
     if found is not None:
         name, data = name or found["type"] or "", data[found.end() :]
@@ -58,14 +60,15 @@ def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
 
 
 def file_note(file: Mapping[str, object]) -> tuple[str, Attachment]:
-    """The note of a file of OpenAI's wires, by its name and whatever says where its data is."""
+    """Return the note of a file of OpenAI's APIs, by its name and any field that locates its
+    data."""
     fields = ("file_data", "file_url", "file_id")
     data = next((one for one in map(file.get, fields) if isinstance(one, str)), "")
     return attachment("document", str(file.get("filename", "")), data)
 
 
 def block_note(kind: str, block: object) -> str:
-    """A note with the texts of a block that another service's own feature has made."""
+    """Return a note with the texts of a block that another service's own feature made."""
     said = " | ".join(_texts(block))
     shown = said if len(said) <= _LONGEST_NOTE else said[:_LONGEST_NOTE] + "..."
     return f"[{kind[:_LONGEST_NAME]}: {shown}]" if shown else f"[{kind[:_LONGEST_NAME]}]"
@@ -77,7 +80,7 @@ def _note(what: str, data: str) -> tuple[str, Attachment]:
 
 
 def _decoded(data: str) -> bytes | None:
-    """The bytes of the beginning of a base64 text; None if it is none, as an id is."""
+    """Return the bytes of the beginning of a base64 text; None if it is not one, like an id."""
     if len(data) < _SHORTEST:
         return None
     try:
@@ -92,7 +95,8 @@ def _size(data: str) -> str:
 
 
 def _described(head: bytes) -> str:
-    """`1024 x 768 PNG`; the format alone where the size is not found, "" for an unknown one."""
+    """Return a text like `1024 x 768 PNG`; the format alone without a size, "" for an unknown
+    one."""
     name = next((name for magic, name in _FORMATS.items() if head.startswith(magic)), "")
     if not name or (name == "WebP" and head[8:12] != b"WEBP"):
         return ""
@@ -121,7 +125,7 @@ def _jpeg(head: bytes) -> tuple[int, int]:
             height, width = struct.unpack_from(">HH", head, at + 5)
             return width, height
         at += 2 + max(size, 2)
-    raise LookupError("there is no frame")
+    raise LookupError("no frame")
 
 
 def _webp(head: bytes) -> tuple[int, int]:
@@ -141,7 +145,7 @@ _SIZES: Final = {"PNG": _png, "JPEG": _jpeg, "GIF": _gif, "WebP": _webp}
 
 
 def _texts(value: object) -> Iterator[str]:
-    """The texts in the members that are for readers, in order."""
+    """Yield the texts in the members for readers, in order."""
     if isinstance(value, list):
         for one in value:
             yield from _texts(one)

@@ -1,9 +1,10 @@
-"""Field tables: which fields of a body a wire supports, ignores and refuses; checks of JSON values.
+"""Field tables: the fields of a body that an API supports, ignores and refuses; checks of JSON
+values.
 
-Of fields in no table those that look like a known one are refused, others logged once. Fields that
-clients send to other servers are alike on all wires, and so is the field `semantic`, whose members
-are read from the body, else from the header `X-Semantic-` and its name. Knows names, JSON types and
-neutral values; not what a field means.
+Refuses fields outside the tables that look like a known one, and logs others once. All APIs share
+the fields that clients send to other servers, and the field `semantic`, whose members may also be
+in headers: `X-Semantic-` and a name. Knows names, JSON types and neutral values, not the meaning of
+a field.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _LONGEST_NAME: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Support for one field. With a `refusal` only the values in `unless` are accepted."""
+    """Support for one field. With a `refusal` it accepts only the values in `unless`."""
 
     refusal: str | None = None
     unless: tuple[object, ...] = ()
 
     def accepts(self, value: object) -> bool:
-        """True if a request may contain this `value`."""
+        """Return whether a request may contain this `value`."""
         return self.refusal is None or any(
             type(value) is type(one) and value == one for one in self.unless
         )
@@ -47,7 +48,7 @@ IGNORED: Final = Field()
 
 
 def refused(refusal: str, *unless: object) -> Field:
-    """A field of which only the values in `unless` are accepted."""
+    """Return a field that accepts only the values in `unless`."""
     return Field(refusal, unless)
 
 
@@ -58,12 +59,9 @@ def fields_of(
     warnings: WarnOnce,
     within: str = "",
 ) -> dict[str, object]:
-    """The fields of `body` that are in the table and not null.
-
-    `others` are fields of other servers and wires, where the table lacks them. `within` is the path
-    prefix of a nested `body`. Raises FieldError for a refused field, and for one that is spelled
-    like a known one.
-    """
+    """Return the fields of `body` that are in the table and not null. `others` are fields of other
+    servers and APIs that the table may lack. `within` is the path prefix of a nested `body`. Raises
+    FieldError for a refused field, and for a misspelling of a known one."""
     given = {name: value for name, value in body.items() if value is not None}
     unknown = sorted(given.keys() - table.keys())
     for name in unknown:
@@ -71,7 +69,7 @@ def fields_of(
     unknown = [name for name in unknown if name not in others]
     check_spelling(unknown, table, within)
     for name in unknown:
-        warnings.warn(f"field {within + name!a:.{_LONGEST_NAME}} is unknown and has no effect")
+        warnings.warn(f"unknown field {within + name!a:.{_LONGEST_NAME}} has no effect")
     known = {name: value for name, value in given.items() if name in table}
     for name, value in known.items():
         _check(within + name, value, table[name])
@@ -80,7 +78,7 @@ def fields_of(
 
 @dataclass(frozen=True, slots=True)
 class WireFields:
-    """How the wires of one maker read fields: `others` are those of other servers and wires."""
+    """The fields of one maker's APIs; `others` are those of other servers and APIs."""
 
     others: Mapping[str, Field]
     warnings: WarnOnce
@@ -88,7 +86,7 @@ class WireFields:
     def known(
         self, body: Mapping[str, object], table: Mapping[str, Field], within: str = ""
     ) -> dict[str, object]:
-        """`fields_of` a body, or of the nested object at the path prefix `within`."""
+        """Return `fields_of` a body, or of the nested object at the path prefix `within`."""
         return fields_of(body, table, {} if within else self.others, self.warnings, within)
 
 
@@ -96,52 +94,52 @@ def _check(path: str, value: object, field: Field) -> None:
     if field.accepts(value):
         return
     allowed = " or ".join(repr(one) for one in field.unless)
-    hint = f"; only {allowed} is accepted" if allowed else ""
+    hint = f"; expected {allowed}" if allowed else ""
     raise FieldError(f"{path}: {field.refusal}{hint}", param=path)
 
 
-NO_TEMPLATE: Final = "the model's own template is used"
-PENALTY_CONTEXT: Final = "the tokens that a penalty looks at cannot be set"
-THINKING_LIMIT: Final = "use the limit of reasoning that the wire has"
-ONE_SAMPLER: Final = "this way to sample is not supported"
+NO_TEMPLATE: Final = "this server uses the model's own template"
+PENALTY_CONTEXT: Final = "this server sets the tokens that a penalty covers"
+THINKING_LIMIT: Final = "use the limit of reasoning in this API"
+ONE_SAMPLER: Final = "this server lacks this kind of sampling"
 
 FOREIGN: Final[dict[str, Field]] = {
     # vLLM and SGLang
     "add_generation_prompt": refused(NO_TEMPLATE, True),
-    "background": refused("answers are not computed in the background", False),
-    "bad_words": refused("words cannot be excluded", []),
-    "cache_salt": refused("caches are kept apart by API keys", ""),
+    "background": refused("this server has no background answers", False),
+    "bad_words": refused("this server cannot exclude words", []),
+    "cache_salt": refused("API keys separate caches", ""),
     "chat_template": refused(NO_TEMPLATE),
-    "continue_final_message": refused("an answer cannot be continued", False),
+    "continue_final_message": refused("this server cannot continue an answer", False),
     "documents": refused("write documents into a message", []),
-    "echo": refused("a conversation cannot be repeated", False),
+    "echo": refused("this server cannot echo a conversation", False),
     "guided_decoding_backend": IGNORED,
-    "guided_whitespace_pattern": refused("white space in JSON cannot be set"),
-    "include_reasoning": refused("reasoning is always returned", True),
+    "guided_whitespace_pattern": refused("clients cannot set white space in JSON"),
+    "include_reasoning": refused("replies always have reasoning", True),
     "include_stop_str_in_output": refused("stop strings are never part of an answer", False),
-    "kv_transfer_params": refused("keys and values are not transferred", {}),
-    "length_penalty": refused("there is no beam search", 1, 1.0),
-    "logits_processors": refused("logits processors cannot be sent", []),
+    "kv_transfer_params": refused("this server does not transfer keys and values", {}),
+    "length_penalty": refused("this server has no beam search", 1, 1.0),
+    "logits_processors": refused("this server accepts no logits processors", []),
     "priority": IGNORED,
     "request_id": IGNORED,
-    "return_token_ids": refused("token ids are not returned", False),
-    "return_tokens_as_token_ids": refused("token ids are not returned", False),
-    "separate_reasoning": refused("reasoning is always apart", True),
+    "return_token_ids": refused("replies have no token ids", False),
+    "return_tokens_as_token_ids": refused("replies have no token ids", False),
+    "separate_reasoning": refused("reasoning is always separate", True),
     "skip_special_tokens": refused("special tokens are never part of an answer", True),
     "spaces_between_special_tokens": IGNORED,
-    "truncate_prompt_tokens": refused("prompts are never truncated"),
-    "custom_logit_processor": refused("logits processors cannot be sent", ""),
+    "truncate_prompt_tokens": refused("this server never truncates prompts"),
+    "custom_logit_processor": refused("this server accepts no logits processors", ""),
     "lora_path": refused("name a model with an adapter", ""),
     "max_thinking_tokens": refused(THINKING_LIMIT),
     "reasoning_budget": refused(THINKING_LIMIT, -1),
     "structural_tag": refused("not supported; use strict tools"),
     "thinking_budget": refused(THINKING_LIMIT),
     "thinking_token_budget": refused(THINKING_LIMIT),
-    "use_beam_search": refused("there is no beam search", False),
-    "vllm_xargs": refused("there are no such arguments here", {}),
+    "use_beam_search": refused("this server has no beam search", False),
+    "vllm_xargs": refused("this server has no such arguments", {}),
     # Ollama
     "context": refused("send the conversation itself"),
-    "images": refused("images cannot be read by this model", []),
+    "images": refused("this model cannot process images", []),
     "keep_alive": IGNORED,
     "num_ctx": refused("the context is a setting of the server"),
     "num_predict": refused("use max_tokens"),
@@ -155,7 +153,7 @@ FOREIGN: Final[dict[str, Field]] = {
     "id_slot": IGNORED,
     "mirostat": refused(ONE_SAMPLER, 0),
     "n_predict": refused("use max_tokens"),
-    "reasoning_format": refused("reasoning is always apart", "auto", "deepseek"),
+    "reasoning_format": refused("reasoning is always separate", "auto", "deepseek"),
     "samplers": refused(ONE_SAMPLER, []),
     "tfs_z": refused(ONE_SAMPLER, 1, 1.0),
     "timings_per_token": IGNORED,
@@ -170,44 +168,44 @@ FOREIGN: Final[dict[str, Field]] = {
     "adapters": refused("name a model with an adapter"),
     "repetition_context_size": refused(PENALTY_CONTEXT, 20),
     # transformers and text-generation-webui
-    "banned_strings": refused("words cannot be excluded", []),
+    "banned_strings": refused("this server cannot exclude words", []),
     "do_sample": refused("use temperature", True),
-    "early_stopping": refused("there is no beam search", False),
+    "early_stopping": refused("this server has no beam search", False),
     "epsilon_cutoff": refused(ONE_SAMPLER, 0, 0.0),
     "eta_cutoff": refused(ONE_SAMPLER, 0, 0.0),
-    "grammar_string": refused("use a grammar of the wire", ""),
+    "grammar_string": refused("use a grammar field of this API", ""),
     "guidance_scale": refused(ONE_SAMPLER, 1, 1.0),
     "max_new_tokens": refused("use max_tokens"),
-    "min_new_tokens": refused("a least number of tokens cannot be enforced", 0),
+    "min_new_tokens": refused("this server cannot enforce a minimum of tokens", 0),
     "no_repeat_ngram_size": refused(ONE_SAMPLER, 0),
-    "num_beams": refused("there is no beam search", 1),
+    "num_beams": refused("this server has no beam search", 1),
     "penalty_alpha": refused(ONE_SAMPLER, 0, 0.0),
     "smoothing_factor": refused(ONE_SAMPLER, 0, 0.0),
     "stopping_strings": refused("use stop", []),
-    "token_healing": refused("prompts are never changed", False),
+    "token_healing": refused("this server never changes prompts", False),
     # Hosted models and routers
     "extra_body": refused("send its members as fields of the body", {}),
     "max_tokens_to_sample": refused("use max_tokens"),
     "models": IGNORED,
-    "plugins": refused("there are no plugins here", []),
+    "plugins": refused("this server has no plugins", []),
     "provider": IGNORED,
     "route": IGNORED,
     "top_a": refused(ONE_SAMPLER, 0, 0.0),
-    "transforms": refused("prompts are never changed", []),
+    "transforms": refused("this server never changes prompts", []),
     "usage": IGNORED,
 }
-"""What would change an answer is refused by name, unless its value is neutral."""
+"""The server refuses by name any field that would change an answer, unless its value is neutral."""
 
 
 def at_least_one(name: str, value: int | None) -> int | None:
-    """`value`. Raises FieldError for one below 1."""
+    """Return `value`. Raises FieldError for one below 1."""
     if value is not None and value < 1:
         raise FieldError(f"{name} must be at least 1, got {value}", param=name)
     return value
 
 
 def tokens_at(path: str, value: object) -> int | None:
-    """`value`. Raises FieldError unless it is None or a whole number of 0 or more."""
+    """Return `value`. Raises FieldError unless it is None or a whole number of 0 or more."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -216,28 +214,28 @@ def tokens_at(path: str, value: object) -> int | None:
 
 
 def object_at(path: str, value: object) -> dict[str, object]:
-    """`value` without its nulls. Raises FieldError unless it is a JSON object."""
+    """Return `value` without its nulls. Raises FieldError unless it is a JSON object."""
     if not isinstance(value, dict):
         raise FieldError(f"{path}: expected an object", param=path)
     return {name: inner for name, inner in value.items() if inner is not None}
 
 
 def list_at(path: str, value: object) -> Sequence[object]:
-    """`value`. Raises FieldError unless it is a list."""
+    """Return `value`. Raises FieldError unless it is a list."""
     if not isinstance(value, list):
         raise FieldError(f"{path}: expected a list", param=path)
     return value
 
 
 def text_at(path: str, value: object) -> str:
-    """`value`. Raises FieldError unless it is a string."""
+    """Return `value`. Raises FieldError unless it is a string."""
     if not isinstance(value, str):
         raise FieldError(f"{path}: expected a text", param=path)
     return value
 
 
 def name_at(path: str, given: Mapping[str, object]) -> str:
-    """The name in the object at `path`. Raises FieldError unless it is a text that says one."""
+    """Return the name in the object at `path`. Raises FieldError unless it is a non-empty text."""
     name = text_at(f"{path}.name", given.get("name"))
     if not name:
         raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
@@ -247,7 +245,7 @@ def name_at(path: str, given: Mapping[str, object]) -> str:
 def validated_by_type(
     path: str, adapters: Mapping[str, LazyAdapter[T]], element: Mapping[str, object]
 ) -> T:
-    """`element` as validated by the adapter that its member `type` names. Raises FieldError."""
+    """Validate `element` with the adapter that its member `type` names. Raises FieldError."""
     kind = element.get("type")
     if not isinstance(kind, str) or kind not in adapters:
         at = f"{path}.type"
@@ -256,7 +254,7 @@ def validated_by_type(
 
 
 def validated_at(path: str, adapter: TypeAdapter[T], element: Mapping[str, object]) -> T:
-    """`element` as validated by `adapter`. Raises FieldError with the path from the body's root."""
+    """Validate `element` with `adapter`. Raises FieldError with the path from the body's root."""
     try:
         return validated(adapter, element)
     except FieldError as error:
@@ -275,19 +273,18 @@ _FLAGS: Final = {"true": True, "false": False}
 
 
 class OwnField(NamedTuple):
-    """What an agent says of its request: whether anything of it may stay after its end, and hints
-    about the agent itself."""
+    """Whether anything of a request may stay after its end, and the agent's hints about itself."""
 
     keep: bool
     hints: Hints
 
 
 def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
-    """The field `semantic`, else the headers. Nothing of a request is kept if either the header
-    X-Semantic-Keep or the field `semantic.keep` is false.
+    """Return the field `semantic`, else the headers. The server keeps nothing of a request if
+    either the header X-Semantic-Keep or the field `semantic.keep` is false.
 
-    Raises FieldError for a value of another type or out of range, for an unknown member, which a
-    misspelt one would be, and for `back_in` of an agent that is done.
+    Raises FieldError for a value of another type or out of range, for an unknown member, which may
+    be misspelt, and for `back_in` of an agent that is done.
     """
     own = _own(body)
     hints = _hints(request, own)
@@ -302,7 +299,7 @@ def _hints(request: Request, own: Mapping[str, object]) -> Hints:
     back_in = _seconds(request, own)
     if done and back_in is not None:
         path = f"{_OWN_FIELD}.{_BACK_IN}"
-        raise FieldError(f"{path}: expected nothing beside {_OWN_FIELD}.{_DONE}", param=path)
+        raise FieldError(f"{path}: not allowed with {_OWN_FIELD}.{_DONE}", param=path)
     return Hints(done, back_in, _priority(request, own))
 
 
@@ -316,7 +313,7 @@ def _own(body: Mapping[str, object]) -> Mapping[str, object]:
         if name not in _MEMBERS:
             path = f"{_OWN_FIELD}.{name[:_LONGEST_NAME]}"
             known = f"{', '.join(_MEMBERS[:-1])} or {_MEMBERS[-1]}"
-            raise FieldError(f"{path}: there is no such field; expected {known}", param=path)
+            raise FieldError(f"unknown field {path}; expected {known}", param=path)
     return own
 
 
@@ -354,7 +351,7 @@ def _priority(request: Request, own: Mapping[str, object]) -> int:
 
 
 def _number(request: Request, own: Mapping[str, object], name: str) -> tuple[float | None, str]:
-    """A member and where it stands; None without one, not a number for anything else."""
+    """Return a member and its label; None without one, not a number for anything else."""
     value, label = own.get(name), f"{_OWN_FIELD}.{name}"
     if value is None:
         label = _HEADERS[name]

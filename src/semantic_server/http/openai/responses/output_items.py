@@ -44,8 +44,8 @@ class KeptItems:
 
     def item(self, path: str, given: str) -> Json:
         """Return the item with the id `given`, as the response had it; `path` is that of the
-        reference. Raises WireError if the store lacks its response, and StoreError if the read
-        fails."""
+        reference. Raises WireError if the store lacks its response, and StoreError for a failed
+        read."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:

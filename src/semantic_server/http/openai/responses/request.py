@@ -284,7 +284,7 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if the body wants that without
+    """Return whether to store the response. Raises FieldError if the body wants it without
     `keep`."""
     given = body.get("store")
     if given and not keep:

@@ -63,8 +63,8 @@ async def delete_response(request: Request, response_id: str) -> None:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn StoreError into a WireError of status 503, without the cause, which may disclose
-    details."""
+    """Turn StoreError into a WireError of status 503. Its cause may disclose details, so drop
+    it."""
     try:
         yield
     except StoreError as error:
