@@ -45,8 +45,7 @@ class ServicePort(Protocol):
     """A manager of services of one user: systemd or launchd."""
 
     def text(self, service: Service) -> str:
-        """Return the file's text for this service. Raises InvalidRequestError for control
-        characters."""
+        """Return the file's text. Raises InvalidRequestError for control characters."""
         ...
 
     def install(self, service: Service) -> bool:
@@ -375,8 +374,7 @@ class Launchd:
         return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
 
     def _stop(self) -> None:
-        """Stop the service and wait until launchd has unloaded it: until then a start would
-        fail."""
+        """Stop the service and wait until launchd unloads it: earlier, a start would fail."""
         if not self._is_loaded():
             return
         _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")

@@ -116,12 +116,12 @@ def test_lists_are_separated_by_commas_in_the_environment(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("prot = 1", "prot (file {}) is no setting; expected one of host, port"),
+        ("prot = 1", "prot (file {}) is not a setting; expected one of host, port"),
         ('port = "x"', "port (file {}): expected a valid integer"),
-        ("port = ", "{} is no TOML"),
-        ('store = "a"\nno_store = true', "expected either store or no_store"),
+        ("port = ", "{} is not valid TOML"),
+        ('store = "a"\nno_store = true', "expected at most one of store and no_store"),
         ('kv_events = "ipc://a"\nmodel_ttl = 9', "kv_events: expected one model that stays loaded"),
-        ("[server]\nport = 1", "server (file {}) is no setting"),
+        ("[server]\nport = 1", "server (file {}) is not a setting"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_names_the_key(tmp_path: Path, text: str, words: str) -> None:

@@ -32,8 +32,8 @@ def shared(tmp_path: Path) -> list[str]:
     [
         ([], "expected --remote-store and --fleet-secret-file"),
         (["--remote-store", "file:///b"], "expected fleet_secret_file too"),
-        (["--allow-pull", "org/*"], "--allow-pull: expected none in a fleet"),
-        (["--kv-events", "ipc://a"], "--kv-events: expected none in a fleet"),
+        (["--allow-pull", "org/*"], "--allow-pull: not available in a fleet"),
+        (["--kv-events", "ipc://a"], "--kv-events: not available in a fleet"),
         (["--replicas", "3", "--max-replicas", "2"], "expected at least --replicas, 3"),
         (["--host", "0.0.0.0"], "expected --api-key"),
         (["--port", "70000"], "port (flag)"),

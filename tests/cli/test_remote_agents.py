@@ -115,7 +115,7 @@ def test_an_operators_key_is_read_from_the_environment(
         assert agents("export", server, *where, "--key-variable", "OTHER").code == 0
         back = (str(tmp_path / "x"), "--as", "eve", "--key-variable", "OTHER")
         ran = agents("import", server, *back)
-        assert (ran.code, "tenant: expected the id" in ran.err) == (2, True)
+        assert (ran.code, "tenant must be the id" in ran.err) == (2, True)
         assert agents("import", server, *back, "--tenant", tenant).code == 0
 
 
@@ -128,7 +128,7 @@ def test_of_several_models_the_one_that_is_named(tmp_path: Path) -> None:
             ran = agents(refused[0], one.server, *refused[1:])
             assert (ran.code, len(ran.error_lines)) == (2, 1)
             assert (
-                "expected the agent's model, with --model or model= in the query: one of org"
+                "expected the agent's model, with --model or model= in the query, one of org"
                 in ran.err
             )
         assert (left(tmp_path), one.loader.loads.total()) == ([], 0)
@@ -192,7 +192,7 @@ def test_what_is_no_server_of_ours_is_named(tmp_path: Path) -> None:
     assert (semantic(*command, "not an address").code, left(tmp_path)) == (2, [])
     with half_a_server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}") as (url, _):
         ran = semantic(*command, url)
-    assert (ran.code, "is no server of ours" in ran.err, left(tmp_path)) == (4, True, [])
+    assert (ran.code, "is not a semantic server" in ran.err, left(tmp_path)) == (4, True, [])
 
 
 # Interrupted

@@ -74,7 +74,7 @@ def test_a_host_that_does_not_exist_is_one_line() -> None:
         ("--log-format", "xml", "log_format (flag): expected 'text' or 'json'"),
         ("--api-key", "two words ", "api_keys (flag): expected printable ASCII"),
         ("--max-body-mb", "0", "max_body_mb (flag): expected greater than 0"),
-        ("--config", "nowhere.toml", "there is no such file"),
+        ("--config", "nowhere.toml", "file not found"),
     ],
 )
 def test_a_wrong_flag_is_one_line_that_says_what_was_expected(

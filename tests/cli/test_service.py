@@ -183,7 +183,7 @@ def test_a_file_of_anothers_is_left_alone(host: FakeHost) -> None:
     for arguments in (["install", "--port", "1234"], ["uninstall"], ["status"]):
         ran = semantic("service", *arguments)
         assert (ran.code, len(ran.error_lines)) == (4, 1)
-        assert f"{file} was not written by" in ran.err
+        assert f"{file} is not a file of" in ran.err
     assert file.read_text() == "mine\n"
 
 

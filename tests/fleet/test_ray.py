@@ -196,9 +196,9 @@ def test_an_agent_goes_on_elsewhere_when_its_replica_is_killed_in_a_turn(
     os.kill(pid, signal.SIGKILL)
     for turn in turns:
         turn.join(_SECONDS)
-    assert b"the replica that answered is lost" in ends[0].strip().split(b"\n\n")[-1]
+    assert b"the fleet lost the answering replica" in ends[0].strip().split(b"\n\n")[-1]
     assert (wholes[0].status, wholes[0].headers["retry-after"]) == (503, "1")
-    assert "the replica that answered is lost" in json.loads(wholes[0].text)["error"]["message"]
+    assert "the fleet lost the answering replica" in json.loads(wholes[0].text)["error"]["message"]
     moved = complete(fleet.process, onward, "moves")
     assert moved.replica != first.replica
     assert moved.cached_share >= 0.95
@@ -257,7 +257,7 @@ def test_load_brings_replicas_and_its_end_takes_them_away(weed: Seaweed, tmp_pat
 def test_a_fleet_that_cannot_start_says_why_in_a_line(weed: Seaweed, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     with (
-        pytest.raises(ServerFailedError, match=rf"error: the replicas do not start: .*{missing}"),
+        pytest.raises(ServerFailedError, match=rf"error: cannot start the replicas: .*{missing}"),
         running_fleet(weed, tmp_path, "--model", missing),
     ):
         pytest.fail("it has started")

@@ -90,8 +90,8 @@ def with_secret(grid: Grid, secret: bytes | None) -> Grid:
     if is_loopback(grid.host):
         return grid
     raise InvalidRequestError(
-        f"rank 0 listens on {grid.host}, a public address: expected one --fleet-secret-file "
-        "for every rank"
+        f"rank 0 listens on {grid.host}, which other machines can reach: expected one "
+        "--fleet-secret-file for every rank"
     )
 
 

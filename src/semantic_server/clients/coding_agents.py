@@ -179,8 +179,7 @@ _CLAUDE_MODELS: Final = (
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )  # fmt: skip
 _LEAST_COMPACT_WINDOW: Final = 100_000
-"""Tokens. Claude Code raises a smaller window to this one, with a warning; the server's own limit
-holds anyway."""
+"""Tokens. Claude Code raises a smaller window to this one; the server's own limit still holds."""
 _REQUEST_MS: Final = 3_600_000
 
 

@@ -114,7 +114,7 @@ class Reply:
         return self.response.status
 
     def read(self, most: int) -> bytes:
-        """Return the next bytes, `most` unless it ends before. Raises OperatorError if it breaks
+        """Return the next `most` bytes, or all to its end. Raises OperatorError if it breaks
         off."""
         with self._unbroken():
             return self.response.read(most)
@@ -163,7 +163,7 @@ def send(
         except (OSError, HTTPException, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise OperatorError(
-                f"no server answers at {base} ({reason}); start one with `semantic serve`, or name another "
+                f"no server answers at {base} ({reason}); run `semantic serve`, or name another "
                 "with --url"
             ) from None
         with response:
@@ -236,8 +236,7 @@ def json_object(reply: Reply) -> object:
 
 
 def found_object(reply: Reply) -> object:
-    """Return the response as JSON if it is OK; None if it is not JSON. Raises as `refusal`
-    otherwise."""
+    """Return the response as JSON, None if it is not JSON. Raises as `refusal` if it is not OK."""
     if reply.status != HTTPStatus.OK:
         raise refusal(reply, "that")
     return json_object(reply)

@@ -407,9 +407,9 @@ def test_a_model_that_may_be_pulled_is_fetched_and_served() -> None:
     ("allowed", "name", "problem"),
     [
         ((), "org/new", "start it with --allow-pull"),
-        (("org/*",), "other/new", "'other/new' may not be pulled: expected one of org/*"),
-        (("org/new",), "org/new2", "may not be pulled"),
-        (("org/new",), "x" * 5000, "may not be pulled"),
+        (("org/*",), "other/new", "cannot pull 'other/new': expected one of org/*"),
+        (("org/new",), "org/new2", "cannot pull"),
+        (("org/new",), "x" * 5000, "cannot pull"),
     ],
 )
 def test_what_may_not_be_pulled_is_refused(
@@ -488,10 +488,10 @@ def test_many_who_pull_one_model_fetch_it_once() -> None:
 @pytest.mark.parametrize(
     ("method", "route", "instead"),
     [
-        ("POST", "create", "start the server with --model FOLDER"),
+        ("POST", "create", "start it with --model FOLDER"),
         ("POST", "copy", "semantic models alias"),
         ("DELETE", "delete", "semantic models rm"),
-        ("POST", "push", "nothing is published"),
+        ("POST", "push", "this server publishes nothing"),
     ],
 )
 def test_what_changes_models_is_refused_by_name(method: str, route: str, instead: str) -> None:

@@ -339,7 +339,7 @@ def test_the_tokens_of_a_prompt_are_counted_as_a_response_has_them(client: OpenA
 
 
 def test_compaction_is_refused_with_its_reason(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="not offered"):
+    with pytest.raises(openai.NotFoundError, match="has no /v1/responses/compact"):
         client.responses.compact(model=talk.MODEL, input=talk.HELLO)
 
 

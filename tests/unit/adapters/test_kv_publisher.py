@@ -277,7 +277,7 @@ def test_nothing_is_taken_before_the_beginning_and_after_the_end(endpoint: str) 
      "tcp://a b:1", "tcp://127.0.0.1:1;tcp://0.0.0.0:2"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(given: str) -> None:
-    with pytest.raises(InvalidRequestError, match="expected tcp://HOST:PORT or ipc://PATH"):
+    with pytest.raises(InvalidRequestError, match="must be tcp://HOST:PORT or ipc://PATH"):
         KVPublisher(given)
 
 

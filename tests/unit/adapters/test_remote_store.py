@@ -855,7 +855,7 @@ def test_a_mount_that_ends_is_missed_and_not_replaced_by_a_folder(
     assert not list(tmp_path.glob("bucket/*"))
     assert bucket.exists() == (how == "not mounted")
     assert [one.split(": ")[0] for one in reports] == [
-        "the object store fails, what it has is computed"
+        "the object store fails, prefill replaces its blocks"
     ]
     if bucket.exists():
         bucket.rmdir()
@@ -973,11 +973,11 @@ def test_a_bucket_that_keeps_old_versions_is_known(
 @pytest.mark.parametrize(
     ("refused", "report"),
     [
-        (lambda objects: objects.listed("x", 1), "lists nothing"),
-        (lambda objects: list(objects.pages("x")), "lists nothing"),
-        (lambda objects: objects.folders("x"), "lists nothing"),
-        (lambda objects: objects.delete("x"), "deletes nothing"),
-        (lambda objects: objects.delete_all(["x", "y"]), "deletes nothing"),
+        (lambda objects: objects.listed("x", 1), "cannot list"),
+        (lambda objects: list(objects.pages("x")), "cannot list"),
+        (lambda objects: objects.folders("x"), "cannot list"),
+        (lambda objects: objects.delete("x"), "cannot delete"),
+        (lambda objects: objects.delete_all(["x", "y"]), "cannot delete"),
     ],
 )
 def test_credentials_that_may_not_list_or_delete_are_reported_beside_writes_that_succeed(
@@ -992,9 +992,9 @@ def test_credentials_that_may_not_list_or_delete_are_reported_beside_writes_that
         refusing.append((200, ""))
         objects.replace("x", b"data")
     (said,) = reports
-    assert said.startswith(f"the object store {report}, ")
+    assert said.startswith(f"{report} ")
     assert "403 Forbidden: AccessDenied: so" in said
-    if report == "deletes nothing":
+    if report == "cannot delete":
         refused(objects)
         assert reports[1:] == ["the object store deletes again"]
 
@@ -1011,7 +1011,7 @@ def test_an_outage_is_reported_at_most_once_a_minute_and_its_end_too() -> None:
         objects.replace("x", b"data")
         assert len(reports) == n_reports
     assert reports[-2:] == [
-        "the object store fails, what it has is computed: out of order",
+        "the object store fails, prefill replaces its blocks: out of order",
         "the object store answers again",
     ]
 
@@ -1024,9 +1024,9 @@ def test_a_store_that_is_read_but_not_written_is_reported_too() -> None:
         with pytest.raises(UnavailableError), objects._attempt(writes=True):
             raise OSError("it is full")
         assert objects.size("x") is None
-    assert reports == ["the object store takes nothing new: it is full"]
+    assert reports == ["the object store accepts no writes: it is full"]
     objects.replace("x", b"data")
-    assert reports[1:] == ["the object store takes what is new again"]
+    assert reports[1:] == ["the object store accepts writes again"]
 
 
 class Late:

@@ -307,8 +307,8 @@ def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Return the choice, and whether it allows parallel calls. Raises FieldError if it requires an
-    undefined tool."""
+    """Return the choice, and whether it allows parallel calls. Raises FieldError for an undefined
+    tool."""
     if choice is None:
         return ToolChoice(), True
     if choice["type"] == "none":

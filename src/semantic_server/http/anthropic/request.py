@@ -202,8 +202,7 @@ def read_request(
 
 
 def read_chat(validators: Validators, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
-    """Return the conversation of a POST /v1/messages/count_tokens body. Raises as
-    `read_request`."""
+    """Return the conversation of a count_tokens body. Raises as `read_request`."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     return _chat(validators, body, validated(validators.count, body), warnings)
 

@@ -56,8 +56,7 @@ class _OpenCalls:
             self._ids[given_id] = call.id
 
     def take(self, given_id: object, name: str | None) -> ToolCall | None:
-        """Return the call of a result: the one with its id, else the next of its name, else of any;
-        or None."""
+        """Return a result's call: the one with its id, else the next of its name, else of any."""
         if isinstance(given_id, str):
             found = self._open.pop(self._ids.get(given_id, given_id), None)
             if found is not None:
@@ -324,8 +323,7 @@ def _known(
 
 
 def untagged(name: object) -> str:
-    """Return the name of a model without the tag `LATEST`. Raises FieldError for an invalid
-    name."""
+    """Return a model's name without the tag `LATEST`. Raises FieldError for an invalid name."""
     if not isinstance(name, str) or not name:
         raise FieldError("model must be a model's name", param="model")
     return name.removesuffix(LATEST)

@@ -38,8 +38,7 @@ _SAID: Final = (
 
 
 def picture(source: str) -> tuple[str, Attachment]:
-    """Return the note and the attachment of a picture: base64, a data URL, or another URL or
-    name."""
+    """Return note and attachment of a picture: base64, a data URL, or another URL or name."""
     found = _DATA_URL.match(source[:200])
     data = source if found is None else source[found.end() :]
     head = _decoded(data[: _HEAD * 4 // 3])
@@ -60,8 +59,7 @@ def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
 
 
 def file_note(file: Mapping[str, object]) -> tuple[str, Attachment]:
-    """Return the note of a file of OpenAI's APIs, by its name and any field that locates its
-    data."""
+    """Return the note of a file of OpenAI's APIs, by its name and the field with its data."""
     fields = ("file_data", "file_url", "file_id")
     data = next((one for one in map(file.get, fields) if isinstance(one, str)), "")
     return attachment("document", str(file.get("filename", "")), data)
@@ -95,8 +93,7 @@ def _size(data: str) -> str:
 
 
 def _described(head: bytes) -> str:
-    """Return a text like `1024 x 768 PNG`; the format alone without a size, "" for an unknown
-    one."""
+    """Return `1024 x 768 PNG`; the format alone without a size, "" for an unknown format."""
     name = next((name for magic, name in _FORMATS.items() if head.startswith(magic)), "")
     if not name or (name == "WebP" and head[8:12] != b"WEBP"):
         return ""

@@ -197,7 +197,7 @@ def test_while_it_has_a_request_it_is_not_forgotten(
 def test_before_the_model_is_there() -> None:
     with running(app=create_app()) as server:
         reply = server.ask("GET", "/v1/agents")
-    assert error(reply) == (503, "the model is being loaded")
+    assert error(reply) == (503, "the model is loading")
     assert reply.headers["retry-after"]
 
 
@@ -301,7 +301,7 @@ def test_an_operator_reads_no_text_and_forks_nothing(tenants: Tenants) -> None:
     assert tenants.ask(OPERATOR, "GET", f"/v1/agents/ada/why{at}").status == 403
     assert tenants.ask(OPERATOR, "POST", f"/v1/agents/ada/fork{at}", {"new_id": "x"}).status == 403
     nameless = tenants.ask(OPERATOR, "DELETE", "/v1/agents/ada")
-    assert error(nameless) == (400, "tenant: expected the id of the agent's tenant")
+    assert error(nameless) == (400, "tenant must be the id of the agent's tenant")
     assert len(tenants.listed()) == 2
 
 

@@ -125,8 +125,8 @@ def test_what_is_larger_decoded_than_a_body_may_be_is_refused(encoding: str) -> 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (gzip.compress(b"{}" * 99)[:-9], "it is cut"),
-        (gzip.compress(b"{}") + b"{}", "there is more behind its end"),
+        (gzip.compress(b"{}" * 99)[:-9], "it is truncated"),
+        (gzip.compress(b"{}") + b"{}", "data follows its end"),
         (b"\x1f\x8b no gzip", "unknown compression method"),
     ],
 )
@@ -162,7 +162,7 @@ def test_half_of_a_surrogate_pair_is_a_replacement_character(pieces: list[str]) 
 
 
 def test_a_body_that_is_no_json_is_refused_with_half_a_pair_as_without() -> None:
-    with pytest.raises(InvalidRequestError, match="the body is no JSON"):
+    with pytest.raises(InvalidRequestError, match="the body is not JSON"):
         parse_object(rb'{"a": "\ud83d", }')
-    with pytest.raises(InvalidRequestError, match="the body is no JSON"):
+    with pytest.raises(InvalidRequestError, match="the body is not JSON"):
         parse_object(b'{"a": "\\ud83d\0"}')

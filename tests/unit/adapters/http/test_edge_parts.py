@@ -316,7 +316,7 @@ def test_of_many_wrong_values_the_first_is_named(field: str) -> None:
 
 
 def test_too_many_wrong_values_deep_inside_are_counted() -> None:
-    with pytest.raises(InvalidRequestError, match=r"^5000 values of the body are wrong$"):
+    with pytest.raises(InvalidRequestError, match=r"^5000 values of the body are invalid$"):
         validated(TypeAdapter(Outer), {"messages": [["a"] * 4999]})
 
 

@@ -34,7 +34,7 @@ class FakeReplicas:
         self.asked.append((key, request))
         if request.path == "/full":
             raise OverloadedError("all replicas are full", retry_after=5)
-        lost = OverloadedError("the replica that answered is lost", retry_after=1)
+        lost = OverloadedError("the fleet lost the answering replica", retry_after=1)
         if request.query == b"lost=at-once":
             raise lost
         yield self.head
@@ -114,7 +114,7 @@ LASTS = {
 }
 """Of each wire what the last event of a stream that fails begins with."""
 
-LOST = "the replica that answered is lost"
+LOST = "the fleet lost the answering replica"
 _OPENAI: dict[str, object] = {
     "error": {"message": LOST, "type": "server_error", "param": None, "code": "overloaded"}
 }
@@ -152,7 +152,7 @@ def test_a_stream_of_a_lost_replica_ends_with_the_reason(
     replicas.head = ResponseHead(200, ((b"content-type", kind),))
     reply = server.ask("POST", f"{path}?lost", b"{}\n\n")
     assert reply.body.startswith(b"{}\n\n" + LASTS[path])
-    assert b"the replica that answered is lost" in reply.body
+    assert b"the fleet lost the answering replica" in reply.body
     assert reply.body.endswith(b"}\n" if path.startswith("/api") else b"}\n\n")
 
 

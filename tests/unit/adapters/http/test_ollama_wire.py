@@ -201,7 +201,7 @@ def test_errors_have_ollamas_shape() -> None:
     wire = Wire(Script(failure=OverloadedError("full", retry_after=7)))
     assert wire.error("/api/chat", 503) == "full"
     assert "no model 'nobody'" in wire.error("/api/chat", 404, model="nobody")
-    assert "expected a model's name" in wire.error(model=7)
+    assert "must be a model's name" in wire.error(model=7)
     missing = wire.client.get("/api/nothing")
     assert (missing.status_code, list(missing.json())) == (404, ["error"])
     assert "error" in wire.client.get("/api/v0/models/nobody").json()
@@ -450,14 +450,14 @@ def test_a_raw_prompt_is_a_text_in_no_template() -> None:
     ("fields", "problem"),
     [
         ({"suffix": "end"}, "suffix: this model completes at the end only"),
-        ({"template": "{{ .Prompt }}"}, "template: the model's own template is used"),
+        ({"template": "{{ .Prompt }}"}, "template: this server uses the model's own template"),
         ({"images": ["aGk="]}, "images: "),
-        ({"raw": True, "system": "Be brief."}, "system: a raw prompt has none"),
-        ({"context": [1, 2, 300]}, "context: expected the context of a reply of this server"),
-        ({"context": [1, 2, 3]}, "context: "),
-        ({"context": list(b"semantic-1\n" + b"[" * 100_000)}, "context: "),
-        ({"context": list(b'semantic-1\n[["tool","x",""]]')}, "context: "),
-        ({"context": list(b'semantic-1\n{"a":1}')}, "context: "),
+        ({"raw": True, "system": "Be brief."}, "system: not allowed with a raw prompt"),
+        ({"context": [1, 2, 300]}, "context must be the unchanged context of a reply"),
+        ({"context": [1, 2, 3]}, "context must be"),
+        ({"context": list(b"semantic-1\n" + b"[" * 100_000)}, "context must be"),
+        ({"context": list(b'semantic-1\n[["tool","x",""]]')}, "context must be"),
+        ({"context": list(b'semantic-1\n{"a":1}')}, "context must be"),
         ({"prompt": 7}, "prompt: expected a text"),
         ({"messages": HELLO}, "messages: a field of /api/chat"),
     ],

@@ -79,10 +79,10 @@ SECONDS = "expected a number of seconds from 0 to 86400"
         ({"priority": 9}, f"semantic.priority: {LEVELS}"),
         ({"priority": 0.5}, f"semantic.priority: {LEVELS}"),
         ({"priority": False}, f"semantic.priority: {LEVELS}"),
-        ({"done": True, "back_in": 5}, "semantic.back_in: expected nothing beside semantic.done"),
+        ({"done": True, "back_in": 5}, "semantic.back_in: not allowed with semantic.done"),
         (
             {"don": True},
-            "semantic.don: there is no such field; expected keep, done, back_in or priority",
+            "unknown field semantic.don; expected keep, done, back_in or priority",
         ),
     ],
 )

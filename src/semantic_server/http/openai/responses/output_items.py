@@ -43,9 +43,8 @@ class KeptItems:
         self._read: dict[str, dict[str, Json]] = {}
 
     def item(self, path: str, given: str) -> Json:
-        """Return the item with the id `given`, as the response had it; `path` is that of the
-        reference. Raises WireError if the store lacks its response, and StoreError for a failed
-        read."""
+        """Return the item with the id `given`; `path` is that of the reference. Raises WireError if
+        the store lacks its response, and StoreError for a failed read."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:

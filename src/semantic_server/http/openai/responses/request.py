@@ -284,8 +284,7 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if the body wants it without
-    `keep`."""
+    """Return whether to store the response. Raises FieldError if only the body wants it."""
     given = body.get("store")
     if given and not keep:
         raise FieldError(

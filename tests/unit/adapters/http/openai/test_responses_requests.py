@@ -427,7 +427,7 @@ def test_what_a_service_did_is_left_out_with_one_warning(
         for _ in range(2):
             wire.body(input=[USER, {"type": kind, "id": "x"}])
     assert wire.messages == [Message("user", "Hi")]
-    assert caplog.messages == [f"input items of type '{kind}' are left out"]
+    assert caplog.messages == [f"dropped input items of type '{kind}'"]
 
 
 # --- tools ------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ def test_other_tools_are_left_out_with_one_warning(
         for _ in range(2):
             wire.body(tools=[{"type": kind, "name": "x"}, SPAWN])
     assert [tool.name for tool in wire.chat.tools] == ["spawn"]
-    assert caplog.messages == [f"tools of type '{kind}' are left out: only clients run tools"]
+    assert caplog.messages == [f"dropped tools of type '{kind}': only clients run tools"]
 
 
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/s"}
@@ -644,6 +644,6 @@ def test_an_unknown_field_is_told_of_once(
         for _ in range(2):
             wire.body(typo=1, reasoning={"depth": 2})
     assert sorted(caplog.messages) == [
-        "field 'reasoning.depth' is unknown and has no effect",
-        "field 'typo' is unknown and has no effect",
+        "unknown field 'reasoning.depth' has no effect",
+        "unknown field 'typo' has no effect",
     ]
