@@ -39,11 +39,9 @@ _SHARING = threading.Lock()
 
 
 class FleetStore:
-    """Implements `SharedStorePort` with an object store.
-
-    All stores of a process with one URL and the same credentials share a connection. So they share
-    its circuit breaker, and a request waits once for a hanging store, and its log of outages.
-    """
+    """Implements `SharedStorePort` with an object store. All stores of a process with one URL and
+    the same credentials share a connection. So they share its circuit breaker, and a request waits
+    once for a hanging store, and its log of outages."""
 
     def __init__(self, url: str, secret: bytes, max_bytes: int | None = None) -> None:
         """See `OpensShared`."""
@@ -116,8 +114,7 @@ def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objec
 
 
 def try_objects(objects: Objects) -> float:
-    """Write, read, list and delete an object; return the seconds taken. Raises StoreError if the
-    store misbehaves, and the errors of `objects`."""
+    """Return the seconds to write, read, list and delete an object. Raises StoreError."""
     path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
     started = time.monotonic()
     was_new = objects.create(path, data)

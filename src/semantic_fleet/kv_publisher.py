@@ -343,7 +343,6 @@ class KVPublisher:
         self._number += 1
 
     def _has_new_subscriber(self) -> bool:
-        """Return whether a subscriber has come."""
         came = False
         with suppress(zmq.Again):
             while True:
@@ -365,8 +364,7 @@ class KVPublisher:
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Return the address for replays: the next port, or the path with "-replay" appended. Raises
-    InvalidRequestError for an invalid address."""
+    """Return the next port, or the path with "-replay". Raises InvalidRequestError."""
     if re.fullmatch(r"ipc://.+", endpoint):
         return f"{endpoint}-replay"
     found = re.fullmatch(r"(tcp://(?:\*|\[[0-9a-fA-F:.]+\]|[\w.-]+)):(\d{1,5})", endpoint)

@@ -1,8 +1,6 @@
-"""`semantic serve` as a service of the user: systemd's on Linux, launchd's on macOS.
-
-Writes its file atomically, and leaves other programs' files alone. Knows units, property lists and
-the managers' own commands, no setting of the server.
-"""
+"""`semantic serve` as a service of the user: systemd's on Linux, launchd's on macOS. Writes its
+file atomically, and leaves other programs' files alone. Knows units, property lists and the
+managers' own commands, no setting of the server."""
 
 from __future__ import annotations
 
@@ -171,8 +169,7 @@ def read_file(path: Path) -> str | None:
 
 
 def write_file(path: Path, text: str) -> bool:
-    """Write `text` at `path` atomically; return whether it changed. Raises OperatorError, also for
-    another program's file."""
+    """Write `text` atomically; return whether it changed. Raises OperatorError."""
     if read_file(path) == text:
         return False
     try:

@@ -256,15 +256,14 @@ def _print_ready(where: str, settings: ServerSettings, fleet: ReplicaOptions) ->
 
 
 def _take_signals_back() -> None:
-    """Restore the signal handlers from before Ray started, which prints a stack for each signal.
-    Call in the main thread."""
+    """Restore the signal handlers from before Ray started; it prints a stack for each signal."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.getsignal(number))
 
 
 class _FleetLife:
-    """Starts the cluster with the server, and stops it after the last request. `failure` is the
-    first error of either."""
+    """Starts the cluster with the server, stops it after the last request, and keeps the first
+    `failure`."""
 
     def __init__(self, cluster: RayCluster, ready: Callable[[], None]) -> None:
         self._cluster = cluster

@@ -347,11 +347,9 @@ class Catalog:
 
 
 class Notices:
-    """The notices of one process. Thread-safe; counts failures of the object store.
-
-    A use of a block is a use of all blocks before it, so no block has a later use than its parent.
-    Knows no encoding of uses and evictions.
-    """
+    """The notices of one process. Thread-safe; counts failures of the object store. A use of a
+    block is a use of all blocks before it, so no block has a later use than its parent. Knows no
+    encoding of uses and evictions."""
 
     def __init__(
         self,

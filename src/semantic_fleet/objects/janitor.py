@@ -45,8 +45,8 @@ TARGET = 19 / 20
 RECORDS = 1 / 16
 """Share of the budget that turns and responses may always use; more if blocks need less."""
 OBJECT_BYTES = 100
-"""Most memory for an object during a pass: its use and size, its row in the table of uses, and the
-copies that reading and writing make. A million take some 100 MB."""
+"""Most memory for an object in a pass: its use, size, table row and copies. A million take 100
+MB."""
 _PAUSE = 0.2
 """Seconds between two pages while a server runs: its processor is for answers."""
 REPORT = "janitor/report"

@@ -1,8 +1,6 @@
-"""Objects: access to an object store below a prefix, with deadlines and a circuit breaker.
-
-The URL selects S3, GCS, Azure, a folder or this process's memory. Credentials come from the
-environment. Knows paths and bytes, not their meaning.
-"""
+"""Objects: access to an object store below a prefix, with deadlines and a circuit breaker. The URL
+selects S3, GCS, Azure, a folder or this process's memory. Credentials come from the environment.
+Knows paths and bytes, not their meaning."""
 
 from __future__ import annotations
 
@@ -129,8 +127,8 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
-        """Return the prefix at `url` without a request. Raises InvalidRequestError for a URL
-        outside `SCHEMES` and for a missing folder."""
+        """Return the prefix at `url` without a request. Raises InvalidRequestError for a bad URL or
+        folder."""
         folder = _folder_of(url)
         large = _connected(url, BODY_DEADLINE, signs_bodies=False)
         return cls(_connected(url, DEADLINE), large, folder=folder, notify=notify)
@@ -143,16 +141,14 @@ class Objects:
 
     @property
     def has_failed(self) -> bool:
-        """True if no call has succeeded since the breaker opened, or an `urgent` call is late.
-        Waiting for the next call may then be in vain."""
+        """True if the breaker opened and no call succeeded since, or an `urgent` call is late."""
         with self._lock:
             late = self._clock() - _LATE
             return self._backoff.has_begun or any(at <= late for at in self._urgent.values())
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Mark the calls inside as urgent: the end of an answer waits for them. It waits no longer
-        than a small request takes."""
+        """Mark the calls inside as urgent: the end of an answer waits for them, briefly."""
         this = object()
         with self._lock:
             self._urgent[this] = self._clock()
@@ -259,8 +255,7 @@ class Objects:
         return isinstance(self._small, S3Store) and version not in (None, "null")
 
     def _ends_before(self, path: str, start: int) -> bool:
-        """Return whether a range from `start` failed because the object is shorter. Each kind of
-        store reports that in other words."""
+        """Return whether a range failed because it begins after the object's end."""
         with suppress(BaseError, OSError, ValueError):
             return obstore.head(self._small, path)["size"] <= start
         return False

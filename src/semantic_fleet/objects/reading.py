@@ -1,9 +1,6 @@
 """Reading: looks up which blocks of a prompt an object store has, in few requests, and reads
-bodies.
-
-The reader verifies sealed bodies. It treats a failed read as a miss and forgets the body, so that a
-writer can replace a missing or damaged one.
-"""
+bodies. The reader verifies sealed bodies. It treats a failed read as a miss and forgets the body,
+so that a writer can replace a missing or damaged one."""
 
 from __future__ import annotations
 
@@ -94,8 +91,8 @@ _SIZE = struct.Struct("<Q")
 
 
 class Bodies:
-    """The bodies of all scopes in one object store, and the headers that locate tails. Thread-safe.
-    Every call may raise UnavailableError."""
+    """The bodies and tails' headers of all scopes in one object store. Calls raise
+    UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
@@ -124,7 +121,7 @@ class Bodies:
         return n_bytes
 
     def read(self, header: BlockHeader, n_bytes: int, ahead: int) -> Iterator[memoryview]:
-        """Yield the verified body in pieces, reading `ahead` at a time. Raises as `chunks`, and
+        """Yield the verified body, reading `ahead` pieces at once. Raises as `chunks`,
         FileNotFoundError."""
         folder = self.folder(header.link.scope)
         path = folder.body(header.key)
@@ -269,8 +266,8 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget an evicted body, and most likely the bodies after it. The request that misses them
-        writes them again."""
+        """Forget an evicted body, for the request that misses it to write again, with those after
+        it."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):
@@ -279,7 +276,6 @@ class Reader:
             self._notices.hear(_HEARD)
 
     def _discard(self, header: BlockHeader, damage: str) -> None:
-        """Delete a damaged object, so that a writer can store it again."""
         self._tally.count("damaged", f"damaged: {damage}")
         tail_of = header.link.parent if has_tail(header) else None
         with self._tally.misses("write_errors"):
@@ -310,11 +306,9 @@ _MOST_BACK = 64
 
 
 class LookUp:
-    """Looks up chains of blocks for one process, and adds them to the catalog. Thread-safe.
-
-    The janitor evicts chains from their ends, so a binary search finds the stored length. The last
-    block lists the bodies after it that no full block names. Reads one page of each listing.
-    """
+    """Looks up chains of blocks for one process, and adds them to the catalog. Thread-safe. The
+    janitor evicts chains from their ends, so a binary search finds the stored length. The last
+    block lists the bodies after it that no full block names. Reads one page of each listing."""
 
     def __init__(self, objects: Objects, bodies: Bodies, catalog: Catalog, tally: Tally) -> None:
         self._objects = objects
@@ -357,8 +351,7 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return whether a body is stored. One of another size is damaged, for a writer to
-        replace."""
+        """Return whether a sound body is stored; a writer replaces one of another size."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
@@ -420,8 +413,6 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The blocks of a prompt, and the folder of their scope."""
-
     folder: Folder
     links: Sequence[BlockLink]
     layout: BlockLayout

@@ -107,8 +107,7 @@ class Deletions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteAgents:
-    """The fleet's agents that this process saved or looked up. Methods without a docstring: see
-    `AgentIndexPort`."""
+    """The fleet's agents that this process saved or looked up. See `AgentIndexPort`."""
 
     manifests: Manifests
     ends: Ends
@@ -190,11 +189,9 @@ class RemoteAgents:
 
 
 class RemoteStore:
-    """Blocks and manifests of a fleet in one object store. Thread-safe.
-
-    Methods without a docstring: see `CacheStorePort`. None raises for a failing object store. `put`
-    and `save` upload, so put a write-behind queue in front.
-    """
+    """Blocks and manifests of a fleet in one object store. Thread-safe. Methods without a
+    docstring: see `CacheStorePort`. None raises for a failing object store. `put` and `save`
+    upload, so put a write-behind queue in front."""
 
     def __init__(
         self,
@@ -205,8 +202,8 @@ class RemoteStore:
         janitor: BackgroundJanitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes: replicas with another one share nothing. This process
-        closes `janitor`, which works for it."""
+        """`secret` is the fleet's, 32 bytes: replicas with another share nothing. Closes
+        `janitor`."""
         self._objects = objects
         self.secret = secret
         self._janitor = janitor

@@ -286,8 +286,8 @@ class Vault:
         clock: Callable[[], float] = time.monotonic,
         renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes. `renewed` gets the tag of a tenant whose key has
-        changed, and whose stored objects are lost."""
+        """`secret` is the fleet's, 32 bytes. `renewed` gets the tags of tenants whose key has
+        changed."""
         self._objects = objects
         self._secret = secret
         self._clock = clock
@@ -365,8 +365,7 @@ class Vault:
 
 
 def live_folder(objects: Objects, name: str) -> str | None:
-    """Return the folder of the current key of the tenant named ID; None if it has no key. Raises
-    UnavailableError."""
+    """Return the current folder of the tenant named ID, or None. Raises UnavailableError."""
     try:
         found = bytes(objects.get(f"{TENANTS}/{name}"))
     except FileNotFoundError:

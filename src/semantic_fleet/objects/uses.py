@@ -62,8 +62,7 @@ class Numbers:
         self._key = derived(secret, b"", b"semantic-numbers-v2")
 
     def create(self, path: str, numbers: array[int]) -> bool:
-        """Write the numbers unless the object exists; return whether it did not. Raises
-        UnavailableError."""
+        """Write the numbers unless the object exists; return success. Raises UnavailableError."""
         return self._objects.create(path, self._sealed(path, numbers))
 
     def replace(self, path: str, numbers: array[int]) -> None:
@@ -232,8 +231,7 @@ class UseReader:
         self._read: list[str] = []
 
     def table(self, keep: Callable[[], None]) -> UseTable:
-        """Return the merged table of all logs; call `keep` after each object. Raises
-        UnavailableError."""
+        """Return the merged table; call `keep` after each object. Raises UnavailableError."""
         tables = sorted(self._objects.listed(TABLES, PAGE), key=_age)
         logs = sorted(self._logs(), key=_age)
         self._read = [one.path for one in (*tables, *logs)]

@@ -84,7 +84,7 @@ def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
 
 
 def _read(sock: socket.socket, n_bytes: int) -> bytes:
-    """Read `n_bytes` within the socket's timeout; return fewer if time or the connection ends."""
+    """Read `n_bytes` within the socket's timeout; return fewer if time or connection ends."""
     found, until = b"", time.monotonic() + (sock.gettimeout() or 3600.0)
     with suppress(OSError):
         while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
@@ -173,8 +173,8 @@ class Channel:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield each frame as it comes. Skip beats, and pass frames about shared memory to
-        `mapped`. Raises PeerLostError."""
+        """Yield each frame but beats; pass those about shared memory to `mapped`. Raises
+        PeerLostError."""
         while True:
             # Check the head's seal before allocating memory for its sizes.
             op, number, n_ints, n_bytes = _HEAD.unpack(self._checked(_HEAD.size))
@@ -220,7 +220,6 @@ class Channel:
         return piece
 
     def _descriptor(self) -> int:
-        """Receive the descriptor that follows a frame."""
         try:
             _, found, _, _ = socket.recv_fds(self._sock, 1, 1)
             return found[0]

@@ -29,8 +29,8 @@ _NCCL_SIZE, _JACCL_DEVICES = "MLX_WORLD_SIZE", "MLX_IBV_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Implements `PlacementPort`. `host` is the address of rank 0; the ranks prove to each other
-    that they know the `secret`."""
+    """Implements `PlacementPort`. `host` is the address of rank 0; the ranks prove that they know
+    `secret`."""
 
     rank: int
     size: int

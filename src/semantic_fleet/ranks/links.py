@@ -179,7 +179,6 @@ class Links:
         return [found[rank] for rank in range(1, self._ranks.size)]
 
     def _channel(self, sock: socket.socket, peer: int, silence: float, keys: Keys) -> Channel:
-        """Return a channel over `sock`, sealed unless that is a Unix socket."""
         sealed = None if sock.family == socket.AF_UNIX else keys
         return Channel(sock, peer, silence, self._mapped(), sealed)
 

@@ -136,8 +136,8 @@ def _first(found: object) -> object:
 
 
 def _words(found: object) -> str:
-    """Return the text of messages without the parts that clients change in earlier ones: cache
-    marks, and whether a text is a list of one part."""
+    """Return the text of messages without cache marks and list nesting, which clients change
+    later."""
     if isinstance(found, str):
         return found
     if isinstance(found, list):
@@ -216,8 +216,6 @@ async def _refuse_watching() -> Response:
 
 
 class _PassOn:
-    """An ASGI application that passes requests on."""
-
     def __init__(self, replicas: ReplicasPort) -> None:
         self._replicas = replicas
 
@@ -247,11 +245,9 @@ class _PassOn:
 
 
 class _Answer:
-    """A response to a request of `path` as ASGI messages.
-
-    It sends a stream as it comes. It sends any other response once it is whole, so that an earlier
-    error can still become a response of its own.
-    """
+    """A response to a request of `path` as ASGI messages. It sends a stream as it comes. It sends
+    any other response once it is whole, so that an earlier error can still become a response of its
+    own."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
@@ -334,7 +330,6 @@ async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
 
 
 async def _all_metrics(replicas: ReplicasPort, request: Request) -> Response:
-    """Return the metrics of all replicas, each labelled with its replica's name."""
     texts: dict[str, str] = {}
     for name, (head, body) in (await replicas.answers(_passed(request))).items():
         if head.status != HTTPStatus.OK:
@@ -351,8 +346,6 @@ def merged_metrics(texts: Mapping[str, str]) -> bytes:
 
 
 class _Merged(Collector):
-    """Families of metrics of several servers."""
-
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
 

@@ -14,8 +14,8 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class PassedRequest:
-    """An HTTP request with its whole body. `raw_path` is the path as sent, `route` the request's
-    key: hexadecimal digits."""
+    """An HTTP request with its whole body. `raw_path` is the path as sent, `route` its hexadecimal
+    key."""
 
     method: str
     path: str
@@ -75,6 +75,5 @@ class BuildReplica(Protocol):
     """Starts a replica's server; Ray pickles it and calls it in the replica's process."""
 
     def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
-        """Run a server that stores in `folder`, from ready to saved; one of `sharing` replicas that
-        share the memory of a machine."""
+        """Run one of `sharing` servers on a machine, storing in `folder`, from ready to saved."""
         ...

@@ -1,8 +1,6 @@
-"""Answers passed requests with an ASGI application in this process.
-
-Joins all waiting output of the application into one piece, as each piece costs a message between
-processes. Knows ASGI, neither routes nor routers.
-"""
+"""Answers passed requests with an ASGI application in this process. Joins all waiting output of the
+application into one piece, as each piece costs a message between processes. Knows ASGI, neither
+routes nor routers."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ AsgiApp: TypeAlias = Callable[[MutableMapping[str, object], Receive, Send], Awai
 
 
 async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-    """Yield the response of `app`. Closing it disconnects `app` and waits for its end. Raises the
-    errors of `app`."""
+    """Yield the response of `app`, and raise its errors. Closing it disconnects `app` and waits."""
     pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
     is_gone, is_read = asyncio.Event(), False
 

@@ -194,7 +194,6 @@ class RayCluster:
         )
 
     def _gpus(self) -> float:
-        """Return the GPUs of a replica."""
         import ray
 
         if self._plan.gpus is not None:
@@ -279,8 +278,8 @@ def _remove_application(drain: float) -> None:
 
 
 def is_any_stopping() -> bool:
-    """Return whether a replica is to stop; for the replicas themselves. Raises OverloadedError if
-    the cluster does not answer."""
+    """Return whether a replica is stopping. Raises OverloadedError if the cluster does not
+    answer."""
     import ray
     from ray import serve
 
@@ -305,8 +304,7 @@ def _said_of_replicas() -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the error in a text of Ray's, which has tracebacks of other processes: its last line
-    that names one, else its last line."""
+    """Return the last line in Ray's text that names an error, else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if _ERROR_LINE.match(line)]
     return (named or lines or ["unknown"])[-1][:_LONGEST_REASON]

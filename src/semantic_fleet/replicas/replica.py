@@ -44,8 +44,7 @@ class ReplicaSlot:
 
 @contextmanager
 def taken_slot(base: Path) -> Iterator[ReplicaSlot]:
-    """Take the first free slot below `base`, and write the process id in its locked file. Raises
-    StoreError if `base` is unusable, or if no slot is free."""
+    """Take the first free slot below `base` and record the process id. Raises StoreError."""
     for number in range(_MOST):
         folder = base / f"replica-{number}"
         try:
@@ -98,8 +97,8 @@ class Replica:
     async def __init__(  # type: ignore[misc]
         self, build: BuildReplica, folder: str, sharing: int, drain: Drain
     ) -> None:
-        """Take a slot below `folder`, and start one of `sharing` replicas that share the machine's
-        memory. Returns when it can answer; raises as `build`."""
+        """Take a slot below `folder`; `sharing` replicas share the memory. Returns when ready;
+        raises as `build`."""
         self._stack = AsyncExitStack()
         self._drain = drain
         async with AsyncExitStack() as undo:

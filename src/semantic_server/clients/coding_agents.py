@@ -1,9 +1,6 @@
 """Coding agents that can use this program's server: their settings files, the settings they need,
-and a start with these for once.
-
-A server is its address, a model's name and the size of its context. Knows neither files nor their
-formats' text, and starts nothing.
-"""
+and a start with these for once. A server is its address, a model's name and the size of its
+context. Knows neither files nor their formats' text, and starts nothing."""
 
 from __future__ import annotations
 
@@ -131,8 +128,7 @@ _IDLE_MS: Final = 1_800_000
 """Milliseconds without data from the server: the first prefill of a long prompt may take long. The
 maximum that Claude Code accepts."""
 _ANSWER_TOKENS: Final = 32_000
-"""Tokens that Claude Code reserves for an answer of a model unknown to it, and the most that
-opencode requests."""
+"""Most answer tokens that Claude Code reserves for an unknown model, and that opencode requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +161,6 @@ def _home(environment: Environment) -> Path:
 
 
 def _answer_tokens(server: RunningServer) -> int:
-    """Return an answer's part of the context."""
     return max(1, min(_ANSWER_TOKENS, server.context_tokens // 4))
 
 

@@ -88,7 +88,6 @@ def _unreadable(path: Path, why: str) -> UnreadableError:
 
 
 def _backup(target: Path, data: bytes, mode: int) -> Path:
-    """Write a backup next to the file, under a new name."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     number = 1
     while True:
@@ -129,7 +128,6 @@ def _write_all(descriptor: int, data: bytes, mode: int) -> None:
 
 @contextmanager
 def _os_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn OSError into OperatorError."""
     try:
         yield
     except OSError as error:

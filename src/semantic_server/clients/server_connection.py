@@ -31,8 +31,7 @@ Row = Mapping[str, object]
 
 
 def list_models(url: str, key_variable: str) -> Sequence[Row]:
-    """Return the rows of the server's models. Raises as `get`, and OperatorError or as `refusal`
-    for another answer."""
+    """Return the rows of the server's models. Raises as `get` and `refusal`, and OperatorError."""
     with get(url, _MODELS, key_variable) as reply:
         found = found_object(reply)
         match found:
@@ -59,15 +58,14 @@ Document = Mapping[str, object]
 
 
 def read_memory(url: str, key_variable: str) -> Document:
-    """Return the memory and the limit of the server's process. Raises as `get`, and OperatorError
-    or as `refusal` for another answer."""
+    """Return the memory of the server's process. Raises as `get` and `refusal`, and
+    OperatorError."""
     with get(url, _MEMORY, key_variable) as reply:
         return _found(reply)
 
 
 def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Document:
-    """Change the limit to `limit_gb` GiB, or with None to that of the start, and return the memory.
-    Raises as `read_memory`."""
+    """Set the limit, None: that of the start; return the memory. Raises as `read_memory`."""
     body = json.dumps({"limit_gb": limit_gb}).encode()
     key = key_for(url, key_variable)
     with send(url, _MEMORY, key, Upload((body,), len(body), _SECONDS)) as reply:
@@ -93,8 +91,7 @@ _TIMEOUT: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The body of a request, in pieces, and its size in bytes. The server may take `timeout`
-    seconds to process it."""
+    """The body of a request in pieces, its bytes, and the seconds that the server may take."""
 
     pieces: Iterable[bytes]
     n_bytes: int
@@ -114,8 +111,7 @@ class Reply:
         return self.response.status
 
     def read(self, most: int) -> bytes:
-        """Return the next `most` bytes, or all to its end. Raises OperatorError if it breaks
-        off."""
+        """Return at most `most` bytes. Raises OperatorError if the response breaks off."""
         with self._unbroken():
             return self.response.read(most)
 
@@ -267,15 +263,13 @@ _LONGEST_LINE: Final = 16 << 20
 
 
 def read_overview(url: str, key_variable: str) -> Document:
-    """Return the overview of the server at `url` as one document. Raises as `get`, and
-    OperatorError for a refusal or another document."""
+    """Return the overview of the server at `url`. Raises as `get`, and OperatorError."""
     with _accepted(url, _OVERVIEW, key_variable) as reply:
         return _document(reply.read(_LONGEST_LINE), reply.base)
 
 
 def follow_overview(url: str, key_variable: str) -> Generator[tuple[str, Document], None, None]:
-    """Yield events of the server at `url` as (name, document), until it ends the stream. Raises as
-    `read_overview`."""
+    """Yield (name, document) of each event until the stream ends. Raises as `read_overview`."""
     with _accepted(url, f"{_OVERVIEW}/stream", key_variable) as reply:
         name = ""
         while line := reply.read_line(_LONGEST_LINE):
@@ -322,8 +316,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of an agent: a model, which a server of several requires, and a tenant, by the id
-    that an operator gives."""
+    """The model and the tenant's id of an agent; a server of several models requires the model."""
 
     model: str | None = None
     tenant: str | None = None

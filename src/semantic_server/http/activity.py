@@ -1,8 +1,6 @@
-"""Activity of a server: phases of its last requests, figures of the last minutes, and its end.
-
-The recorder learns from the events of answers that a route consumes anyway, at no cost per token.
-Keeps names and counts, never texts. Knows neither the engine nor the APIs.
-"""
+"""Activity of a server: phases of its last requests, figures of the last minutes, and its end. The
+recorder learns from the events of answers that a route consumes anyway, at no cost per token. Keeps
+names and counts, never texts. Knows neither the engine nor the APIs."""
 
 from __future__ import annotations
 
@@ -220,11 +218,9 @@ SENDING: Final = 2
 
 
 class Ending:
-    """The end of all answers of a server. For one event loop.
-
-    Each answer ends with an error in the form of its API instead of a broken connection. Cancels
-    the requests as after a disconnect, which saves their agents.
-    """
+    """The end of all answers of a server. For one event loop. Each answer ends with an error in the
+    form of its API instead of a broken connection. Cancels the requests as after a disconnect,
+    which saves their agents."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -289,10 +285,8 @@ class LiveRequest:
 
 class Watch:
     """Figures of the last minutes and the running requests, sampled once per second for all.
-
     Samples while a request runs or a stream is open, and reads the engine's requests only for
-    streams. Has no task and no timer otherwise. For one event loop.
-    """
+    streams. Has no task and no timer otherwise. For one event loop."""
 
     def __init__(
         self,

@@ -202,7 +202,6 @@ def _takes(model: type[BaseModel]) -> dict[str, object]:
 
 
 def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """Return the OpenAPI description of a route's response."""
     return {200: {"model": model}}
 
 

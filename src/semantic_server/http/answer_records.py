@@ -1,8 +1,6 @@
 """Measurements of answers: an instrumented serving port that notifies observers, and cache misses.
-
 Measures from the events that a route consumes anyway; stores figures, never text. Usage objects
-have cache misses in a member named `semantic`, which no client reads by accident.
-"""
+have cache misses in a member named `semantic`, which no client reads by accident."""
 
 from __future__ import annotations
 
@@ -206,8 +204,8 @@ class _AnswerTimer:
 
 
 class LostPart(BaseModel):
-    """The part of the request that changed. Tools count from 1, and messages too, after the leading
-    system messages."""
+    """The part of the request that changed. Tools count from 1, and messages after the system
+    ones."""
 
     kind: PartKind
     change: Change
@@ -227,8 +225,8 @@ class LostTokens(BaseModel):
 
 
 def usage_extension(usage: Usage) -> dict[str, object]:
-    """Return the `semantic` member for an API's usage object. It has `any_chip` (see `MatchReport`)
-    and `images_noted` only if they are not empty."""
+    """Return an API's `semantic` member; `any_chip` (see `MatchReport`) and `images_noted` only if
+    set."""
     match = usage.match
     lost = lost_tokens(match)
     own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}

@@ -1,8 +1,6 @@
 """The ASGI application: the middleware stack in request order, all routes, and their description.
-
 Passes each part only the state it needs. Files of the page at / have fixed names: a request's path
-never becomes a file's path. The page needs no key and shows nothing; its requests need one.
-"""
+never becomes a file's path. The page needs no key and shows nothing; its requests need one."""
 
 from __future__ import annotations
 
@@ -230,7 +228,6 @@ td {{ padding: .4rem 1rem .4rem 0; vertical-align: top }} code {{ white-space: n
 
 
 def _operations(schema: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
-    """Yield (method, path, description) of every route."""
     paths = schema.get("paths")
     for path, methods in paths.items() if isinstance(paths, dict) else ():
         for method, operation in methods.items():
@@ -311,8 +308,8 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    """Return all middleware, outermost first. The handler of unexpected errors wraps the whole
-    stack: see `errors`."""
+    """Return all middleware, outermost first, but the handler of unexpected errors: see
+    `errors`."""
     return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
 
 

@@ -86,8 +86,7 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     def opened(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Add a new connection, in place of another one if there are too many. Return False if
-        every other one is running a request."""
+        """Add a connection, closing another if need be; return False if all others run requests."""
         if len(self._phases) >= self.limits.max_open:
             self._warn(now)
             oldest = self._first_to_close(Phase.NO_REQUEST) or self._first_to_close(Phase.CLIENT)
@@ -286,7 +285,6 @@ class DeadlineProtocol(H11Protocol):
     def _set_client_timer(
         self, seconds: float | None, then: Callable[[], None] | None = None
     ) -> None:
-        """Replace the client timer; None for no timer."""
         if self._client_timer is not None:
             self._client_timer.cancel()
             self._client_timer = None
@@ -295,8 +293,8 @@ class DeadlineProtocol(H11Protocol):
 
 
 def protocol_of(connections: Connections) -> type[DeadlineProtocol]:
-    """Return a protocol class for `connections`: uvicorn creates one instance for each connection,
-    without arguments."""
+    """Return a class for uvicorn, which creates an instance for each connection without
+    arguments."""
     return type("LimitedProtocol", (DeadlineProtocol,), {"registry": connections})
 
 

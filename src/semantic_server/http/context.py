@@ -1,8 +1,6 @@
 """Shared by routes: typed access to the server's state, and streams that end with their client.
-
 Decides nothing itself. Knows the framing of events, not their content. See `identity` for the
-sender of a request.
-"""
+sender of a request."""
 
 from __future__ import annotations
 
@@ -86,8 +84,8 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
 
 
 def embedding_of(request: Request) -> EmbeddingPort:
-    """Return the embedding model. Raises OverloadedError while the server loads, and
-    ModelNotFoundError if it has none."""
+    """Return the embedding model. Raises OverloadedError during the load, and
+    ModelNotFoundError."""
     context = context_of(request)
     if context.serving is None:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
@@ -99,8 +97,7 @@ def embedding_of(request: Request) -> EmbeddingPort:
 
 
 def model_in_query(request: Request) -> str | None:
-    """Return the model in the query. A plus sign, as in an adapter's name, may come unencoded,
-    where it means a space."""
+    """Return the model in the query, where an unencoded plus sign means a space."""
     given, models = request.query_params.get(MODEL_QUERY), context_of(request).models
     if given is None or models is None:
         return given
@@ -162,8 +159,8 @@ def event_stream(
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Await `work`. If the client disconnects, cancel it and raise ClientDisconnectedError. The
-    route must have read the request's body before."""
+    """Await `work`; cancel it and raise ClientDisconnectedError on a disconnect. Read the body
+    before."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -177,11 +174,9 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
 
 
 class StartedStream(Generic[T]):
-    """A stream whose errors before its first item can still become HTTP errors.
-
-    Its first item has arrived, or iteration awaits it. `aclose` closes the generator, whether or
-    not iteration has started.
-    """
+    """A stream whose errors before its first item can still become HTTP errors. Its first item has
+    arrived, or iteration awaits it. `aclose` closes the generator, whether or not iteration has
+    started."""
 
     def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
         self._first: asyncio.Future[T] | None = first
@@ -237,7 +232,6 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def _cancel_and_wait(task: asyncio.Future[T]) -> None:
-    """Cancel `task` if it still runs, and wait for its end."""
     if task.done():
         return
     task.cancel()

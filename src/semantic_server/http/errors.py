@@ -1,8 +1,6 @@
 """Error responses: the HTTP status of every error, and its body in the form of the request's API.
-
 Knows the error tree and the forms, not the routes. The client of an unexpected error gets a fixed
-text with its request id; the log has the traceback under the same id.
-"""
+text with its request id; the log has the traceback under the same id."""
 
 from __future__ import annotations
 
@@ -54,8 +52,7 @@ _CANCELLED: Final = 499
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
-"""Statuses with a header that vendors' SDKs obey: the same request would fail again, or someone
-ended it on purpose."""
+"""Statuses that tell SDKs not to repeat: the request would fail again, or someone ended it."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
 """Statuses after which the connection closes without reading the rest of the request."""
@@ -129,8 +126,7 @@ class FieldError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as a client sees it. `tokens` is (requested, limit) of a context overflow. With
-    `closes` the connection ends with the response."""
+    """An error as a client sees it. `tokens`: (requested, limit). `closes`: ends the connection."""
 
     status: int
     message: str
@@ -353,8 +349,8 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def sse_event(data: object, event: str | None = None) -> bytes:
-    """Return an event with `data` as JSON on one line; a one-line text stays as it is. `event` is
-    its name, without line ends."""
+    """Return an event with `data` as one line of JSON, or as it is if a text, and a name
+    `event`."""
     if not isinstance(data, str):
         data = _encode(data).translate(_LINE_ENDS)
     name = "" if event is None else f"event: {event}\n"

@@ -52,8 +52,7 @@ _NOTHING: Final[Json] = {}
 
 
 def tenant_of(request: Request) -> str:
-    """Return the tenant of the request, derived from its API key; "" on a server without keys.
-    Raises WireError for an operator's key, which has no tenant."""
+    """Return the API key's tenant, "" without keys. Raises WireError for an operator's key."""
     if is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -87,8 +86,8 @@ def require_operator(request: Request, what: str) -> None:
 
 
 def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
-    """Return the agent's name from the header X-Agent-ID, else from the field `agent_id`, else
-    None. Raises FieldError for an invalid name."""
+    """Return the agent of the header X-Agent-ID, else of `agent_id`, else None. Raises
+    FieldError."""
     given = _agent_header(request)
     param = "X-Agent-ID"
     if given is None:
@@ -238,12 +237,10 @@ _READERS: Final[tuple[Callable[[Mapping[str, str], Json], Identity | None], ...]
 
 
 def _sent_by(client: str, headers: Mapping[str, str], *names: str) -> bool:
-    """Return whether one of these headers starts with the client's name."""
     return any(headers.get(name, "").startswith(client) for name in names)
 
 
 def _first_tag(*found: object) -> str | None:
-    """Return the first of these values that is a valid tag."""
     return next((one for one in found if is_tag(one)), None)
 
 
@@ -252,7 +249,6 @@ def _tag(found: object) -> str | None:
 
 
 def _object(value: object) -> Json:
-    """Return `value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else _NOTHING
 
 
@@ -293,10 +289,8 @@ _UNAUTHORIZED: Final = Problem(
 
 class AuthMiddleware:
     """Replies 401 without a valid key, if there are keys, and 429 to a tenant that already uses its
-    fair share of `max_requests`.
-
-    Stores in the scope the key's tenant, or that the key is an operator's.
-    """
+    fair share of `max_requests`. Stores in the scope the key's tenant, or that the key is an
+    operator's."""
 
     def __init__(
         self,
@@ -360,8 +354,7 @@ def presented_keys(headers: Headers) -> list[str]:
 
 
 class ApiKeys:
-    """The API keys of a server, as digests, so that the log can never contain a key. False without
-    keys: then every request belongs to the tenant ""."""
+    """The digests of a server's API keys. False without keys: then the only tenant is ""."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants = {_digest(key): tenant_name(key) for key in keys}
@@ -370,8 +363,8 @@ class ApiKeys:
         return len(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
-        """Return the tenant of the presented key; None for an unknown key. Constant time: compares
-        all keys, each in constant time, whether or not one matches."""
+        """Return the tenant of a key, or None. Constant time: compares with all keys, each in
+        constant time."""
         digest = _digest(presented)
         found = None
         for known, tenant in self._tenants.items():

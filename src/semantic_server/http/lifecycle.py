@@ -1,8 +1,6 @@
 """Server lifecycle: answers probes at once, loads the model in the background, saves on shutdown.
-
 Also builds public prefixes and validators before the first request. Knows that loading and closing
-a model take time, not how they work.
-"""
+a model take time, not how they work."""
 
 from __future__ import annotations
 
@@ -116,7 +114,6 @@ class Lifecycle:
 
 
 def _figures(serving: RunnableServing) -> Figures:
-    """Return the figures of `serving` and of the process's memory. Thread-safe."""
     memory = None if serving.memory is None else serving.memory.memory
     return replace(serving.figures(), memory=memory)
 
@@ -139,8 +136,8 @@ def read_public_prefix(path: Path) -> Chat:
 
 
 def build_validators() -> None:
-    """Build the validators of bodies, for which the first request of each API would wait. Takes a
-    tenth of a second; thread-safe."""
+    """Build the validators of bodies in a tenth of a second, before first requests wait.
+    Thread-safe."""
     validators()
     chat_adapter()
     completion_adapter()

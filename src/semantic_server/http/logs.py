@@ -1,8 +1,6 @@
 """The server's log on stderr, as text or JSON lines: configuration, one line per request, progress
-of long prefills, and warnings once each.
-
-Never logs a prompt, a key, a body, or a path as sent, but the route's pattern.
-"""
+of long prefills, and warnings once each. Never logs a prompt, a key, a body, or a path as sent, but
+the route's pattern."""
 
 from __future__ import annotations
 
@@ -237,8 +235,7 @@ PROGRESS_INTERVAL: Final = 5.0
 
 
 class ProgressLog(Observer):
-    """Logs `prefill 12288/60000` every few seconds, with the tokens per second and the seconds
-    left. The CLI has a bar for terminals."""
+    """Logs `prefill 12288/60000` every few seconds, with tokens per second and the seconds left."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -168,8 +168,6 @@ class PrefillRate:
 
 
 class _EngineCollector(Collector):
-    """Gauges and counters of the engine, read at scrape time."""
-
     def __init__(
         self,
         model: str,
@@ -309,7 +307,6 @@ def _of_wear(wear: Wear) -> Iterator[Metric]:
 
 
 def _of_memory(memory: MemoryFigures | None) -> Iterator[Metric]:
-    """Yield the metrics of the process's memory, if it has a limit."""
     if memory is None:
         return
     used, most = "semantic_memory_bytes", "semantic_memory_max_bytes"

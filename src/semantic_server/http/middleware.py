@@ -1,8 +1,6 @@
-"""ASGI middleware at the edge: shutdown, request limits, Host and Origin checks.
-
-`app` lists it in request order. Knows sizes, clocks and headers, no routes. `server` handles
-everything before a connection's request is complete.
-"""
+"""ASGI middleware at the edge: shutdown, request limits, Host and Origin checks. `app` lists it in
+request order. Knows sizes, clocks and headers, no routes. `server` handles everything before a
+connection's request is complete."""
 
 from __future__ import annotations
 
@@ -38,11 +36,9 @@ _STOPPING: Final = Problem(
 
 
 class ShutdownMiddleware:
-    """Replies 503 to a request cancelled before its response has started.
-
-    Only a shutdown cancels a request's task, once answers have had the time to end; `receive`
-    reports a disconnect. A response that has started ends without its final event.
-    """
+    """Replies 503 to a request cancelled before its response has started. Only a shutdown cancels a
+    request's task, once answers have had the time to end; `receive` reports a disconnect. A
+    response that has started ends without its final event."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -182,16 +178,13 @@ _DECODED_STEP: Final = 1 << 18
 
 
 def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers without those about the encoded body."""
     return [one for one in headers if one[0] not in (b"content-encoding", b"content-length")]
 
 
 class _DecodedBody:
-    """A compressed request body, in decoded pieces of at most `_DECODED_STEP` bytes.
-
-    "deflate" is zlib's format, or its bare stream, which some clients send. `receive` raises
-    WireError for a body that is neither.
-    """
+    """A compressed request body, in decoded pieces of at most `_DECODED_STEP` bytes. "deflate" is
+    zlib's format, or its bare stream, which some clients send. `receive` raises WireError for a
+    body that is neither."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -320,7 +313,6 @@ class HostMiddleware:
         return self._is_allowed_origin(origin) or origin in own
 
     def _is_allowed_origin(self, origin: str) -> bool:
-        """Return whether pages of this foreign origin may send requests."""
         return bool(origin) and (ANY in self._origins or origin in self._origins)
 
 
@@ -346,7 +338,6 @@ _TWO_LENGTHS: Final = Problem(
 
 
 def _preflight_response(origin: str, requested: Headers) -> Response:
-    """Return the reply to a CORS preflight request."""
     headers = {
         "access-control-allow-origin": origin,
         "access-control-allow-methods": "GET, POST, DELETE",

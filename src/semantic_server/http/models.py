@@ -1,7 +1,6 @@
 """/v1/models, /api/v0/models, /tokenize, /detokenize: the served models, names and tokenizers.
-
-Models have the fields of both client families, or LM Studio's; tokenization follows vLLM's routes.
-"""
+Models have the fields of both client families, or LM Studio's; tokenization follows vLLM's
+routes."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ class Capabilities(BaseModel):
 
 
 class Model(BaseModel):
-    """A name that requests may use. `max_model_len` and `context_length` are the same number of
-    tokens; different clients read either name."""
+    """A name for requests. Clients read either `max_model_len` or `context_length`, the same
+    number."""
 
     id: str
     object: Literal["model"] = "model"
@@ -126,7 +125,7 @@ def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]
 
 
 def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | None]:
-    """Return the first model that accepts `name`, with its state if it is one of several. Raises
+    """Return the first model that accepts `name`, and its state, if any. Raises
     ModelNotFoundError."""
     rows = listed_models(request)
     for served, status in rows:

@@ -1,9 +1,6 @@
 """/v1/overview, the savings, contents and activity of the server, and /v1/requests, to list or
-cancel.
-
-A tenant sees its own requests and savings. Figures about all tenants are for operators, and for all
-clients of a server without keys. No texts and no tokens.
-"""
+cancel. A tenant sees its own requests and savings. Figures about all tenants are for operators, and
+for all clients of a server without keys. No texts and no tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +33,8 @@ requests: Final = APIRouter(prefix="/v1/requests", tags=["Agents"])
 
 
 class Running(BaseModel):
-    """A request that runs or waits. `read_tokens` of its prompt are in the cache, `cached_tokens`
-    of them from before."""
+    """A running or waiting request. `read_tokens` of its prompt are in the cache, `cached_tokens`
+    from before."""
 
     object: Literal["request"] = "request"
     id: str
@@ -195,8 +192,7 @@ class TimelineSpan(BaseModel):
 
 
 class ModelRow(BaseModel):
-    """One of several models. The figures of all tenants' requests are for operators, and for all
-    clients of a server without keys."""
+    """One of several models. Only operators, or all without keys, see the load of all tenants."""
 
     id: str
     parent: Annotated[str | None, Field(description="Base model, if this one is an adapter on it.")]

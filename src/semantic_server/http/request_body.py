@@ -74,8 +74,8 @@ class LargeBodies:
         self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
 
     async def take(self, n_bytes: int, tenant: str = "") -> None:
-        """Wait for room for `n_bytes`, in the order of arrival; free them with `give`. Raises
-        OverloadedError if there is none in time."""
+        """Wait for room for `n_bytes` in order of arrival; free it with `give`. Raises
+        OverloadedError."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(own := (tenant, n_bytes, turn))
         self._start()
@@ -115,8 +115,8 @@ class LargeBodies:
 
 
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
-    """Raise FieldError, with the probable name, for an `unknown` field spelled like a `known` one.
-    `within` is the path prefix of a nested object."""
+    """Raise FieldError for a misspelling of a `known` field. `within` is the path prefix of an
+    object."""
     for name in islice(unknown, _MOST_SPELLINGS):
         if len(name) > _MOST_SPELLINGS:
             continue
@@ -167,8 +167,7 @@ async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
 async def on_thread(
     request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call `function` on a worker thread that tenants share by time: bodies may be large, and
-    stored responses on disk."""
+    """Call `function` on a worker thread that tenants share by time, as bodies may be large."""
     bodies: LargeBodies = request.app.state.bodies
     is_short = _size_of(request) < _OFFLOAD_BYTES
     tenant = getattr(request.state, "tenant", "")
@@ -266,8 +265,7 @@ def _beginning(value: object) -> object:
 
 
 def _require_few_values(data: bytes) -> None:
-    """Raise TooLargeError for too many values, before building any. Marks inside texts count only
-    if the whole would be too much."""
+    """Raise TooLargeError before building too many values. Marks in texts count only if need be."""
     if _within_limits(data):
         return
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -299,8 +297,7 @@ _KINDS: Final[dict[type, str]] = {
 
 
 def _check_values(body: dict[str, object]) -> None:
-    """Raise InvalidRequestError for deep nesting, and for numbers that overflow to infinity, which
-    JSON could not represent again."""
+    """Raise InvalidRequestError for deep nesting, and for numbers that overflow to infinity."""
     level: list[object] = [body]
     for _ in range(MAX_DEPTH):
         below: list[object] = []

@@ -233,8 +233,7 @@ def _require_operators_apart(settings: ServerSettings) -> None:
 
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
-    """Drop empty variables, which count as unset. Keep an empty list of keys for validation to
-    reject, as it must not open a server."""
+    """Drop empty variables, but not empty lists of keys: validation rejects those."""
     return {
         name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
     }

@@ -143,7 +143,6 @@ class ConversationReader:
         yield Message("system", _BETWEEN_BLOCKS.join(texts))
 
     def _from_user(self, blocks: Sequence[object], path: str) -> Iterator[Message]:
-        """Yield tool results and user text, in the order of the blocks."""
         if not blocks:
             at = f"{path}.content"
             raise FieldError(f"{at}: expected at least one block", param=at)
@@ -232,7 +231,6 @@ _Read = tuple[str, Attachment | None]
 
 
 def _joined(message: Message, contents: Sequence[_Read]) -> Message:
-    """Return `message` with these contents."""
     return replace(
         message,
         content=_BETWEEN_BLOCKS.join(text for text, _ in contents),
@@ -269,8 +267,7 @@ def _role(message: object) -> object:
 
 
 def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
-    """Return the tools that the client runs; skip others with a warning. Raises FieldError for an
-    invalid definition."""
+    """Return the tools that the client runs; warn about others. Raises FieldError."""
     if tools is None:
         return ()
     found: dict[str, Tool] = {}
@@ -307,8 +304,7 @@ def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Return the choice, and whether it allows parallel calls. Raises FieldError for an undefined
-    tool."""
+    """Return the choice, and whether it allows parallel calls. Raises FieldError."""
     if choice is None:
         return ToolChoice(), True
     if choice["type"] == "none":

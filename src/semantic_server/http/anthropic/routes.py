@@ -63,8 +63,7 @@ Json = dict[str, object]
 
 
 class _Input:
-    """A call's input from its arguments: an object, any prefix of which is parsable. Arguments that
-    turn out not to be an object become a field of it."""
+    """A call's input from its arguments; those that are not an object become a field of it."""
 
     def __init__(self) -> None:
         self._object = ObjectText()
@@ -141,8 +140,8 @@ class MessageWriter:
         }
 
     def write(self, event: AnswerEvent) -> list[Json]:
-        """Return the events to send for `event`; "type" holds the name of each. Raises WireError if
-        the answer failed."""
+        """Return the events, named by "type", for `event`. Raises WireError if the answer
+        failed."""
         match event:
             case AnswerStarted():
                 self._message["usage"] = usage_at_start(event.prompt_tokens)
@@ -171,7 +170,6 @@ class MessageWriter:
         return []
 
     def _block(self, kind: Literal["text", "thinking"]) -> list[Json]:
-        """Continue a block of that kind, or start one."""
         if self._open and self._blocks[-1].kind == kind:
             return []
         return self._begin(_Block(kind))
@@ -267,7 +265,6 @@ _STOP_REASONS: dict[AnswerReason, str] = {"length": "max_tokens", "tool_calls": 
 
 
 def _empty(block: _Block) -> Json:
-    """Return the block before any content."""
     match block.kind:
         case "text":
             return {"type": "text", "text": ""}

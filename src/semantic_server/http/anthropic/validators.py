@@ -50,8 +50,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """One validator per type. Body validators skip list elements: the elements' own validators let
-    an error name them."""
+    """One validator per type; those of bodies skip list elements, so that an error can name the
+    element."""
 
     create: TypeAdapter[MessageCreateParams]
     count: TypeAdapter[MessageCountTokensParams]

@@ -47,7 +47,7 @@ _REPLY: Final = "The vectors."
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Fields of a body. `keep_alive`: seconds for the model to stay loaded after the request."""
+    """Fields of a body. `keep_alive`: seconds for the model to stay loaded afterwards."""
 
     model: str
     texts: tuple[str, ...]

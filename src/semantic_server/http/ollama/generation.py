@@ -1,8 +1,6 @@
-"""POST /api/chat and /api/generate: the parts of a stream, and the reply that they add up to.
-
-Reply and stream use the same parts, so they cannot differ. Calls come whole, as their arguments are
-objects here, not texts. Durations are in nanoseconds.
-"""
+"""POST /api/chat and /api/generate: the parts of a stream, and the reply that they add up to. Reply
+and stream use the same parts, so they cannot differ. Calls come whole, as their arguments are
+objects here, not texts. Durations are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -72,8 +70,6 @@ LoadReason = Literal["load", "unload"]
 
 @dataclass(slots=True)
 class _Call:
-    """A call whose arguments still arrive."""
-
     index: int
     id: str
     name: str
@@ -107,8 +103,8 @@ class ReplyWriter:
         *,
         messages: tuple[Message, ...] = (),
     ) -> None:
-        """`model` is the name in the request. The last part of /api/generate has the context of
-        `messages` and the answer, if any."""
+        """`model` is the name in the request. /api/generate returns the context of `messages` and
+        the answer."""
         self._route: Route = route
         self._model = model
         self._clock = clock
@@ -124,8 +120,7 @@ class ReplyWriter:
         self._last: Json = {}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """Return the parts to send for `event`, whose log-probabilities are `logprobs`. Raises
-        WireError if the answer failed."""
+        """Return the parts to send for `event`. Raises WireError if the answer failed."""
         match event:
             case AnswerStarted():
                 self._accepted = self._clock()

@@ -1,9 +1,6 @@
 """/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served models in Ollama's form,
-and refusals of its other routes.
-
-Each name of a model has a tag, as Ollama's do. Knows Ollama's shapes; omits unknown facts of a
-model.
-"""
+and refusals of its other routes. Each name of a model has a tag, as Ollama's do. Knows Ollama's
+shapes; omits unknown facts of a model."""
 
 from __future__ import annotations
 
@@ -211,7 +208,6 @@ async def _arrivals(models: ModelsPort, hub_id: str) -> AsyncGenerator[Arrived, 
 
 
 async def _pulled(arrivals: StartedStream[Arrived]) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of a pull as Ollama's clients expect them."""
     yield json_line(_PULLING)
     async with aclosing(arrivals):
         try:
@@ -251,8 +247,7 @@ def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
 
 
 def _accepting(name: object, request: Request) -> AnyModel:
-    """Return the model of that name, with or without a tag. Raises FieldError and
-    ModelNotFoundError."""
+    """Return the model of that name or tag. Raises FieldError and ModelNotFoundError."""
     return model_called(request, untagged(name))[0]
 
 

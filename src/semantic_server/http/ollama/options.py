@@ -1,9 +1,6 @@
 """Request fields of Ollama's API, and the shared ones: `options`, `keep_alive`, `think`, `format`
-and log-probabilities.
-
-A test compares the tables with the fields of Ollama's own client. Sampling parameters start from
-the served model's defaults. Knows no messages.
-"""
+and log-probabilities. A test compares the tables with the fields of Ollama's own client. Sampling
+parameters start from the served model's defaults. Knows no messages."""
 
 from __future__ import annotations
 
@@ -336,8 +333,7 @@ def _duration(text: str) -> float | None:
 
 
 def read_think(value: object) -> tuple[dict[str, object], int | None]:
-    """Return the template's options for `think`, and the answer's thinking budget. Raises
-    FieldError for anything but true, false and an effort."""
+    """Return the template's options and the thinking budget in `think`. Raises FieldError."""
     if value is None:
         return {}, None
     if value is False:
@@ -362,8 +358,8 @@ def read_format(value: object) -> AnswerFormat | None:
 
 
 def read_logprobs(known: Mapping[str, object]) -> int | None:
-    """Return the number of alternatives to report with each token; None for no log-probabilities.
-    Raises FieldError."""
+    """Return the alternatives to report per token; None for no log-probabilities. Raises
+    FieldError."""
     top = known.get("top_logprobs", 0)
     if type(top) is not int or not 0 <= top <= _MAX_TOP_LOGPROBS:
         raise FieldError(

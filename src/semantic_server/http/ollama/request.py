@@ -133,7 +133,6 @@ class ConversationReader:
 
 
 def _with_images(message: Message, path: str, given: Mapping[str, object]) -> Message:
-    """Return `message` with notes for its pictures."""
     images = list_at(f"{path}.images", given.get("images", []))
     notes = [picture(text_at(f"{path}.images[{i}]", one)) for i, one in enumerate(images)]
     return replace(
@@ -175,8 +174,7 @@ def as_context(messages: tuple[Message, ...]) -> list[int]:
 
 
 def read_context(value: object) -> tuple[Message, ...]:
-    """Return the conversation in `context`; empty for None. Raises FieldError for one that this
-    server did not make."""
+    """Return the conversation in `context`. Raises FieldError for another server's."""
     if value in (None, []):
         return ()
     numbers = list_at("context", value)
@@ -216,11 +214,9 @@ LATEST: Final = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
-    """A parsed request. `ask` is None without a prompt, which only loads the model.
-
-    `model` is the given name. `keep_alive`: seconds for the model to stay loaded afterwards, None
-    for the server's setting.
-    """
+    """A parsed request. `ask` is None without a prompt, which only loads the model. `model` is the
+    given name. `keep_alive`: seconds for the model to stay loaded afterwards, None for the server's
+    setting."""
 
     model: str
     ask: Ask | None
@@ -305,7 +301,6 @@ def _in_form(
     known: Mapping[str, object],
     think: Mapping[str, object],
 ) -> tuple[Prompt | None, SamplingParams]:
-    """Return prompt and sampling with the form of the answer in `format`."""
     form = read_format(known.get("format"))
     if isinstance(prompt, Chat):
         return replace(prompt, answer_format=form, template_options=think), sampling

@@ -1,8 +1,6 @@
 """POST /v1/chat/completions: the body as one engine request per choice, and answers as deltas.
-
 Validates every field before generating. A message is the sum of the deltas in a stream's chunks, so
-the two cannot differ. Knows neither ids nor server-sent events.
-"""
+the two cannot differ. Knows neither ids nor server-sent events."""
 
 from __future__ import annotations
 
@@ -134,8 +132,8 @@ async def chat_deltas(
     serving: ServingPort,
     custom: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[ChatDelta, None]:
-    """Yield the deltas of all choices as their events arrive; `custom` has names of custom tools.
-    Raises WireError for an answer that fails; closes `events` in any case."""
+    """Yield the deltas of all choices; `custom` names custom tools. Raises WireError; closes
+    `events`."""
     choices: dict[int, _Choice] = {}
     async with aclosing(events):
         async for index, event in events:
@@ -146,8 +144,8 @@ async def chat_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of a choice for its finish reason. `held` is the call of a custom tool until it is
-    whole: its input depends on all arguments."""
+    """The state for a finish reason. `held` is a custom tool's call until its arguments are
+    whole."""
 
     index: int
     custom: frozenset[str]
@@ -229,8 +227,6 @@ class _Choice:
 
 @dataclass(slots=True)
 class _Call:
-    """The sum of a tool call's deltas."""
-
     id: str = ""
     name: str = ""
     arguments: str = ""
@@ -252,8 +248,6 @@ class _Call:
 
 @dataclass(slots=True)
 class _Message:
-    """The sum of a choice's deltas."""
-
     contents: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, _Call] = field(default_factory=dict)
@@ -329,8 +323,8 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
 
 
 def conversation_of(body: Mapping[str, object]) -> Chat:
-    """Return the conversation of a body with the fields of a chat completion; it requires only
-    `messages`. Raises InvalidRequestError."""
+    """Return the conversation of a body that requires only `messages`. Raises
+    InvalidRequestError."""
     known = known_fields(body, CHAT_FIELDS)
     return _chat(validated(chat_adapter(), {"model": "", **without_elements(known)}), known)
 

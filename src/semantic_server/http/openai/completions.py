@@ -1,8 +1,6 @@
-"""POST /v1/completions: the body as one engine request per choice, and answers as deltas.
-
-Validates every field before generating. A text is the sum of the deltas in a stream's chunks, so
-the two cannot differ. Knows neither ids nor server-sent events.
-"""
+"""POST /v1/completions: the body as one engine request per choice, and answers as deltas. Validates
+every field before generating. A text is the sum of the deltas in a stream's chunks, so the two
+cannot differ. Knows neither ids nor server-sent events."""
 
 from __future__ import annotations
 
@@ -58,11 +56,9 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class LegacyLogprobs:
-    """Log-probabilities as four lists with one entry per token.
-
-    A token without a predecessor has no log-probability. `text_offset` is the position of a token
-    in the choice's text, in characters.
-    """
+    """Log-probabilities as four lists with one entry per token. A token without a predecessor has
+    no log-probability. `text_offset` is the position of a token in the choice's text, in
+    characters."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
@@ -115,8 +111,7 @@ class CompletionDelta:
 async def completion_deltas(
     events: AsyncGenerator[IndexedEvent, None], serving: ServingPort, request: CompletionRequest
 ) -> AsyncGenerator[CompletionDelta, None]:
-    """Yield the deltas of all choices as their events arrive. Raises WireError for an answer that
-    fails; closes `events` in any case."""
+    """Yield the deltas of all choices. Raises WireError for a failed answer; closes `events`."""
     choices = [
         _Choice(index, request.prompts[index // request.n], request, serving)
         for index in range(len(request.choices))
@@ -154,8 +149,8 @@ class _Choice:
                 return None
 
     async def _started(self) -> CompletionDelta:
-        """Return the first delta of every choice: the echoed prompt, else empty. An echoed prompt
-        with log-probabilities follows together with them."""
+        """Return the first delta: the echoed prompt unless log-probabilities follow with it, else
+        empty."""
         echo = self.request.echo and not self.request.logprobs
         return self._delta(await self._prompt_text() if echo else "")
 
@@ -234,8 +229,6 @@ def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float
 
 @dataclass(slots=True)
 class _Text:
-    """The sum of a choice's deltas."""
-
     fragments: list[str] = field(default_factory=list)
     logprobs: LegacyLogprobs = field(default_factory=LegacyLogprobs)
     finish_reason: FinishReason | None = None

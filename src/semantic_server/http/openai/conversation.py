@@ -1,8 +1,6 @@
 """The conversation of a chat completion: messages, tools, answer format and template options.
-
 Translates the API's shapes to the domain's; texts stay verbatim. Drops hosted tools with one
-warning, as this server runs none. Knows nothing of a model's chat template.
-"""
+warning, as this server runs none. Knows nothing of a model's chat template."""
 
 from __future__ import annotations
 
@@ -269,7 +267,6 @@ def read_custom_tool(path: str, given: Mapping[str, object]) -> Tool:
 
 
 def _expected(path: str, value: object) -> str:
-    """Return the form of a custom tool's input, in words."""
     given = object_at(path, {"type": "text"} if value is None else value)
     match given.get("type"):
         case "text":
@@ -295,8 +292,7 @@ def warn_hosted(kind: str) -> None:
 
 
 def choice_among(tools: Sequence[Tool], value: object) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Return the callable tools, and the choice among them in `tool_choice`. Raises FieldError for
-    an invalid choice and for one of an unknown tool."""
+    """Return the callable tools and the choice in `tool_choice`. Raises FieldError."""
     match value:
         case None | "auto":
             return tuple(tools), ToolChoice()
@@ -365,8 +361,7 @@ def check_known(name: str, tools: Sequence[Tool], path: str) -> None:
 
 
 def answer_format_of(value: object) -> AnswerFormat | None:
-    """Read `response_format`; None for free text. The server enforces a schema, strict or not.
-    Raises FieldError for an invalid format."""
+    """Read `response_format`, enforcing any schema; None for free text. Raises FieldError."""
     if value is None:
         return None
     checked = validated_by_type(_FORMAT, format_adapters, object_at(_FORMAT, value))
@@ -384,8 +379,8 @@ def answer_format_of(value: object) -> AnswerFormat | None:
 def template_options(
     effort: str | None, own: Mapping[str, object], thinking_tokens: int | None = None
 ) -> dict[str, object]:
-    """Return template options for a thinking budget and a reasoning effort; the client's `own`
-    override them. Raises FieldError for an option that a client must not set."""
+    """Return options for thinking and effort, overridden by the client's `own`. Raises
+    FieldError."""
     options: dict[str, object] = {}
     if thinking_tokens is not None:
         options["enable_thinking"] = thinking_tokens > 0

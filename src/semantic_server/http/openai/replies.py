@@ -130,7 +130,6 @@ async def merged_events(
 async def _merged(
     answers: Sequence[AsyncGenerator[AnswerEvent, None]],
 ) -> AsyncGenerator[IndexedEvent, None]:
-    """Yield the events of several answers; close them."""
     pending: dict[asyncio.Task[AnswerEvent | None], int] = {}
     held: list[IndexedEvent] = []
     unstarted = len(answers)
@@ -178,11 +177,9 @@ async def _end(
 
 @dataclass(slots=True)
 class UsageSum:
-    """Sums the usage of a request with `n` choices per prompt.
-
-    A prompt counts once, whatever its number of choices; its cached tokens are those that none of
-    the choices computed. `match` is that of the prompt with the most recomputed tokens.
-    """
+    """Sums the usage of a request with `n` choices per prompt. A prompt counts once, whatever its
+    number of choices; its cached tokens are those that none of the choices computed. `match` is
+    that of the prompt with the most recomputed tokens."""
 
     n: int = 1
     _ended: dict[int, Usage] = field(default_factory=dict)
@@ -273,11 +270,9 @@ class ReplyKind(Generic[D]):
 
 
 class Reply(Generic[D]):
-    """One reply, as the chunks of a stream or as one object; both use the same deltas.
-
-    Chunks and objects share the id, the time of creation and the fingerprint. `n` is the number of
-    choices per prompt.
-    """
+    """One reply, as the chunks of a stream or as one object; both use the same deltas. Chunks and
+    objects share the id, the time of creation and the fingerprint. `n` is the number of choices per
+    prompt."""
 
     def __init__(
         self, kind: ReplyKind[D], model: ServedModel, options: StreamOptions, *, n: int
@@ -308,8 +303,8 @@ class Reply(Generic[D]):
         return self._object(self._kind.name, choices) | self._total_usage()
 
     async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
-        """Yield the chunks. If the client requests usage, each has the member `usage`, as OpenAI's
-        have; else the last one has it."""
+        """Yield the chunks. With usage requested each has the member `usage`, else only the last
+        one."""
         name, options = self._kind.chunk_name, self._options
         last: Json | None = None  # the end of a choice, until another chunk follows
         async with aclosing(deltas):

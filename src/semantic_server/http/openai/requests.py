@@ -53,11 +53,9 @@ _SEEDS: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The origin of a request: its agent's name, if any, its tenant and client identity.
-
-    With `force_usage` streams end with a chunk of usage without a request for it. Without `keep`
-    nothing of the request stays after its end. `hints` are the agent's own.
-    """
+    """The origin of a request: its agent's name, if any, its tenant and client identity. With
+    `force_usage` streams end with a chunk of usage without a request for it. Without `keep` nothing
+    of the request stays after its end. `hints` are the agent's own."""
 
     agent: str | None = None
     tenant: str = ""
@@ -156,8 +154,7 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
 
 
 def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
-    """Return the form of an answer that one of vLLM's fields requires, or None. Raises FieldError
-    for an invalid constraint, and for several."""
+    """Return the answer's form that one of vLLM's fields requires, or None. Raises FieldError."""
     given = {f"guided_{kind}": kind for kind in _FORMS}
     found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
     if _STRUCTURED in known:
@@ -181,7 +178,6 @@ def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
 
 
 def _is_form(known: Mapping[str, object]) -> bool:
-    """Return whether the field `response_format` constrains the answer."""
     value = known.get("response_format")
     return value is not None and not (isinstance(value, dict) and value.get("type") == "text")
 
@@ -193,7 +189,6 @@ def _any_object(path: str, value: object) -> AnswerFormat:
 
 
 def _json_form(path: str, value: object) -> AnswerFormat:
-    """Read a schema, or the text of one."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -244,8 +239,8 @@ _FORMS: Final[dict[str, Callable[[str, object], AnswerFormat]]] = {
 def sampling_of(
     body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
 ) -> SamplingParams:
-    """Return the sampling parameters of `body` and of its unvalidated field `stop`.
-    `model.sampling` has the defaults. Raises FieldError for a value out of range."""
+    """Return the sampling parameters of `body` and `stop`, else of `model.sampling`. Raises
+    FieldError."""
     usual = model.sampling
     sampling = replace(
         usual,
@@ -333,8 +328,7 @@ find it by default, or a chunk of its own after that."""
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How to send a reply. With `running_usage` the last chunk of each choice also has the usage so
-    far; a choice's tokens count at its end."""
+    """How to send a reply. `running_usage` adds the usage of ended choices to their last chunks."""
 
     stream: bool = False
     usage: UsagePlace = "finish"
@@ -342,8 +336,7 @@ class StreamOptions:
 
 
 def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
-    """Return the options in a body with validated types; with `force_usage` usage has its own
-    chunk. Raises FieldError for stream options without a stream."""
+    """Return the options in a body; `force_usage` adds a usage chunk. Raises FieldError."""
     stream = body.get("stream") is True
     value = body.get("stream_options")
     if value is None:

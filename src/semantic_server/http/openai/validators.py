@@ -1,8 +1,6 @@
 """Pydantic validators for OpenAI's own request types, with the extensions of local servers.
-
 Validation is strict: a string is not a number. Validates by element the lists and unions that
-OpenAI's types leave lazy; see `requests.without_elements`.
-"""
+OpenAI's types leave lazy; see `requests.without_elements`."""
 
 from __future__ import annotations
 

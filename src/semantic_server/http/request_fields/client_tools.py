@@ -1,8 +1,6 @@
-"""Client tools other than functions, as functions for the model, and their calls.
-
-A custom tool is a function of one text, `input`. Its API defines every other one. Knows the forms
-of tools and of calls, neither requests nor replies.
-"""
+"""Client tools other than functions, as functions for the model, and their calls. A custom tool is
+a function of one text, `input`. Its API defines every other one. Knows the forms of tools and of
+calls, neither requests nor replies."""
 
 from __future__ import annotations
 

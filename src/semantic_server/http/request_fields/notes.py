@@ -142,7 +142,6 @@ _SIZES: Final = {"PNG": _png, "JPEG": _jpeg, "GIF": _gif, "WebP": _webp}
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield the texts in the members for readers, in order."""
     if isinstance(value, list):
         for one in value:
             yield from _texts(one)

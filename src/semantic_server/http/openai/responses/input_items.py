@@ -1,9 +1,6 @@
-"""Input items of a response's request, translated to the domain's messages.
-
-Texts stay verbatim and in order. Calls of tools other than functions become tool calls. Drops items
-of hosted tools with one warning, and refuses items without which the conversation would mean
-something else.
-"""
+"""Input items of a response's request, translated to the domain's messages. Texts stay verbatim and
+in order. Calls of tools other than functions become tool calls. Drops items of hosted tools with
+one warning, and refuses items without which the conversation would mean something else."""
 
 from __future__ import annotations
 
@@ -94,8 +91,6 @@ def input_of(value: object, tools: ToolSet, kept: KeptItems | None = None) -> Re
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An item of type `kind` at `path`."""
-
     path: str
     kind: str
     fields: Json
@@ -118,12 +113,9 @@ def _item(path: str, value: object, kept: KeptItems | None) -> _Item:
 
 
 class _MessageAssembler:
-    """Assembles messages from items in their order.
-
-    In this API reasoning, text and calls of one assistant message are separate items. Adjacent
-    items with ids belong to one message. Without ids a text or reasoning after a text or a call
-    begins another message.
-    """
+    """Assembles messages from items in their order. In this API reasoning, text and calls of one
+    assistant message are separate items. Adjacent items with ids belong to one message. Without ids
+    a text or reasoning after a text or a call begins another message."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
@@ -163,8 +155,6 @@ class _MessageAssembler:
 
 @dataclass(slots=True)
 class _AssistantMessage:
-    """The items of an assistant message so far."""
-
     reasoning: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -184,8 +174,6 @@ class _AssistantMessage:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads items in order; one method per shape of item."""
-
     tools: ToolSet
     messages: _MessageAssembler = field(default_factory=_MessageAssembler)
     loaded: list[Tool] = field(default_factory=list)

@@ -43,8 +43,8 @@ class KeptItems:
         self._read: dict[str, dict[str, Json]] = {}
 
     def item(self, path: str, given: str) -> Json:
-        """Return the item with the id `given`; `path` is that of the reference. Raises WireError if
-        the store lacks its response, and StoreError for a failed read."""
+        """Return the item `given`, referenced at `path`. Raises WireError if it is missing, and
+        StoreError."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:
@@ -78,8 +78,7 @@ def new_response_id(route: str = "") -> str:
 
 
 def encoded_reasoning(text: str) -> str:
-    """Return `text` as the field `encrypted_content`, which clients return unread. Does not encrypt
-    it: only the conversation's own client receives it."""
+    """Return `text` as `encrypted_content`, not encrypted: only its own client receives it."""
     data = text.encode("utf-8", "surrogatepass")
     return _ENCODED_PREFIX + base64.urlsafe_b64encode(data).decode("ascii")
 
@@ -248,8 +247,8 @@ class CallItem:
 
 @dataclass(slots=True)
 class ClientCallItem:
-    """A call of a tool of another `kind` than a function. Its form depends on all arguments, so its
-    events come at its end."""
+    """A call of a `kind` other than a function. Its form depends on all arguments, so it comes at
+    the end."""
 
     kind: str
     call: CallItem

@@ -1,8 +1,6 @@
-"""The body of a response's request, parsed into one engine request.
-
-Validates every field before generating, and prepends the history of a previous response, through
-the chain of those before it. Knows the API's fields, not its replies.
-"""
+"""The body of a response's request, parsed into one engine request. Validates every field before
+generating, and prepends the history of a previous response, through the chain of those before it.
+Knows the API's fields, not its replies."""
 
 from __future__ import annotations
 
@@ -53,8 +51,8 @@ class ResponseGoneError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation up to a response, the agent of the last answer, and the newest tool of each
-    name in all its requests."""
+    """A conversation up to a response, the last answer's agent, and the newest tool of each
+    name."""
 
     messages: tuple[Message, ...]
     agent: str
@@ -62,8 +60,7 @@ class History:
 
 
 def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> History:
-    """Return the history up to and including the response `response_id`. Raises ResponseGoneError
-    if the store lacks a response of the chain, and StoreError if the read fails."""
+    """Return the history up to `response_id`. Raises ResponseGoneError and StoreError."""
     chain = _chain(responses, tenant, response_id)
     tools = {tool.name: tool for one in chain for tool in one.tools}
     messages = [message for one in chain for message in (*one.input, *one.output)]
@@ -71,7 +68,6 @@ def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> Histo
 
 
 def _chain(responses: ResponsesPort, tenant: str, response_id: str) -> list[StoredResponse]:
-    """Return the responses from the first to `response_id`."""
     found: list[StoredResponse] = []
     seen: set[str] = set()
     at: str | None = response_id
@@ -199,12 +195,9 @@ _INCLUDE_WITHOUT_EFFECT: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A request for a response.
-
-    `input` is that of this request alone, `tools` maps function names. `reply_fields` are the
-    fields of the response object that the request determines. `encrypted_reasoning` and `logprobs`
-    switch on optional fields of the output.
-    """
+    """A request for a response. `input` is that of this request alone, `tools` maps function names.
+    `reply_fields` are the fields of the response object that the request determines.
+    `encrypted_reasoning` and `logprobs` switch on optional fields of the output."""
 
     ask: Ask
     input: ResponseInput
@@ -294,7 +287,6 @@ def _stored(body: ResponseBody, *, keep: bool) -> bool:
 
 
 def _include(value: object) -> frozenset[str]:
-    """Read `include`: names of optional fields of the output."""
     found = [text_at(f"include[{i}]", one) for i, one in enumerate(list_at("include", value))]
     for one in found:
         if one not in _INCLUDE_WITHOUT_EFFECT | {_ENCRYPTED_REASONING, _LOGPROBS}:

@@ -1,8 +1,6 @@
-"""/v1/responses: create a response; retrieve, delete and list the input of stored ones.
-
-Replies with events, or with the object of the last one, and stores it before sending. Knows no
-shapes of events.
-"""
+"""/v1/responses: create a response; retrieve, delete and list the input of stored ones. Replies
+with events, or with the object of the last one, and stores it before sending. Knows no shapes of
+events."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Converts the events of an answer to the events of a response and to the response object.
-
-Without a stream the reply is the object of the last event, so the two cannot differ. Knows neither
-HTTP nor sequence numbers.
-"""
+"""Converts the events of an answer to the events of a response and to the response object. Without
+a stream the reply is the object of the last event, so the two cannot differ. Knows neither HTTP nor
+sequence numbers."""
 
 from __future__ import annotations
 
@@ -104,8 +102,8 @@ class ResponseWriter:
         return {**self._response, "output": items}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """Return the events to send for `event`; `logprobs` are those of its text. Raises WireError
-        if the answer failed."""
+        """Return the events to send for `event` and its `logprobs`. Raises WireError if the answer
+        failed."""
         match event:
             case AnswerStarted():
                 return [*self._created_once(), self.heartbeat()]
@@ -166,7 +164,6 @@ class ResponseWriter:
         return item if kind == "function" else ClientCallItem(kind, item)
 
     def _place(self, prefix: str) -> tuple[int, str]:
-        """Return (index, id) of the next item."""
         index = len(self._items)
         return index, item_id(prefix, self.id, index)
 
@@ -178,7 +175,6 @@ class ResponseWriter:
         return [*events, *item.begin()]
 
     def _close(self, status: Status) -> list[Json]:
-        """Return the events that end the open item, if any."""
         item, self._open = self._open, None
         if item is None:
             return []
