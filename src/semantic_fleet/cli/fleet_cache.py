@@ -20,8 +20,10 @@ from semantic_fleet.fleet_store import evict_remote, forget_tenant
 
 
 def janitor(fleet: FleetOptions, remote_gb: RemoteGb = None, as_json: AsJson = False) -> None:
-    """Evict the least recently used objects from --remote-store, down to --remote-gb, once. A
-    server with --remote-gb does this by itself. While one has the lease, this does nothing."""
+    """Evict the least recently used objects from --remote-store, down to --remote-gb, once.
+
+    A server with --remote-gb does this by itself. While one has the lease, this does nothing.
+    """
     budget = gib("--remote-gb", remote_gb)
     with work_bar("evicting objects"):
         report = evict_remote(fleet.settings(budget), notify=partial(typer.echo, err=True))
@@ -44,8 +46,10 @@ def forget(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete all of a tenant's objects in --remote-store and their keys. Remove the API key from
-    all servers first. Their own disks keep their copies."""
+    """Delete all of a tenant's objects in --remote-store and their keys.
+
+    Remove the API key from all servers first. Their own disks keep their copies.
+    """
     name = _tenant(key_variable, local=local)
     if not yes:
         if not is_interactive():

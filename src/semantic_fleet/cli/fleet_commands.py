@@ -169,8 +169,10 @@ def serve(options: ServeOptions, fleet: ReplicaOptions, config: ConfigFile = Non
 
 
 def stop(ray_address: RayAddress = "auto", drain_timeout: DrainTimeout = 300.0) -> None:
-    """Stop the replicas that `semantic fleet serve --ray-address` started on a cluster. Answers
-    finish, and replicas save their agents."""
+    """Stop the replicas that `semantic fleet serve --ray-address` started on a cluster.
+
+    Answers finish, and replicas save their agents.
+    """
     from semantic_fleet.replicas.ray_cluster import stop_application
 
     stop_application(ray_address or "auto", drain_timeout)
@@ -262,8 +264,8 @@ def _take_signals_back() -> None:
 
 
 class _FleetLife:
-    """Starts the cluster with the server, stops it after the last request, and keeps the first
-    `failure`."""
+    """Starts the cluster with the server, and stops it after the last request. `failure` is the
+    first error of either."""
 
     def __init__(self, cluster: RayCluster, ready: Callable[[], None]) -> None:
         self._cluster = cluster

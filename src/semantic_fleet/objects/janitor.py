@@ -45,8 +45,7 @@ TARGET = 19 / 20
 RECORDS = 1 / 16
 """Share of the budget that turns and responses may always use; more if blocks need less."""
 OBJECT_BYTES = 100
-"""Most memory for an object in a pass: its use, size, table row and copies. A million take 100
-MB."""
+"""Most memory for an object in a pass: its use, size, table row and copies; 100 MB a million."""
 _PAUSE = 0.2
 """Seconds between two pages while a server runs: its processor is for answers."""
 REPORT = "janitor/report"
@@ -263,9 +262,9 @@ class BackgroundJanitor:
         lease_seconds: float = PERIOD,
         pass_seconds: tuple[float, float] = PASS_SECONDS,
     ) -> None:
-        """`objects` must be a connection of its own: failures of the janitor must not open the
-        readers' breaker. `notify` gets a line for each pass that evicted something, and for the
-        first that failed."""
+        """`objects` needs its own connection: failures of the janitor must not open the readers'
+        breaker. `notify` gets a line for each pass that evicted something, and for the first that
+        failed."""
         self._lease = Lease(objects, period=lease_seconds)
         self._stop = threading.Event()
         stopped = partial(self._stop.wait, _PAUSE)

@@ -60,8 +60,8 @@ class Lease:
         return self._own
 
     def acquire(self) -> bool:
-        """Renew the lease, or take a free or dead one; return success. Call again to see when
-        another's dies."""
+        """Renew the lease, or take it if it is free or dead; return whether this process has it.
+        Call again to notice when another process's lease has died."""
         if self._own is not None:
             return self._follow(self._own)
         newest = max(self._listed(), key=_number, default=None)

@@ -41,8 +41,7 @@ _MOST_NEW = 1 << 12
 
 
 class Manifests:
-    """The manifests of all scopes in one object store. Thread-safe. Calls raise
-    UnavailableError."""
+    """The manifests of all scopes in an object store. Thread-safe. Calls raise UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
@@ -62,8 +61,8 @@ class Manifests:
         return decode_manifest(contents, key, generation).manifest
 
     def save(self, manifest: Manifest, before: int) -> Manifest | None:
-        """Write and return the generation after `before` and all stored ones; None if others were
-        faster."""
+        """Write the generation after `before` and all stored ones; return it. None if others were
+        faster each time."""
         newest = self.newest(manifest.scope, manifest.agent_id)
         first = 1 + max(before, 0 if newest is None else generation_of(newest))
         for generation in range(first, first + _GENERATIONS):

@@ -127,8 +127,8 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
-        """Return the prefix at `url` without a request. Raises InvalidRequestError for a bad URL or
-        folder."""
+        """Return the prefix at `url` without a request. Raises InvalidRequestError for a URL
+        outside `SCHEMES` and for a missing folder."""
         folder = _folder_of(url)
         large = _connected(url, BODY_DEADLINE, signs_bodies=False)
         return cls(_connected(url, DEADLINE), large, folder=folder, notify=notify)
@@ -294,8 +294,7 @@ class Objects:
         self, what: str, error: Exception | None, *, writes: bool
     ) -> Iterator[str | None]:
         """Yield sentences to report after a call. The breaker stays closed for a full or read-only
-        store, which answers reads, and for one that refuses to list or delete, which takes
-        writes."""
+        store, which answers reads, and for one that does not list or delete, which takes writes."""
         refuses = self._refuses.get(what)
         if error is None:
             yield self._fails.ended()

@@ -91,8 +91,7 @@ _SIZE = struct.Struct("<Q")
 
 
 class Bodies:
-    """The bodies and tails' headers of all scopes in one object store. Calls raise
-    UnavailableError."""
+    """The bodies and tail headers of all scopes in one store. Calls raise UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
@@ -121,7 +120,7 @@ class Bodies:
         return n_bytes
 
     def read(self, header: BlockHeader, n_bytes: int, ahead: int) -> Iterator[memoryview]:
-        """Yield the verified body, reading `ahead` pieces at once. Raises as `chunks`,
+        """Yield the verified body, reading `ahead` pieces at a time. Raises as `chunks`, and
         FileNotFoundError."""
         folder = self.folder(header.link.scope)
         path = folder.body(header.key)
@@ -266,8 +265,7 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget an evicted body, for the request that misses it to write again, with those after
-        it."""
+        """Forget an evicted body. The request that misses it writes it and its successors."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):

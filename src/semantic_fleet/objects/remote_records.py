@@ -56,8 +56,8 @@ class Records:
 
     @property
     def has_failed(self) -> bool:
-        """True if the last call failed or a record is late: the end of an answer does not wait
-        then."""
+        """True if the last object store call failed or a record is late. The end of an answer then
+        does not wait for the next call."""
         return self._objects.has_failed
 
     def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:

@@ -202,8 +202,8 @@ class RemoteStore:
         janitor: BackgroundJanitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes: replicas with another share nothing. Closes
-        `janitor`."""
+        """`secret` is the fleet's, 32 bytes: replicas with another one share nothing. The store
+        closes `janitor`, which works for this process."""
         self._objects = objects
         self.secret = secret
         self._janitor = janitor

@@ -187,7 +187,7 @@ def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
 
 
 def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[memoryview]:
-    """Yield the verified contents of an object piece by piece; each is valid until the next. Raises
+    """Yield the verified contents of an object in pieces, each valid until the next. Raises
     DamagedError, NewerFormatError, MismatchError if `identity` or `n_bytes` differ, and as
     `fetch`."""
     n_chunks, cipher, header = _n_chunks(n_bytes), None, b""
@@ -286,8 +286,7 @@ class Vault:
         clock: Callable[[], float] = time.monotonic,
         renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes. `renewed` gets the tags of tenants whose key has
-        changed."""
+        """`secret` is the fleet's, 32 bytes. `renewed` gets the tag of a tenant with a new key."""
         self._objects = objects
         self._secret = secret
         self._clock = clock

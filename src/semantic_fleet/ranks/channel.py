@@ -140,8 +140,8 @@ class Channel:
         keys: Keys | None = None,
     ) -> None:
         """`peer` is the other rank, which has the same `keys`; without keys `sock` is a Unix
-        socket. `silence` is the time in seconds without a frame that counts as a loss. `mapped`
-        gets memory reports."""
+        socket. After `silence` seconds without a frame the peer counts as lost. `mapped` gets its
+        memory."""
         self.peer = peer
         self.is_local = keys is None
         self.mapped = mapped
@@ -173,7 +173,7 @@ class Channel:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield each frame but beats; pass those about shared memory to `mapped`. Raises
+        """Yield each frame. Skip beats, and pass frames about shared memory to `mapped`. Raises
         PeerLostError."""
         while True:
             # Check the head's seal before allocating memory for its sizes.

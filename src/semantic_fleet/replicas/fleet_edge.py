@@ -136,8 +136,8 @@ def _first(found: object) -> object:
 
 
 def _words(found: object) -> str:
-    """Return the text of messages without cache marks and list nesting, which clients change
-    later."""
+    """Return the text of messages without the parts that clients change in earlier ones: cache
+    marks, and whether a text is a list of one part."""
     if isinstance(found, str):
         return found
     if isinstance(found, list):
@@ -245,9 +245,8 @@ class _PassOn:
 
 
 class _Answer:
-    """A response to a request of `path` as ASGI messages. It sends a stream as it comes. It sends
-    any other response once it is whole, so that an earlier error can still become a response of its
-    own."""
+    """A response to a request of `path` as ASGI messages. It sends a stream as it comes, and any
+    other response once it is whole, so that an earlier error can become a response of its own."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path

@@ -14,8 +14,7 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class PassedRequest:
-    """An HTTP request with its whole body. `raw_path` is the path as sent, `route` its hexadecimal
-    key."""
+    """An HTTP request with its whole body. `raw_path` is the path as sent, `route` its hex key."""
 
     method: str
     path: str

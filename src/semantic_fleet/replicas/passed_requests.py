@@ -1,6 +1,6 @@
-"""Answers passed requests with an ASGI application in this process. Joins all waiting output of the
-application into one piece, as each piece costs a message between processes. Knows ASGI, neither
-routes nor routers."""
+"""Answers passed requests with an ASGI application in this process. Joins all its waiting output
+into one piece, as each costs a message between processes. Knows ASGI, neither routes nor
+routers."""
 
 from __future__ import annotations
 

@@ -278,8 +278,7 @@ def _remove_application(drain: float) -> None:
 
 
 def is_any_stopping() -> bool:
-    """Return whether a replica is stopping. Raises OverloadedError if the cluster does not
-    answer."""
+    """Return whether a replica is stopping. Raises OverloadedError if the cluster is silent."""
     import ray
     from ray import serve
 

@@ -97,8 +97,8 @@ class Replica:
     async def __init__(  # type: ignore[misc]
         self, build: BuildReplica, folder: str, sharing: int, drain: Drain
     ) -> None:
-        """Take a slot below `folder`; `sharing` replicas share the memory. Returns when ready;
-        raises as `build`."""
+        """Take a slot below `folder`, and start one of `sharing` replicas that share the machine's
+        memory. Returns when it can answer; raises as `build`."""
         self._stack = AsyncExitStack()
         self._drain = drain
         async with AsyncExitStack() as undo:

@@ -58,8 +58,7 @@ Document = Mapping[str, object]
 
 
 def read_memory(url: str, key_variable: str) -> Document:
-    """Return the memory of the server's process. Raises as `get` and `refusal`, and
-    OperatorError."""
+    """Return the memory of the server's process. Raises as `get`, `refusal`, and OperatorError."""
     with get(url, _MEMORY, key_variable) as reply:
         return _found(reply)
 
@@ -325,8 +324,7 @@ class Owner:
 @contextmanager
 def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
     """Yield the archive of an agent of the server at `url`. Raises as `get`, InvalidRequestError
-    for a refused request, OperatorError for a refused key, and CapacityError if the server is
-    busy."""
+    for a refused request, OperatorError for a refused key, and CapacityError for a busy server."""
     path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)
     with get(url, path, key_variable) as reply:
         length = reply.response.getheader("content-length", "")

@@ -204,8 +204,7 @@ class _AnswerTimer:
 
 
 class LostPart(BaseModel):
-    """The part of the request that changed. Tools count from 1, and messages after the system
-    ones."""
+    """The changed part of the request. Tools count from 1, and messages after the system ones."""
 
     kind: PartKind
     change: Change
@@ -225,8 +224,8 @@ class LostTokens(BaseModel):
 
 
 def usage_extension(usage: Usage) -> dict[str, object]:
-    """Return an API's `semantic` member; `any_chip` (see `MatchReport`) and `images_noted` only if
-    set."""
+    """Return the `semantic` member of an API's usage object. It has `any_chip` (see `MatchReport`)
+    and `images_noted` only if they say something."""
     match = usage.match
     lost = lost_tokens(match)
     own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}

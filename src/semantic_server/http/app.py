@@ -308,8 +308,7 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    """Return all middleware, outermost first, but the handler of unexpected errors: see
-    `errors`."""
+    """Return the middleware, outermost first. `errors` has the handler of unexpected errors."""
     return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
 
 

@@ -293,8 +293,7 @@ class DeadlineProtocol(H11Protocol):
 
 
 def protocol_of(connections: Connections) -> type[DeadlineProtocol]:
-    """Return a class for uvicorn, which creates an instance for each connection without
-    arguments."""
+    """Return a class with `connections`: uvicorn creates its instances without arguments."""
     return type("LimitedProtocol", (DeadlineProtocol,), {"registry": connections})
 
 

@@ -1,6 +1,5 @@
 """Shared by routes: typed access to the server's state, and streams that end with their client.
-Decides nothing itself. Knows the framing of events, not their content. See `identity` for the
-sender of a request."""
+Decides nothing. Knows the framing of events, not their content. See `identity` for the sender."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
 
 
 def embedding_of(request: Request) -> EmbeddingPort:
-    """Return the embedding model. Raises OverloadedError during the load, and
-    ModelNotFoundError."""
+    """Return the embedding model. Raises OverloadedError during the load, ModelNotFoundError."""
     context = context_of(request)
     if context.serving is None:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
@@ -159,8 +157,8 @@ def event_stream(
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Await `work`; cancel it and raise ClientDisconnectedError on a disconnect. Read the body
-    before."""
+    """Await `work`. On a disconnect cancel it and raise ClientDisconnectedError. The route must
+    have read the request's body before."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -175,8 +173,7 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
 
 class StartedStream(Generic[T]):
     """A stream whose errors before its first item can still become HTTP errors. Its first item has
-    arrived, or iteration awaits it. `aclose` closes the generator, whether or not iteration has
-    started."""
+    arrived, or iteration awaits it. `aclose` closes the generator even before iteration."""
 
     def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
         self._first: asyncio.Future[T] | None = first
@@ -198,8 +195,8 @@ class StartedStream(Generic[T]):
 
 async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> StartedStream[T]:
     """Wait for the first of `events`. Raises as `events`, and ClientDisconnectedError. Returns
-    without it after the keep-alive interval, so that heartbeats can start; then iteration raises
-    the errors of `events`."""
+    without it after the keep-alive interval, so that heartbeats can start; iteration then raises
+    the errors."""
 
     async def take_first() -> T:
         return await anext(events)

@@ -349,8 +349,8 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def sse_event(data: object, event: str | None = None) -> bytes:
-    """Return an event with `data` as one line of JSON, or as it is if a text, and a name
-    `event`."""
+    """Return an event with `data` as one line of JSON; a one-line text stays as it is. `event` is
+    its name, without line ends."""
     if not isinstance(data, str):
         data = _encode(data).translate(_LINE_ENDS)
     name = "" if event is None else f"event: {event}\n"

@@ -86,8 +86,7 @@ def require_operator(request: Request, what: str) -> None:
 
 
 def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
-    """Return the agent of the header X-Agent-ID, else of `agent_id`, else None. Raises
-    FieldError."""
+    """Return the agent of the header X-Agent-ID, else of `agent_id`, or None. Raises FieldError."""
     given = _agent_header(request)
     param = "X-Agent-ID"
     if given is None:
@@ -288,9 +287,8 @@ _UNAUTHORIZED: Final = Problem(
 
 
 class AuthMiddleware:
-    """Replies 401 without a valid key, if there are keys, and 429 to a tenant that already uses its
-    fair share of `max_requests`. Stores in the scope the key's tenant, or that the key is an
-    operator's."""
+    """Replies 401 without a valid key, if there are keys, and 429 to a tenant above its fair share
+    of `max_requests`. Stores in the scope the key's tenant, or that the key is an operator's."""
 
     def __init__(
         self,
@@ -363,8 +361,7 @@ class ApiKeys:
         return len(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
-        """Return the tenant of a key, or None. Constant time: compares with all keys, each in
-        constant time."""
+        """Return the tenant of a key, or None. Compares all keys, each in constant time."""
         digest = _digest(presented)
         found = None
         for known, tenant in self._tenants.items():

@@ -136,8 +136,7 @@ def read_public_prefix(path: Path) -> Chat:
 
 
 def build_validators() -> None:
-    """Build the validators of bodies in a tenth of a second, before first requests wait.
-    Thread-safe."""
+    """Build the validators of bodies before the first requests, in 0.1 seconds. Thread-safe."""
     validators()
     chat_adapter()
     completion_adapter()

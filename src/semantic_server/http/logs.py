@@ -1,6 +1,5 @@
-"""The server's log on stderr, as text or JSON lines: configuration, one line per request, progress
-of long prefills, and warnings once each. Never logs a prompt, a key, a body, or a path as sent, but
-the route's pattern."""
+"""The server's log on stderr, as text or JSON lines: configuration, a line per request, progress of
+long prefills, and warnings once each. Never logs a prompt, a key, a body or a sent path."""
 
 from __future__ import annotations
 

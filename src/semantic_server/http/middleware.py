@@ -183,8 +183,8 @@ def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 class _DecodedBody:
     """A compressed request body, in decoded pieces of at most `_DECODED_STEP` bytes. "deflate" is
-    zlib's format, or its bare stream, which some clients send. `receive` raises WireError for a
-    body that is neither."""
+    zlib's format, or its bare stream, as some clients send. `receive` raises WireError for
+    others."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

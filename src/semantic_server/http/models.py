@@ -1,6 +1,5 @@
 """/v1/models, /api/v0/models, /tokenize, /detokenize: the served models, names and tokenizers.
-Models have the fields of both client families, or LM Studio's; tokenization follows vLLM's
-routes."""
+Models have both client families' or LM Studio's fields; tokenization follows vLLM's routes."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Capabilities(BaseModel):
 
 
 class Model(BaseModel):
-    """A name for requests. Clients read either `max_model_len` or `context_length`, the same
-    number."""
+    """A name for requests. `max_model_len` and `context_length` are the same number."""
 
     id: str
     object: Literal["model"] = "model"
@@ -125,8 +123,7 @@ def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]
 
 
 def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | None]:
-    """Return the first model that accepts `name`, and its state, if any. Raises
-    ModelNotFoundError."""
+    """Return the first model that accepts `name`, and any state. Raises ModelNotFoundError."""
     rows = listed_models(request)
     for served, status in rows:
         if served.accepts(name):

@@ -33,8 +33,8 @@ requests: Final = APIRouter(prefix="/v1/requests", tags=["Agents"])
 
 
 class Running(BaseModel):
-    """A running or waiting request. `read_tokens` of its prompt are in the cache, `cached_tokens`
-    from before."""
+    """A running or waiting request. `read_tokens` of its prompt are in the cache: computed, or the
+    `cached_tokens` from before."""
 
     object: Literal["request"] = "request"
     id: str
@@ -214,7 +214,7 @@ class ModelRow(BaseModel):
         int | None, Field(description="Bytes of its memory without its pool; null if not loaded.")
     ] = None
     pool: Annotated[Bytes | None, Field(description="null while not loaded.")] = None
-    tokens_per_second: Annotated[float | None, Field(description="Of all answers.")] = None
+    tokens_per_second: Annotated[float | None, Field(description="Sum over answers.")] = None
 
 
 class Changes(BaseModel):

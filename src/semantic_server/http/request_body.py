@@ -74,8 +74,8 @@ class LargeBodies:
         self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
 
     async def take(self, n_bytes: int, tenant: str = "") -> None:
-        """Wait for room for `n_bytes` in order of arrival; free it with `give`. Raises
-        OverloadedError."""
+        """Wait for room for `n_bytes`, in the order of arrival; `give` frees it. Raises
+        OverloadedError if there is none in time."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(own := (tenant, n_bytes, turn))
         self._start()
@@ -115,8 +115,8 @@ class LargeBodies:
 
 
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
-    """Raise FieldError for a misspelling of a `known` field. `within` is the path prefix of an
-    object."""
+    """Raise FieldError for an `unknown` field spelled like a `known` one, which it suggests.
+    `within` is the path prefix of a nested object."""
     for name in islice(unknown, _MOST_SPELLINGS):
         if len(name) > _MOST_SPELLINGS:
             continue

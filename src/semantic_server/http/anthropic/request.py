@@ -59,7 +59,7 @@ MESSAGE_FIELDS: Final[dict[str, Field]] = {
     "tools": SUPPORTED,
     "user_profile_id": IGNORED,
     "workspace_id": IGNORED,  # the API key alone determines the tenant
-    # Of older versions of the SDK
+    # Older versions of the SDK
     "output_format": SUPPORTED,
     "temperature": SUPPORTED,
     "top_k": SUPPORTED,

@@ -140,8 +140,7 @@ class MessageWriter:
         }
 
     def write(self, event: AnswerEvent) -> list[Json]:
-        """Return the events, named by "type", for `event`. Raises WireError if the answer
-        failed."""
+        """Return the events to send for `event`, named by "type". Raises WireError on a failure."""
         match event:
             case AnswerStarted():
                 self._message["usage"] = usage_at_start(event.prompt_tokens)

@@ -50,8 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """One validator per type; those of bodies skip list elements, so that an error can name the
-    element."""
+    """One validator per type. Body validators skip list elements, so that errors name them."""
 
     create: TypeAdapter[MessageCreateParams]
     count: TypeAdapter[MessageCountTokensParams]

@@ -58,8 +58,7 @@ class _Request:
 
 @router.post("/api/embed", openapi_extra=described(_REPLY))
 async def embed(request: Request) -> Response:
-    """Return the vectors of texts, as Ollama does. Cuts the end of a text that is too long unless
-    `truncate` is false."""
+    """Return the vectors of texts, as Ollama does. Cuts long texts unless `truncate` is false."""
     began = time.perf_counter_ns()
     body = await read_json(request)
     parsed = await on_thread(request, _read, body, embedding_of(request).model, EMBED_FIELDS)

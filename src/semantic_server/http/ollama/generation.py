@@ -103,8 +103,8 @@ class ReplyWriter:
         *,
         messages: tuple[Message, ...] = (),
     ) -> None:
-        """`model` is the name in the request. /api/generate returns the context of `messages` and
-        the answer."""
+        """`model` is the name in the request. The last part of /api/generate has the context of
+        `messages` and the answer, if there are any."""
         self._route: Route = route
         self._model = model
         self._clock = clock

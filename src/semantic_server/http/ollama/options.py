@@ -358,8 +358,7 @@ def read_format(value: object) -> AnswerFormat | None:
 
 
 def read_logprobs(known: Mapping[str, object]) -> int | None:
-    """Return the alternatives to report per token; None for no log-probabilities. Raises
-    FieldError."""
+    """Return the alternatives per token; None for no log-probabilities. Raises FieldError."""
     top = known.get("top_logprobs", 0)
     if type(top) is not int or not 0 <= top <= _MAX_TOP_LOGPROBS:
         raise FieldError(

@@ -215,7 +215,7 @@ LATEST: Final = ":latest"
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
     """A parsed request. `ask` is None without a prompt, which only loads the model. `model` is the
-    given name. `keep_alive`: seconds for the model to stay loaded afterwards, None for the server's
+    given name. `keep_alive`: seconds for the model to stay loaded, None for the server's
     setting."""
 
     model: str

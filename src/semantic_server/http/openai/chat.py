@@ -132,8 +132,8 @@ async def chat_deltas(
     serving: ServingPort,
     custom: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[ChatDelta, None]:
-    """Yield the deltas of all choices; `custom` names custom tools. Raises WireError; closes
-    `events`."""
+    """Yield the deltas of all choices as their events arrive; `custom` has names of custom tools.
+    Raises WireError for a failed answer; closes `events` in any case."""
     choices: dict[int, _Choice] = {}
     async with aclosing(events):
         async for index, event in events:
@@ -144,8 +144,7 @@ async def chat_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state for a finish reason. `held` is a custom tool's call until its arguments are
-    whole."""
+    """The state for a finish reason. `held` is a custom tool's call until it is whole."""
 
     index: int
     custom: frozenset[str]
@@ -323,8 +322,7 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
 
 
 def conversation_of(body: Mapping[str, object]) -> Chat:
-    """Return the conversation of a body that requires only `messages`. Raises
-    InvalidRequestError."""
+    """Return a body's conversation; requires only `messages`. Raises InvalidRequestError."""
     known = known_fields(body, CHAT_FIELDS)
     return _chat(validated(chat_adapter(), {"model": "", **without_elements(known)}), known)
 

@@ -57,8 +57,7 @@ FinishReason = Literal["stop", "length"]
 @dataclass(slots=True)
 class LegacyLogprobs:
     """Log-probabilities as four lists with one entry per token. A token without a predecessor has
-    no log-probability. `text_offset` is the position of a token in the choice's text, in
-    characters."""
+    none. `text_offset` is the position of a token in the choice's text, in characters."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
@@ -149,8 +148,8 @@ class _Choice:
                 return None
 
     async def _started(self) -> CompletionDelta:
-        """Return the first delta: the echoed prompt unless log-probabilities follow with it, else
-        empty."""
+        """Return the first delta of every choice: the echoed prompt, but empty without an echo, or
+        if its log-probabilities are to come with it."""
         echo = self.request.echo and not self.request.logprobs
         return self._delta(await self._prompt_text() if echo else "")
 

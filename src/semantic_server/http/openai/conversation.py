@@ -379,8 +379,7 @@ def answer_format_of(value: object) -> AnswerFormat | None:
 def template_options(
     effort: str | None, own: Mapping[str, object], thinking_tokens: int | None = None
 ) -> dict[str, object]:
-    """Return options for thinking and effort, overridden by the client's `own`. Raises
-    FieldError."""
+    """Return options for thinking and effort; the client's `own` win. Raises FieldError."""
     options: dict[str, object] = {}
     if thinking_tokens is not None:
         options["enable_thinking"] = thinking_tokens > 0

@@ -270,9 +270,8 @@ class ReplyKind(Generic[D]):
 
 
 class Reply(Generic[D]):
-    """One reply, as the chunks of a stream or as one object; both use the same deltas. Chunks and
-    objects share the id, the time of creation and the fingerprint. `n` is the number of choices per
-    prompt."""
+    """One reply, as the chunks of a stream or as one object; both use the same deltas and share the
+    id, the time of creation and the fingerprint. `n` is the number of choices per prompt."""
 
     def __init__(
         self, kind: ReplyKind[D], model: ServedModel, options: StreamOptions, *, n: int
@@ -303,8 +302,7 @@ class Reply(Generic[D]):
         return self._object(self._kind.name, choices) | self._total_usage()
 
     async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
-        """Yield the chunks. With usage requested each has the member `usage`, else only the last
-        one."""
+        """Yield the chunks. All have the member `usage` if requested, else only the last one."""
         name, options = self._kind.chunk_name, self._options
         last: Json | None = None  # the end of a choice, until another chunk follows
         async with aclosing(deltas):

@@ -239,8 +239,8 @@ _FORMS: Final[dict[str, Callable[[str, object], AnswerFormat]]] = {
 def sampling_of(
     body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
 ) -> SamplingParams:
-    """Return the sampling parameters of `body` and `stop`, else of `model.sampling`. Raises
-    FieldError."""
+    """Return the sampling parameters of `body` and of its unvalidated field `stop`; `model` has the
+    defaults. Raises FieldError for a value out of range."""
     usual = model.sampling
     sampling = replace(
         usual,

@@ -273,7 +273,7 @@ _FLAGS: Final = {"true": True, "false": False}
 
 
 class OwnField(NamedTuple):
-    """Whether anything of a request may stay after its end, and the agent's hints about itself."""
+    """The agent's wish to `keep` anything of its request after its end, and hints about itself."""
 
     keep: bool
     hints: Hints

@@ -70,8 +70,7 @@ class ResponseInput:
 
 def input_of(value: object, tools: ToolSet, kept: KeptItems | None = None) -> ResponseInput:
     """Read `input`, and add the tools that its items load to `tools`. Replace a reference by the
-    item of `kept` that it names. Raises FieldError for the first invalid item, and as
-    `KeptItems.item`."""
+    item of `kept` that it names. Raises FieldError for an invalid item, and as `KeptItems.item`."""
     if isinstance(value, str):
         return ResponseInput((Message("user", value),))
     if not isinstance(value, list):

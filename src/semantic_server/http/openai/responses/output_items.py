@@ -43,8 +43,8 @@ class KeptItems:
         self._read: dict[str, dict[str, Json]] = {}
 
     def item(self, path: str, given: str) -> Json:
-        """Return the item `given`, referenced at `path`. Raises WireError if it is missing, and
-        StoreError."""
+        """Return the item with the id `given`, to which a request refers at `path`. Raises
+        WireError if the store lacks its response, and StoreError for a failed read."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:
@@ -247,8 +247,8 @@ class CallItem:
 
 @dataclass(slots=True)
 class ClientCallItem:
-    """A call of a `kind` other than a function. Its form depends on all arguments, so it comes at
-    the end."""
+    """A call of a tool of another `kind` than a function. Its form depends on all arguments, so all
+    its events come at its end."""
 
     kind: str
     call: CallItem

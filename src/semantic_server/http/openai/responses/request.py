@@ -51,8 +51,7 @@ class ResponseGoneError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation up to a response, the last answer's agent, and the newest tool of each
-    name."""
+    """A conversation up to a response, the last agent, and the newest tool of each name."""
 
     messages: tuple[Message, ...]
     agent: str

@@ -1,6 +1,5 @@
 """/v1/responses: create a response; retrieve, delete and list the input of stored ones. Replies
-with events, or with the object of the last one, and stores it before sending. Knows no shapes of
-events."""
+with events, or the last one's object, and stores before sending. Knows no shapes of events."""
 
 from __future__ import annotations
 

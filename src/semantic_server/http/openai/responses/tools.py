@@ -59,8 +59,7 @@ class ToolSet:
         return tuple(self._tools.values())
 
     def add_requested(self, path: str, value: object) -> None:
-        """Add the tools at `path`. Raises FieldError for an invalid tool and a duplicate
-        function."""
+        """Add the tools at `path`. Raises FieldError for an invalid tool or duplicate function."""
         found = _functions(path, value)
         self.reply_tools += [one.reply_tool for one in found if one.reply_tool is not None]
         # Functions outside of namespaces first: they keep their names.
@@ -244,8 +243,7 @@ def _allowed(tools: ToolSet, given: Json) -> Choice:
 
 
 def _known(tools: ToolSet, path: str, given: Json) -> tuple[str, Json]:
-    """Return the model's name of the tool chosen at `path`, and the reply's choice. Raises
-    FieldError."""
+    """Return the model's name of the tool at `path`, and the reply's choice. Raises FieldError."""
     kind = given["type"]
     if isinstance(kind, str) and kind in OPENAI_TOOLS:
         check_known(kind, tools.tools, path)

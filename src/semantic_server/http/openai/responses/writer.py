@@ -1,6 +1,5 @@
 """Converts the events of an answer to the events of a response and to the response object. Without
-a stream the reply is the object of the last event, so the two cannot differ. Knows neither HTTP nor
-sequence numbers."""
+a stream the reply is the last event's object, so the two cannot differ. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ class ResponseWriter:
         return {**self._response, "output": items}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """Return the events to send for `event` and its `logprobs`. Raises WireError if the answer
-        failed."""
+        """Return the events for `event` and its `logprobs`. Raises WireError on a failure."""
         match event:
             case AnswerStarted():
                 return [*self._created_once(), self.heartbeat()]
