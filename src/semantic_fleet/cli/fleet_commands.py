@@ -67,8 +67,7 @@ class ReplicaOptions:
         typer.Option(
             min=1,
             max=256,
-            help="Most replicas; more start while requests wait. Default: the same as "
-            "--replicas.",
+            help="Most replicas; more start while requests wait. Default: the same as --replicas.",
             show_default=False,
             rich_help_panel=_FLEET,
         ),
@@ -96,8 +95,7 @@ class ReplicaOptions:
         typer.Option(
             min=1,
             max=1 << 16,
-            help="Concurrent requests of a replica; more go to another one. Default: "
-            "--max-batch.",
+            help="Concurrent requests of a replica; more go to another one. Default: --max-batch.",
             show_default=False,
             rich_help_panel=_FLEET,
         ),

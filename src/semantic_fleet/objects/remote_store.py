@@ -314,7 +314,6 @@ class RemoteStore:
         self._bodies.close()
         self._catalog.close()
 
-
     def _put(self, block: StoredBlock) -> bool:
         header = block.header
         if self._catalog.find([header.key]):

@@ -126,7 +126,6 @@ class Links:
                 one.join(max(0.0, deadline - time.monotonic()))
             os._exit(_LOST)
 
-
     def _connect(self, host: str, secret: bytes, silence: float) -> list[Channel]:
         """Return one connection to rank 0 for each other rank."""
         if self._ranks.rank == 0:

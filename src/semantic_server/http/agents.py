@@ -170,9 +170,7 @@ class Block(BaseModel):
     place: Place
     n_bytes: int
     shared: bool
-    checkpoint: Annotated[
-        bool, Field(description="True if windows or states can resume after it.")
-    ]
+    checkpoint: Annotated[bool, Field(description="True if windows or states can resume after it.")]
 
 
 class ShownAgent(Agent):

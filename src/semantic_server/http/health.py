@@ -45,9 +45,7 @@ class Memory(BaseModel):
     steps: Annotated[
         list[str], Field(description="Steps against a shortage in the last minute, in order.")
     ]
-    counts: Annotated[
-        dict[str, int], Field(description="Number of each step since the start.")
-    ]
+    counts: Annotated[dict[str, int], Field(description="Number of each step since the start.")]
 
 
 _NEW_LIMIT: Final = TypeAdapter(NewLimit)

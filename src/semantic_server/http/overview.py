@@ -180,9 +180,7 @@ class TimelineSpan(BaseModel):
     id: str
     agent: str
     model: Annotated[str, Field(description="Id of its model.")]
-    phases: Annotated[
-        list[tuple[PhaseName, float]], Field(description="Each phase and its start.")
-    ]
+    phases: Annotated[list[tuple[PhaseName, float]], Field(description="Each phase and its start.")]
     end: float | None
     prompt_tokens: int
     cached_tokens: int

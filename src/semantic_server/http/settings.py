@@ -288,9 +288,7 @@ def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> Serve
     try:
         lines = [line.strip() for line in _read_text(path).splitlines()]
     except FileNotFoundError as error:
-        raise InvalidRequestError(
-            f"{file_name}: cannot read {path}: file not found"
-        ) from error
+        raise InvalidRequestError(f"{file_name}: cannot read {path}: file not found") from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise InvalidRequestError(f"{file_name}: {path} has no key; expected one per line")

@@ -270,9 +270,7 @@ class RecordDatabase:
             return _file_id(self._path)
         except OSError as error:
             kind = StoreError if error.errno in _TRANSIENT else UnusableFileError
-            raise kind(
-                f"cannot store {self._noun} on disk: {error.strerror or error}"
-            ) from error
+            raise kind(f"cannot store {self._noun} on disk: {error.strerror or error}") from error
 
     def _require_folder(self) -> None:
         """Raise UnusableFileError for a link, or a different folder than before, in its place.

@@ -318,7 +318,5 @@ def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[
         return ToolChoice("required"), parallel
     name = choice["name"]
     if name not in {tool.name for tool in tools}:
-        raise FieldError(
-            f"tool_choice.name: tools has no {name!r:.80}", param="tool_choice.name"
-        )
+        raise FieldError(f"tool_choice.name: tools has no {name!r:.80}", param="tool_choice.name")
     return ToolChoice("required", name), parallel

@@ -273,9 +273,7 @@ def _sampling(
             param="stop_sequences",
         )
     if "" in stop:
-        raise FieldError(
-            "stop_sequences must not have empty texts", param="stop_sequences"
-        )
+        raise FieldError("stop_sequences must not have empty texts", param="stop_sequences")
     temperature = _number(body, "temperature")
     top_p = _number(body, "top_p")
     top_k = _whole(body, "top_k")

@@ -342,9 +342,7 @@ def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOp
     if value is None:
         return StreamOptions(stream, "own chunk" if force_usage else "finish")
     if not stream:
-        raise FieldError(
-            "stream_options requires stream to be true", param="stream_options"
-        )
+        raise FieldError("stream_options requires stream to be true", param="stream_options")
     path = "stream_options"
     options = known_fields(object_at(path, value), STREAM_OPTION_FIELDS, f"{path}.")
     running = _flag(options, "continuous_usage_stats")

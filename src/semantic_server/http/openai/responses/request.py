@@ -306,9 +306,7 @@ def _checked_objects(known: Mapping[str, object]) -> tuple[Json, bool]:
             reasoning = nested
     stream = known.get("stream") is True
     if "stream_options" in known and not stream:
-        raise FieldError(
-            "stream_options requires stream to be true", param="stream_options"
-        )
+        raise FieldError("stream_options requires stream to be true", param="stream_options")
     return reasoning, stream
 
 

@@ -65,9 +65,7 @@ class ToolSet:
         # Functions outside of namespaces first: they keep their names.
         for one in sorted(found, key=lambda one: one.name.namespace is not None):
             if one.name in self._names.values():
-                raise FieldError(
-                    f"{one.path}: duplicate tool {one.name.name!r}", param=one.path
-                )
+                raise FieldError(f"{one.path}: duplicate tool {one.name.name!r}", param=one.path)
             self._add(one)
 
     def add_loaded(self, path: str, value: object) -> tuple[Tool, ...]:
