@@ -281,7 +281,7 @@ def form_of(backend: MLXBackend) -> str:
         return "mlx-lm's caches"
     if not all(backend.ragged_layers):
         return "some of mlx-lm's caches"
-    return "ragged" if backend.calibration is None else "ragged or padded"
+    return "ragged" if backend.pads is None else "ragged or padded"
 
 
 def vocabulary(model: Module) -> int:

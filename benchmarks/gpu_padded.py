@@ -23,7 +23,7 @@ from benchmarks.gpu_sides import Ours, Theirs
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Verdict
-from semantic.adapters.mlx.batch.padded_batch import Calibration, StepTimes
+from semantic.adapters.mlx.batch.padded_batch import even
 from semantic.adapters.mlx.model.provider import wrap_model
 from tests.support.tiny_models import VOCAB, tiny_model
 
@@ -33,8 +33,6 @@ MOST_OF_RAGGED = 0.9
 BATCHES, SMALL_BATCHES = (2, 8, 32), (2, 3)
 TOKENS, SMALL_TOKENS = (256, 1024), (12,)
 WARM, STEPS = 8, 15
-
-ALWAYS = Calibration((StepTimes(1, 1.0, 0.0),), max_padding_ratio=float("inf"))
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -85,8 +83,8 @@ def sides(
     model: Module, lengths: Sequence[int], vocab: int, *, paged: bool
 ) -> dict[str, Callable[[], Ours | Theirs]]:
     """How to build each side."""
-    ragged = wrap_model(model, "benchmark", attention=None, calibration=lambda *_: None)
-    padded = wrap_model(model, "benchmark", attention=None, calibration=lambda *_: ALWAYS)
+    ragged = wrap_model(model, "benchmark", attention=None, pads=lambda _: None)
+    padded = wrap_model(model, "benchmark", attention=None, pads=lambda _: even)
     found: dict[str, Callable[[], Ours | Theirs]] = {
         "ragged": lambda: Ours(model, lengths, vocab, backend=ragged),
         "padded": lambda: Ours(model, lengths, vocab, backend=padded),

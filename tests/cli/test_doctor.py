@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.mlx import device
-from semantic.adapters.mlx.batch.padded_batch import Calibration, StepTimes
-from semantic.adapters.mlx.model.provider import load_tokenizer, wrap_model
+from semantic.adapters.mlx.batch.padded_batch import even
+from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import assemble
 from semantic.cli import doctor
@@ -241,32 +241,15 @@ def test_the_layers_that_keep_mlx_lms_caches_are_named() -> None:
 
 
 def test_the_form_of_the_caches_is_told() -> None:
-    unmeasured = wrap_model(tiny_model("llama"), attention=None, calibration=lambda *_: None)
+    ragged = wrap_model(tiny_model("llama"), attention=None, pads=lambda _: None)
+    padded = wrap_model(tiny_model("llama"), attention=None, pads=lambda _: even)
     assert doctor.check_caches(tiny_backend("llama in pages")).detail == "in pages"
     assert doctor.check_caches(tiny_backend("adds to keys")).detail == "padded by mlx-lm"
-    assert doctor.check_caches(unmeasured).detail == "one by one (ragged)"
+    assert doctor.check_caches(ragged).detail == "one by one (ragged)"
+    assert doctor.check_caches(padded).detail == "padded once a batch is stable"
     alone = doctor.check_caches(wrap_model(unusual_model("gpt_bigcode")))
     assert alone.verdict == "warning"
     assert "one sequence after the other" in alone.detail
-
-
-def test_what_was_measured_is_shown_for_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = Calibration((StepTimes(1, 4.0, 4.4), StepTimes(8, 31.00049, 20.123456)))
-    backend = wrap_model(tiny_model("llama"), attention=None, calibration=lambda *_: measured)
-    tokenizer = load_tokenizer("semantic-tiny")
-    monkeypatch.setattr(doctor, "load", lambda *_, **__: (backend, tokenizer))
-    said = semantic("doctor").out.splitlines()
-    at = next(i for i, line in enumerate(said) if "chosen by batch size" in line)
-    assert [line.strip() for line in said[at + 1 : at + 3]] == [
-        "batch of 1: one by one, a step of 4.0 ms; padded 4.4 ms",
-        "batch of 8: padded, a step of 20.1 ms; one by one 31.0 ms",
-    ]
-    findings = json.loads(semantic("doctor", "--json").out)["findings"]
-    (caches,) = [finding for finding in findings if finding["name"] == "caches"]
-    assert caches["figures"] == [
-        {"batch": 1, "ragged_ms": 4.0, "padded_ms": 4.4, "padded": False},
-        {"batch": 8, "ragged_ms": 31.0, "padded_ms": 20.123, "padded": True},
-    ]
 
 
 # The budget

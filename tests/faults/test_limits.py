@@ -112,7 +112,7 @@ def test_opening_on_a_full_disk(tmp_path: Path) -> None:
                 assert all_read(store, LINKS)
         except StoreError as error:
             require_message(error, str(disk / "store"))
-        with pytest.raises(StoreError, match="cannot (?:use|read)"):
+        with pytest.raises(StoreError, match=r"cannot (?:use|read)"):
             DiskStore.open(disk / "another", 1 << 30)
         (disk / "ballast").unlink()
         with opened(disk / "store") as store:

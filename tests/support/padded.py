@@ -5,20 +5,16 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.batch.padded_batch import Calibration, PaddedBatch, StepTimes
-from semantic.adapters.mlx.kv_cache.forms import CacheLayers
+from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from tests.support.probed import probed_once
 from tests.support.tiny_models import tiny_model
 
 PADDED = " padded"
-
-ALWAYS = Calibration((StepTimes(1, ragged_ms=2.0, padded_ms=1.0),), max_padding_ratio=math.inf)
-"""Padded whatever the size, and however long the longest is."""
 
 
 def padded_backend(
@@ -27,10 +23,11 @@ def padded_backend(
     """The tiny model with that name, with or without " padded"."""
     model = tiny_model(name.removesuffix(PADDED))
     with probed_once():
-        backend = wrap_model(model, model_id, texts, attention=None, calibration=_always)
+        backend = wrap_model(model, model_id, texts, attention=None, pads=lambda _: _always)
     assert isinstance(backend._batch, PaddedBatch), "the model's batches cannot be padded"
     return backend
 
 
-def _always(model: object, layers: CacheLayers) -> Calibration:  # noqa: ARG001
-    return ALWAYS
+def _always(capacities: Sequence[int]) -> bool:  # noqa: ARG001
+    """Padded whatever the size, and however long the longest is."""
+    return True

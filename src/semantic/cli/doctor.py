@@ -67,24 +67,13 @@ _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures:
-    """Milliseconds of a decode step of `batch` sequences in both forms, and the chosen form."""
-
-    batch: int
-    ragged_ms: float
-    padded_ms: float
-    padded: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `advice` unless it is ok, `figures` of a measurement."""
+    """The result of one check; `advice` unless it is ok."""
 
     name: str
     verdict: Verdict
     detail: str
     advice: str = ""
-    figures: tuple[StepFigures, ...] = ()
 
 
 def doctor(
@@ -400,13 +389,8 @@ def check_caches(model: MLXBackend) -> Finding:
         )
     if not all(model.ragged_layers):
         return Finding(name, "ok", "padded by mlx-lm")
-    if model.calibration is None:
-        return Finding(name, "ok", "one by one (ragged)")
-    figures = tuple(
-        StepFigures(one.batch, round(one.ragged_ms, 3), round(one.padded_ms, 3), one.padded)
-        for one in model.calibration.times
-    )
-    return Finding(name, "ok", "chosen by batch size, as measured here:", figures=figures)
+    form = "one by one (ragged)" if model.pads is None else "padded once a batch is stable"
+    return Finding(name, "ok", form)
 
 
 def to_json(findings: Sequence[Finding]) -> Json:
@@ -420,15 +404,7 @@ def to_json(findings: Sequence[Finding]) -> Json:
 def _lines(finding: Finding) -> list[str]:
     lines = [f"{_MARKS[finding.verdict]}  {finding.name:<15} {finding.detail}"]
     below = [finding.advice] if finding.advice else []
-    below += map(_figures_line, finding.figures)
     return lines + [f"{'':<22}{line}" for line in below]
-
-
-def _figures_line(one: StepFigures) -> str:
-    """batch of 8: padded, a step of 20.1 ms; one by one 31.0 ms."""
-    forms = [("one by one", one.ragged_ms), ("padded", one.padded_ms)]
-    (chosen, taken), (other, instead) = reversed(forms) if one.padded else forms
-    return f"batch of {one.batch}: {chosen}, a step of {taken:.1f} ms; {other} {instead:.1f} ms"
 
 
 def _ragged(layers: Sequence[bool]) -> str:

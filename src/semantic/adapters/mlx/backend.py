@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import token_ids
 from semantic.adapters.mlx.batch.decode_batch import Agree, DecodeBatch, Emitted, NewSequence
-from semantic.adapters.mlx.batch.padded_batch import Calibration, new_batch
+from semantic.adapters.mlx.batch.padded_batch import Pads, new_batch
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
@@ -70,13 +70,13 @@ class MLXBackend:
         model_id: str,
         vocab_size: int,
         grammars: GrammarCompiler | None = None,
-        calibration: Calibration | None = None,
+        pads: Pads | None = None,
         agree: Agree | None = None,
     ) -> None:
         """`form` has the model and makes the caches and their bytes.
 
-        Without `grammars` there is no constrained decoding. `calibration` decides which batches
-        decode padded; None for none. `agree` serves a model with other shards.
+        Without `grammars` there is no constrained decoding. `pads` decides which batches decode
+        padded; None for none. `agree` serves a model with other shards.
         """
         self.model = form.model
         self.model_id = model_id
@@ -92,8 +92,8 @@ class MLXBackend:
         self.together = form.layers.together
         """True if several sequences form one batch; otherwise they run one after the other."""
         self._prefill = prefill_for(self.model, form.layers, self._spec.reusable_tokens)
-        self.calibration = calibration
-        """The measurements that decide how batches decode; None if there was no choice."""
+        self.pads = pads
+        """Decides which batches decode padded; None if none does."""
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, NewSequence] = {}
@@ -313,7 +313,7 @@ class MLXBackend:
     # Inside
 
     def _new_batch(self) -> DecodeBatch:
-        return new_batch(self.model, self._layers, self.calibration, self._agree)
+        return new_batch(self.model, self._layers, self.pads, self._agree)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -1,19 +1,15 @@
-"""Decode batch that pads its rows while that is faster, and the measurement that decides it.
+"""Decode batch that pads its rows once they are stable, for GPUs where caches have no pages.
 
 Joins and leaves work on sequences in caches of their own. After a few steps without any, the batch
 copies the rows into one array of mlx-lm's batch cache, layer by layer: one layer exists twice
-meanwhile, none afterwards. A padded batch takes its rows' capacity and the padding. The measurement
-times ragged and padded batches in real steps over random keys and values of equal length. It only
-bounds the cost of padding beyond attention, so capacities must not differ much. Also chooses a
-model's decode batch. Knows devices and forms of caches, but not which requests decode.
+meanwhile, none afterwards. A padded batch takes its rows' capacity and the padding, so capacities
+must not differ much. Also chooses a model's decode batch. Knows devices and forms of caches, but
+not which requests decode.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
@@ -33,13 +29,10 @@ from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, RaggedBat
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
-from semantic.adapters.mlx.sampling.sampler import make_sampler
 from semantic.domain.errors import UnsupportedModelError
 from semantic.domain.value_objects import (
-    BLOCK_TOKENS,
     LayerKind,
     ModelCacheSpec,
-    SamplingParams,
     SequenceId,
     whole_blocks,
 )
@@ -165,122 +158,25 @@ def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> 
     return padded
 
 
-BATCHES = (1, 2, 4, 8)
-"""Batch sizes to measure."""
-
-_WARM_UP, _STEPS = 3, 7
-_TOKENS = BLOCK_TOKENS - 2 * (_WARM_UP + _STEPS)
-"""Tokens of each sequence, so that all steps fit into its first block."""
-
-_CLEARLY = 0.9
-"""Largest share of the ragged time that makes padding worthwhile; a smaller gain is noise."""
-
 _MAX_PADDING_RATIO = 1.5
-"""Maximum memory of a padded batch relative to its sequences' capacity: a pool's budget counts
-capacity without padding, and the calibration covers no more."""
+"""Most memory of a padded batch, as a multiple of its sequences' capacity: a pool's budget counts
+capacity without padding, and attention computes the padding too."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Milliseconds of a step of `batch` sequences, ragged and padded."""
-
-    batch: int
-    ragged_ms: float
-    padded_ms: float
-
-    @property
-    def padded(self) -> bool:
-        """True if a batch of this size decodes padded."""
-        return self.padded_ms <= _CLEARLY * self.ragged_ms
+def even(capacities: Sequence[int]) -> bool:
+    """Return whether several sequences of these capacities (tokens each) need little padding."""
+    padded = len(capacities) * max(capacities, default=0)
+    return len(capacities) > 1 and padded <= _MAX_PADDING_RATIO * sum(capacities)
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """The measurements, smallest batch first, and the decision that follows from them."""
-
-    times: tuple[StepTimes, ...]
-    max_padding_ratio: float = _MAX_PADDING_RATIO
-
-    def pads(self, capacities: Sequence[int]) -> bool:
-        """Return whether sequences of these capacities (tokens each) should decode padded.
-        Uses the largest measured batch that is not larger: ragged attention costs more with each
-        sequence, so padding that pays for fewer pays for more."""
-        measured = [one for one in self.times if one.batch <= len(capacities)]
-        if not measured or not measured[-1].padded:
-            return False
-        return len(capacities) * max(capacities) <= self.max_padding_ratio * sum(capacities)
+PadsFor = Callable[[Module], Pads | None]
+"""Returns which batches of a model decode padded; None if none does."""
 
 
-def calibrate(
-    model: Module, layers: CacheLayers, clock: Callable[[], float] = time.perf_counter
-) -> Calibration:
-    """Time a few steps of ragged and padded batches of each size; needs only `FullCache`s."""
-
-    def timed(batch: ContinuousBatch, size: int) -> float:
-        return _step_ms(batch, [_filled(layers) for _ in range(size)], clock)
-
-    times = tuple(
-        StepTimes(
-            size,
-            timed(ContinuousBatch(model), size),
-            timed(PaddedBatch(model, lambda _: True, stable_steps=0), size),
-        )
-        for size in BATCHES
-    )
-    mx.clear_cache()
-    return Calibration(times)
-
-
-def _step_ms(
-    batch: ContinuousBatch, sequences: Sequence[list[LayerCache]], clock: Callable[[], float]
-) -> float:
-    """Return the median time of a step; each waits for the one before it, as in service."""
-    taken: list[float] = []
-    greedy = make_sampler(SamplingParams(), 0)
-    with mx.stream(batch.stream):
-        batch.join(
-            [
-                NewSequence(SequenceId(i), caches, 0, [], greedy, [], logprobs=False)
-                for i, caches in enumerate(sequences)
-            ]
-        )
-        for _ in range(_WARM_UP + _STEPS):
-            start = clock()
-            batch.step()
-            taken.append(clock() - start)
-    mx.synchronize(batch.stream)
-    return 1000 * statistics.median(taken[_WARM_UP:])
-
-
-def _filled(layers: CacheLayers) -> list[LayerCache]:
-    """Return a sequence's caches with random keys and values; keep MLX's global random state."""
-    caches = layers.empty(BLOCK_TOKENS)
-    for number, cache in enumerate(caches):
-        if isinstance(cache, FullCache):
-            k, v = (
-                mx.random.normal(
-                    (*x.shape[:2], _TOKENS, x.shape[3]), x.dtype, key=mx.random.key(number)
-                )
-                for x in cache.state
-            )
-            cache.buffer.write(0, _TOKENS, k, v)
-            cache.offset = _TOKENS
-    mx.eval([cache.state for cache in caches])
-    return caches
-
-
-CalibrationFor = Callable[[Module, CacheLayers], Calibration | None]
-"""A function that measures a model's batches; None if they decode ragged without it."""
-
-
-def calibrate_here(model: Module, layers: CacheLayers) -> Calibration | None:
-    """Measure on a GPU; return None on a CPU, where padding gains nothing."""
-    if on_cpu() or not padding_works(model):
-        return None
-    try:
-        return calibrate(model, layers)
-    except RuntimeError:
-        return None  # too little memory for a few blocks is too little for copies later
+def pads_here(model: Module) -> Pads | None:
+    """Return `even` on a GPU, where `benchmarks.gpu_padded` takes at most nine tenths of the time
+    of ragged rows, and less with each row; None on a CPU, where padding gains nothing."""
+    return None if on_cpu() or not padding_works(model) else even
 
 
 def padding_works(model: Module) -> bool:
@@ -293,22 +189,17 @@ def padding_works(model: Module) -> bool:
     return probe.accepts_padding()
 
 
-def choose_batching(
-    model: Module, spec: ModelCacheSpec, layers: CacheLayers, measure: CalibrationFor
-) -> Calibration | None:
-    """Return the measurements of a model whose batches can decode ragged and padded; else None.
-    All its layers must keep every token, in contiguous caches of ours."""
+def can_pad(spec: ModelCacheSpec, layers: CacheLayers) -> bool:
+    """Return whether all layers keep every token, in contiguous caches of ours."""
     if not isinstance(layers, ContiguousLayers) or not all(layers.ragged):
-        return None
-    if any(layer.kind is not LayerKind.FULL for layer in spec.layers):
-        return None
-    return measure(model, layers)
+        return False
+    return all(layer.kind is LayerKind.FULL for layer in spec.layers)
 
 
 def new_batch(
     model: Module,
     layers: CacheLayers,
-    calibration: Calibration | None,
+    pads: Pads | None,
     agree: Agree | None = None,
 ) -> DecodeBatch:
     """Return an empty batch for sequences with the caches of `layers`.
@@ -321,6 +212,4 @@ def new_batch(
                 "batches of this model need mlx-lm's own caches: start it on one device"
             )
         return GeneratorBatch(model)
-    if calibration is None:
-        return ContinuousBatch(model, agree=agree)
-    return PaddedBatch(model, calibration.pads)
+    return ContinuousBatch(model, agree=agree) if pads is None else PaddedBatch(model, pads)

@@ -29,7 +29,7 @@ from mlx_lm.utils import load_model as load_weights
 from mlx_lm.utils import load_tokenizer as load_wrapped_tokenizer
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.batch.padded_batch import CalibrationFor, calibrate_here, choose_batching
+from semantic.adapters.mlx.batch.padded_batch import PadsFor, can_pad, pads_here
 from semantic.adapters.mlx.cuda import first_kernels, gated_delta
 from semantic.adapters.mlx.cuda.depthwise import replace_depthwise
 from semantic.adapters.mlx.device import on_cpu, on_cuda, read_device
@@ -280,7 +280,7 @@ def wrapping(
     tokenizer: MLXTokenizer | None = None,
     *,
     attention: AttentionFor | None = find_kernels,
-    calibration: CalibrationFor = calibrate_here,
+    pads: PadsFor = pads_here,
     decoding: Callable[[Module], Module] = shorten_here,
     ranks: Ranks | None = None,
 ) -> Slices[MLXBackend]:
@@ -288,7 +288,7 @@ def wrapping(
 
     Without a `model_id` it gets a random one, so no stored cache ever matches. Structured output
     needs the `tokenizer`. `attention` finds paged attention for this device. Without it, or if it
-    finds none, caches are contiguous, and `calibration` measures which batches decode padded.
+    finds none, caches are contiguous, and `pads` says which batches decode padded.
     `decoding` makes the form of the model that computes over pages; it shares the weights. The
     ranks of a sharded model all choose the same, so none chooses by its own timing. Raises
     InvalidRequestError for other models.
@@ -317,8 +317,8 @@ def wrapping(
     yield None
     if ranks is not None:
         return shard_backend(form, model_id, size, grammars, ranks)
-    chosen = choose_batching(model, spec, form.layers, calibration)
-    return MLXBackend(form, model_id, size, grammars, chosen)
+    padding = pads(model) if can_pad(spec, form.layers) else None
+    return MLXBackend(form, model_id, size, grammars, padding)
 
 
 wrap_model = done_at_once(wrapping)
