@@ -28,42 +28,32 @@ from semantic_server.http.request_fields.table import (
     SUPPORTED,
     Field,
     fields_of,
+    ignored,
     refused,
+    supported,
 )
 
 MESSAGE_FIELDS: Final[dict[str, Field]] = {
     "betas": IGNORED,  # their features are always on, or set by other fields
-    "billing_policy": IGNORED,
+    **ignored(
+        "billing_policy diagnostics fallback_credit_token inference_geo service_tier speed "
+        "user_profile_id"
+    ),
     "cache_control": IGNORED,  # the server caches all prompts
     "compaction": refused("this server does not summarize conversations"),
     "container": refused("this server runs no code"),
     "context_management": SUPPORTED,  # applies no edit, as the reply reports
-    "diagnostics": IGNORED,
-    "fallback_credit_token": IGNORED,
     "fallbacks": IGNORED,  # the only model never declines
-    "inference_geo": IGNORED,
-    "max_tokens": SUPPORTED,
+    **supported(
+        "max_tokens messages model output_config stop_sequences stream system thinking "
+        "tool_choice tools"
+    ),
     "mcp_servers": refused("this server calls no MCP servers", []),
-    "messages": SUPPORTED,
     "metadata": IGNORED,  # its user_id may identify the session
-    "model": SUPPORTED,
-    "output_config": SUPPORTED,
-    "service_tier": IGNORED,
-    "speed": IGNORED,
-    "stop_sequences": SUPPORTED,
-    "stream": SUPPORTED,
-    "system": SUPPORTED,
-    "thinking": SUPPORTED,
     "thread": refused("this server keeps no messages: send all of them (it keeps their KV cache)"),
-    "tool_choice": SUPPORTED,
-    "tools": SUPPORTED,
-    "user_profile_id": IGNORED,
     "workspace_id": IGNORED,  # the API key alone determines the tenant
     # Older versions of the SDK
-    "output_format": SUPPORTED,
-    "temperature": SUPPORTED,
-    "top_k": SUPPORTED,
-    "top_p": SUPPORTED,
+    **supported("output_format temperature top_k top_p"),
     # Outside of Anthropic's API; clients send them.
     "agent_id": SUPPORTED,
     "anthropic_beta": IGNORED,

@@ -30,24 +30,19 @@ from semantic_server.http.request_fields.table import (
     SUPPORTED,
     Field,
     fields_of,
+    ignored,
     object_at,
     refused,
+    supported,
 )
 
 _NO_IMAGES: Final = "this model reads and writes text only"
 
 _SHARED: Final[dict[str, Field]] = {
-    "agent_id": SUPPORTED,
-    "format": SUPPORTED,
-    "keep_alive": SUPPORTED,
-    "logprobs": SUPPORTED,
-    "model": SUPPORTED,
-    "options": SUPPORTED,
-    "semantic": SUPPORTED,
+    **supported(
+        "agent_id format keep_alive logprobs model options semantic stream think top_logprobs"
+    ),
     "shift": IGNORED,  # an answer ends where the context does
-    "stream": SUPPORTED,
-    "think": SUPPORTED,
-    "top_logprobs": SUPPORTED,
     "truncate": IGNORED,  # the server refuses a prompt that does not fit
 }
 
@@ -59,26 +54,17 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
 
 GENERATE_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
-    "context": SUPPORTED,
+    **supported("context prompt raw system"),
     "height": refused(_NO_IMAGES),
     "images": refused(_NO_IMAGES, []),
-    "prompt": SUPPORTED,
-    "raw": SUPPORTED,
     "steps": refused(_NO_IMAGES),
     "suffix": refused("this model completes at the end only", ""),
-    "system": SUPPORTED,
     "template": refused(NO_TEMPLATE, ""),
     "width": refused(_NO_IMAGES),
 }
 
 MESSAGE_FIELDS: Final[dict[str, Field]] = {
-    "content": SUPPORTED,
-    "images": SUPPORTED,
-    "role": SUPPORTED,
-    "thinking": SUPPORTED,
-    "tool_call_id": SUPPORTED,
-    "tool_calls": SUPPORTED,
-    "tool_name": SUPPORTED,
+    **supported("content images role thinking tool_call_id tool_calls tool_name"),
 }
 
 OPTION_FIELDS: Final[dict[str, Field]] = {
@@ -90,24 +76,16 @@ OPTION_FIELDS: Final[dict[str, Field]] = {
         IGNORED,
     ),
     "embedding_only": IGNORED,
-    "frequency_penalty": SUPPORTED,
-    "min_p": SUPPORTED,
+    **supported(
+        "frequency_penalty min_p num_ctx num_predict presence_penalty repeat_last_n "
+        "repeat_penalty seed stop temperature top_k top_p"
+    ),
     "mirostat": refused(ONE_SAMPLER, 0),
     "mirostat_eta": IGNORED,  # no effect without mirostat
     "mirostat_tau": IGNORED,
-    "num_ctx": SUPPORTED,
     "num_keep": IGNORED,  # the server drops nothing from a context
-    "num_predict": SUPPORTED,
     "penalize_newline": refused("this server penalizes every token alike", True),
-    "presence_penalty": SUPPORTED,
-    "repeat_last_n": SUPPORTED,
-    "repeat_penalty": SUPPORTED,
-    "seed": SUPPORTED,
-    "stop": SUPPORTED,
-    "temperature": SUPPORTED,
     "tfs_z": refused(ONE_SAMPLER, 1, 1.0),
-    "top_k": SUPPORTED,
-    "top_p": SUPPORTED,
     "typical_p": refused(ONE_SAMPLER, 1, 1.0),
 }  # fmt: skip
 """The server ignores members that place a model on a device: they change no answer."""
@@ -115,36 +93,21 @@ OPTION_FIELDS: Final[dict[str, Field]] = {
 MODEL_FIELDS: Final[dict[str, Field]] = {
     "model": SUPPORTED,
     "name": SUPPORTED,
-    "system": IGNORED,
-    "template": IGNORED,
-    "options": IGNORED,
-    "verbose": IGNORED,
+    **ignored("system template options verbose"),
 }
 """Fields of /api/show."""
 
 PULL_FIELDS: Final[dict[str, Field]] = {
     "insecure": IGNORED,
-    "model": SUPPORTED,
-    "name": SUPPORTED,
-    "stream": SUPPORTED,
+    **supported("model name stream"),
 }
 
 EMBED_FIELDS: Final[dict[str, Field]] = {
-    "dimensions": SUPPORTED,
-    "input": SUPPORTED,
-    "keep_alive": SUPPORTED,
-    "model": SUPPORTED,
-    "options": SUPPORTED,
-    "semantic": SUPPORTED,
-    "truncate": SUPPORTED,
+    **supported("dimensions input keep_alive model options semantic truncate"),
 }
 
 EMBEDDINGS_FIELDS: Final[dict[str, Field]] = {
-    "keep_alive": SUPPORTED,
-    "model": SUPPORTED,
-    "options": SUPPORTED,
-    "prompt": SUPPORTED,
-    "semantic": SUPPORTED,
+    **supported("keep_alive model options prompt semantic"),
 }
 
 _OPTION: Final = "send it in options"

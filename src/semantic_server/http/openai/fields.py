@@ -16,7 +16,9 @@ from semantic_server.http.request_fields.table import (
     SUPPORTED,
     Field,
     WireFields,
+    ignored,
     refused,
+    supported,
 )
 
 T = TypeVar("T")
@@ -28,30 +30,16 @@ warnings: Final = WarnOnce()
 
 
 _SHARED: Final[dict[str, Field]] = {
-    "model": SUPPORTED,
-    "frequency_penalty": SUPPORTED,
-    "logit_bias": SUPPORTED,
-    "logprobs": SUPPORTED,
-    "max_tokens": SUPPORTED,
-    "n": SUPPORTED,
-    "presence_penalty": SUPPORTED,
-    "seed": SUPPORTED,
-    "stop": SUPPORTED,
-    "stream": SUPPORTED,
-    "stream_options": SUPPORTED,
-    "temperature": SUPPORTED,
-    "top_p": SUPPORTED,
+    **supported(
+        "model frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop "
+        "stream stream_options temperature top_p"
+    ),
     "user": IGNORED,
 }
 
 _EXTENSIONS: Final[dict[str, Field]] = {
-    "agent_id": SUPPORTED,
-    "ignore_eos": SUPPORTED,
-    "min_p": SUPPORTED,
+    **supported("agent_id ignore_eos min_p repetition_penalty semantic top_k"),
     "min_tokens": refused("this server cannot enforce a minimum of tokens", 0),
-    "repetition_penalty": SUPPORTED,
-    "semantic": SUPPORTED,
-    "top_k": SUPPORTED,
 }
 """Fields outside of OpenAI's API that clients of local servers send."""
 
@@ -66,37 +54,25 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
     **dict.fromkeys(CONSTRAINTS, SUPPORTED),
     "add_special_tokens": refused("the template adds them", False),
     "audio": refused("this server writes text only"),
-    "chat_template_kwargs": SUPPORTED,
+    **supported(
+        "chat_template_kwargs max_completion_tokens messages parallel_tool_calls reasoning "
+        "reasoning_effort response_format tool_choice tools top_logprobs"
+    ),
     "function_call": refused("deprecated: use tool_choice"),
     "functions": refused("deprecated: use tools"),
-    "max_completion_tokens": SUPPORTED,
-    "messages": SUPPORTED,
-    "metadata": IGNORED,
+    **ignored(
+        "metadata prediction prompt_cache_key prompt_cache_options prompt_cache_retention "
+        "safety_identifier service_tier store"
+    ),
     "modalities": refused("this server writes text only", ["text"]),
     "moderation": refused("this server has no moderation"),
-    "parallel_tool_calls": SUPPORTED,
-    "prediction": IGNORED,
-    "prompt_cache_key": IGNORED,
-    "prompt_cache_options": IGNORED,
-    "prompt_cache_retention": IGNORED,
-    "reasoning": SUPPORTED,
-    "reasoning_effort": SUPPORTED,
-    "response_format": SUPPORTED,
-    "safety_identifier": IGNORED,
-    "service_tier": IGNORED,
-    "store": IGNORED,
-    "tool_choice": SUPPORTED,
-    "tools": SUPPORTED,
-    "top_logprobs": SUPPORTED,
     "verbosity": refused("this model has no such setting", "medium"),
     "web_search_options": refused("this server has no web search"),
 }
 
 CHAT_REASONING_FIELDS: Final[dict[str, Field]] = {
-    "effort": SUPPORTED,
-    "enabled": SUPPORTED,
+    **supported("effort enabled max_tokens"),
     "exclude": refused("replies always have reasoning", False),
-    "max_tokens": SUPPORTED,
 }
 """The object `reasoning` of clients of many servers; OpenAI's own API has `reasoning_effort`."""
 
@@ -105,30 +81,20 @@ COMPLETION_FIELDS: Final[dict[str, Field]] = {
     **_EXTENSIONS,
     **dict.fromkeys(CONSTRAINTS, SUPPORTED),
     "add_special_tokens": refused("send token ids for a prompt without them", True),
-    "best_of": SUPPORTED,
-    "echo": SUPPORTED,
-    "prompt": SUPPORTED,
+    **supported("best_of echo prompt"),
     "suffix": refused("this model completes at the end only", ""),
 }
 
 EMBEDDING_FIELDS: Final[dict[str, Field]] = {
-    "dimensions": SUPPORTED,
-    "encoding_format": SUPPORTED,
-    "input": SUPPORTED,
-    "model": SUPPORTED,
-    "semantic": SUPPORTED,
+    **supported("dimensions encoding_format input model semantic"),
     "user": IGNORED,
 }
 
 STRUCTURED_FIELDS: Final[dict[str, Field]] = {
-    "choice": SUPPORTED,
+    **supported("choice grammar json json_object regex"),
     "disable_additional_properties": refused("the server enforces a schema as it is", False),
     "disable_any_whitespace": refused("JSON may have white space", False),
     "disable_fallback": IGNORED,
-    "grammar": SUPPORTED,
-    "json": SUPPORTED,
-    "json_object": SUPPORTED,
-    "regex": SUPPORTED,
     "structural_tag": refused("not supported; use strict tools"),
     "whitespace_pattern": refused("clients cannot set white space in JSON"),
 }

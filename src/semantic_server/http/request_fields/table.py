@@ -47,6 +47,16 @@ IGNORED: Final = Field()
 """Accepted without effect: accounting tags and hints that change no answer."""
 
 
+def supported(names: str) -> dict[str, Field]:
+    """Return a table of the supported fields in `names`, separated by spaces."""
+    return dict.fromkeys(names.split(), SUPPORTED)
+
+
+def ignored(names: str) -> dict[str, Field]:
+    """Return a table of the ignored fields in `names`, separated by spaces."""
+    return dict.fromkeys(names.split(), IGNORED)
+
+
 def refused(refusal: str, *unless: object) -> Field:
     """Return a field that accepts only the values in `unless`."""
     return Field(refusal, unless)
@@ -113,20 +123,17 @@ FOREIGN: Final[dict[str, Field]] = {
     "continue_final_message": refused("this server cannot continue an answer", False),
     "documents": refused("write documents into a message", []),
     "echo": refused("this server cannot echo a conversation", False),
-    "guided_decoding_backend": IGNORED,
+    **ignored("guided_decoding_backend priority request_id spaces_between_special_tokens"),
     "guided_whitespace_pattern": refused("clients cannot set white space in JSON"),
     "include_reasoning": refused("replies always have reasoning", True),
     "include_stop_str_in_output": refused("stop strings are never part of an answer", False),
     "kv_transfer_params": refused("this server does not transfer keys and values", {}),
     "length_penalty": refused("this server has no beam search", 1, 1.0),
     "logits_processors": refused("this server accepts no logits processors", []),
-    "priority": IGNORED,
-    "request_id": IGNORED,
     "return_token_ids": refused("replies have no token ids", False),
     "return_tokens_as_token_ids": refused("replies have no token ids", False),
     "separate_reasoning": refused("reasoning is always separate", True),
     "skip_special_tokens": refused("special tokens are never part of an answer", True),
-    "spaces_between_special_tokens": IGNORED,
     "truncate_prompt_tokens": refused("this server never truncates prompts"),
     "custom_logit_processor": refused("this server accepts no logits processors", ""),
     "lora_path": refused("name a model with an adapter", ""),
@@ -146,18 +153,14 @@ FOREIGN: Final[dict[str, Field]] = {
     "options": refused("send its members as fields of the body", {}),
     "template": refused(NO_TEMPLATE, ""),
     # llama.cpp and LM Studio
-    "cache_prompt": IGNORED,
-    "draft_model": IGNORED,
+    **ignored("cache_prompt draft_model id_slot timings_per_token ttl"),
     "dry_multiplier": refused(ONE_SAMPLER, 0, 0.0),
     "dynatemp_range": refused(ONE_SAMPLER, 0, 0.0),
-    "id_slot": IGNORED,
     "mirostat": refused(ONE_SAMPLER, 0),
     "n_predict": refused("use max_tokens"),
     "reasoning_format": refused("reasoning is always separate", "auto", "deepseek"),
     "samplers": refused(ONE_SAMPLER, []),
     "tfs_z": refused(ONE_SAMPLER, 1, 1.0),
-    "timings_per_token": IGNORED,
-    "ttl": IGNORED,
     "typical_p": refused(ONE_SAMPLER, 1, 1.0),
     "xtc_probability": refused(ONE_SAMPLER, 0, 0.0),
     "adaptive_target": refused(ONE_SAMPLER, -1, -1.0),
@@ -186,13 +189,10 @@ FOREIGN: Final[dict[str, Field]] = {
     # Hosted models and routers
     "extra_body": refused("send its members as fields of the body", {}),
     "max_tokens_to_sample": refused("use max_tokens"),
-    "models": IGNORED,
+    **ignored("models provider route usage"),
     "plugins": refused("this server has no plugins", []),
-    "provider": IGNORED,
-    "route": IGNORED,
     "top_a": refused(ONE_SAMPLER, 0, 0.0),
     "transforms": refused("this server never changes prompts", []),
-    "usage": IGNORED,
 }
 """The server refuses by name any field that would change an answer, unless its value is neutral."""
 

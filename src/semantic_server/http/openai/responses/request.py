@@ -33,8 +33,10 @@ from semantic_server.http.request_fields.table import (
     SUPPORTED,
     Field,
     at_least_one,
+    ignored,
     list_at,
     object_at,
+    supported,
     text_at,
     tokens_at,
     validated_by_type,
@@ -85,50 +87,25 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "background": Field("this server has no background answers", (False,)),
     "context_management": Field("this server does not shorten histories", ([],)),
     "conversation": Field("this server keeps no conversations; use previous_response_id"),
-    "image": IGNORED,
-    "include": SUPPORTED,
-    "input": SUPPORTED,
-    "instructions": SUPPORTED,
-    "max_output_tokens": SUPPORTED,
-    "max_tool_calls": IGNORED,
-    "metadata": IGNORED,
-    "model": SUPPORTED,
+    **ignored(
+        "image max_tool_calls metadata prompt_cache_key prompt_cache_retention "
+        "safety_identifier service_tier user"
+    ),
+    **supported(
+        "include input instructions max_output_tokens model parallel_tool_calls "
+        "previous_response_id prompt_cache_options reasoning store stream stream_options "
+        "temperature text tool_choice tools top_logprobs top_p"
+    ),
     "moderation": Field("this server has no moderation"),
-    "parallel_tool_calls": SUPPORTED,
-    "previous_response_id": SUPPORTED,
     "prompt": Field("this server keeps no prompts; send the text itself"),
-    "prompt_cache_key": IGNORED,
-    "prompt_cache_options": SUPPORTED,
-    "prompt_cache_retention": IGNORED,
-    "reasoning": SUPPORTED,
-    "safety_identifier": IGNORED,
-    "service_tier": IGNORED,
-    "store": SUPPORTED,
-    "stream": SUPPORTED,
-    "stream_options": SUPPORTED,
-    "temperature": SUPPORTED,
-    "text": SUPPORTED,
-    "tool_choice": SUPPORTED,
-    "tools": SUPPORTED,
-    "top_logprobs": SUPPORTED,
-    "top_p": SUPPORTED,
     "truncation": Field("this server never truncates input", ("disabled",)),
-    "user": IGNORED,
     # Outside of OpenAI's API; clients send them.
-    "agent_id": SUPPORTED,
-    "chat_template_kwargs": SUPPORTED,
+    **supported(
+        "agent_id chat_template_kwargs frequency_penalty ignore_eos logit_bias min_p "
+        "presence_penalty repetition_penalty seed semantic stop top_k"
+    ),
     "client_metadata": IGNORED,
-    "frequency_penalty": SUPPORTED,
-    "ignore_eos": SUPPORTED,
-    "logit_bias": SUPPORTED,
-    "min_p": SUPPORTED,
     "min_tokens": Field("this server cannot enforce a minimum of tokens", (0,)),
-    "presence_penalty": SUPPORTED,
-    "repetition_penalty": SUPPORTED,
-    "seed": SUPPORTED,
-    "semantic": SUPPORTED,
-    "stop": SUPPORTED,
-    "top_k": SUPPORTED,
 }
 """`max_tool_calls` and `image` concern hosted tools and image inputs, which this server lacks."""
 
@@ -148,10 +125,8 @@ TEXT_FIELDS: Final[dict[str, Field]] = {
 }
 
 CACHE_OPTION_FIELDS: Final[dict[str, Field]] = {
-    "comparison_response_id": IGNORED,
-    "mode": IGNORED,
+    **ignored("comparison_response_id mode ttl"),
     "prewarm": Field("this server computes no prompt without an answer", (False,)),
-    "ttl": IGNORED,
 }
 """The server caches every prompt within the quota, so there is nothing to switch on."""
 
