@@ -44,7 +44,6 @@ class ServicePort(Protocol):
 
     def text(self, service: Service) -> str:
         """Return the file's text. Raises InvalidRequestError for control characters."""
-        ...
 
     def install(self, service: Service) -> bool:
         """Write the file and start the service; return whether the file changed.
@@ -53,15 +52,12 @@ class ServicePort(Protocol):
         one. Raises OperatorError for another program's file, a failed write, and a manager that
         does not start the service.
         """
-        ...
 
     def uninstall(self) -> bool:
         """Stop the service and remove the file; return whether it existed. Raises as `install`."""
-        ...
 
     def state(self) -> ServiceState:
         """Return whether the service is installed and runs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +74,24 @@ class HostPort(Protocol):
     @property
     def system(self) -> str:
         """As `sys.platform`: "linux", "darwin"."""
-        ...
 
     @property
     def user_id(self) -> int:
         """The number of the user."""
-        ...
 
     @property
     def home(self) -> Path:
         """The user's folder."""
-        ...
 
     @property
     def config_home(self) -> Path:
         """The folder of the user's settings."""
-        ...
 
     def run(self, command: Sequence[str]) -> Ended:
         """Run a program to its end; a missing one ends with 127."""
-        ...
 
     def pause(self) -> None:
         """Wait for a moment."""
-        ...
 
 
 _NOT_FOUND = 127

@@ -50,7 +50,6 @@ class Calls(Protocol):
 
     def __call__(self, function: Callable[[], T]) -> Future[T]:
         """Return the result of `function`, called between two steps."""
-        ...
 
 
 class Embeddings:

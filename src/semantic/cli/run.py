@@ -264,11 +264,9 @@ class Output(Protocol):
 
     def text(self, text: str) -> None:
         """The next piece of the current answer."""
-        ...
 
     def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
         """The current answer is complete."""
-        ...
 
 
 class PlainText:

@@ -67,7 +67,6 @@ class DeferredBody(Protocol):
 
     def wait(self) -> memoryview:
         """All bytes, once they are here; any thread may wait. Raises OSError if they never come."""
-        ...
 
 
 Body = bytes | DeferredBody

@@ -24,14 +24,12 @@ class OutgoingArchive(Protocol):
     @property
     def n_bytes(self) -> int:
         """Bytes of all pieces."""
-        ...
 
     def pieces(self) -> Iterator[bytes]:
         """Yield its bytes in order, at most a MiB at once, with one block's body in memory.
 
         Raises StoreError when a block has changed, as after an eviction.
         """
-        ...
 
 
 class IncomingArchive(Protocol):
@@ -40,7 +38,6 @@ class IncomingArchive(Protocol):
     def write(self, data: bytes) -> None:
         """The next bytes. Raises InvalidRequestError at the first that cannot be part of it, and
         CapacityError when there is no room for them."""
-        ...
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
         """Verify everything, store it for the tenant with this tag, and save the agent under
@@ -49,11 +46,9 @@ class IncomingArchive(Protocol):
         Raises InvalidRequestError for an incomplete or damaged archive, and CapacityError when the
         store does not take it.
         """
-        ...
 
     def close(self) -> None:
         """Delete the received bytes."""
-        ...
 
 
 class ExchangePort(Protocol):
@@ -61,12 +56,10 @@ class ExchangePort(Protocol):
 
     def export(self, manifest: Manifest, check: Check) -> OutgoingArchive:
         """Return the agent with its stored blocks, after reading each once."""
-        ...
 
     def receive(self, accept: Callable[[str], None]) -> IncomingArchive:
         """Begin to receive. Call `accept` with the agent's own name before taking any body, before
         storing them, and before saving the agent; it may raise."""
-        ...
 
 
 RequestState = Literal["queued", "prefill", "decode"]
@@ -213,22 +206,18 @@ class AgentsPort(Protocol):
 
     def id_of(self, tenant: str) -> TenantId:
         """The id by which operators name `tenant`. Thread-safe."""
-        ...
 
     async def tenants(self) -> Sequence[TenantId]:
         """The tenants that have agents, saved or with a request; sorted."""
-        ...
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
         """The requests that run or wait, in the order of their arrival; None: of all tenants."""
-        ...
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
         """End a request of `tenant` (None: of any) at the next step, and keep its tokens.
 
         False without a running or waiting one.
         """
-        ...
 
     async def page(
         self,
@@ -243,18 +232,15 @@ class AgentsPort(Protocol):
         page begins with the agents in their first turn. Raises AgentNotFoundError if the store
         lacks `after`.
         """
-        ...
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """An agent's details, without texts and tokens."""
-        ...
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
         """Create an agent that shares the cache `agent_id` had after its last turn.
 
         Raises InvalidRequestError if `new_id` exists, or if no turn has ended yet.
         """
-        ...
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         """Exempt its blocks from eviction, or undo that.
@@ -262,18 +248,15 @@ class AgentsPort(Protocol):
         Raises InvalidRequestError for an agent before its first save, and PinLimitError if the
         tenant would have pinned more than its part of the store.
         """
-        ...
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """Delete the agent. Raises InvalidRequestError while it has a request."""
-        ...
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
         """Return the agent after its last saved turn, with its stored blocks.
 
         Raises OverloadedError while too many exports run.
         """
-        ...
 
     async def import_(
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
@@ -285,4 +268,3 @@ class AgentsPort(Protocol):
         another agent, another model's agent and a damaged archive, CapacityError when the store
         does not take it, OverloadedError during another import, and the errors of `archive`.
         """
-        ...

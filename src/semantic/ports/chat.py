@@ -159,43 +159,35 @@ class ChatFormat(Protocol):
     @property
     def thought_marks(self) -> Marks | None:
         """The marks of reasoning; None if this model has none."""
-        ...
 
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
         """The tokens of `thought_marks.end` within an answer; none if this model has no marks."""
-        ...
 
     @property
     def call_marks(self) -> Marks:
         """The marks of a tool call, or of a list of calls, depending on the model."""
-        ...
 
     @property
     def headers(self) -> Headers | None:
         """The headers of an answer's messages, if this model writes those."""
-        ...
 
     @property
     def loops_only(self) -> bool:
         """True if only an answer with calls continues in its own tokens, by their results: a later
         question changes the text before it."""
-        ...
 
     @property
     def silent_marks(self) -> tuple[str, ...]:
         """Marks around the text of an answer, which say nothing."""
-        ...
 
     @property
     def bare_calls(self) -> bool:
         """True if an answer may begin with a call without its start mark."""
-        ...
 
     @property
     def call_spelling(self) -> CallSpelling | None:
         """How this model writes calls, if not as JSON objects with their names."""
-        ...
 
     def render(self, chat: Chat) -> RenderedChat:
         """Render the conversation with the model's template; system messages keep their order.
@@ -203,7 +195,6 @@ class ChatFormat(Protocol):
         A template without support for tools, or for messages of role "tool", gets them as text.
         Raises InvalidRequestError if the template refuses the messages.
         """
-        ...
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
         """Render what follows the first `n_messages`, the last of which is the assistant's: the
@@ -212,7 +203,6 @@ class ChatFormat(Protocol):
         Independent of the content of the first `n_messages`. None if the template has no such
         token. Raises InvalidRequestError if the template refuses the messages.
         """
-        ...
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
         """Return the grammar of an answer to a tenant's `chat`; None without a constraint.
@@ -220,4 +210,3 @@ class ChatFormat(Protocol):
         An answer format, a tool choice that requires a call, and strict tools need one. Raises
         InvalidRequestError for a schema without a grammar.
         """
-        ...

@@ -60,7 +60,6 @@ class EmbeddingPort(Protocol):
     @property
     def model(self) -> EmbeddingModel:
         """The model."""
-        ...
 
     async def embed(
         self,
@@ -78,7 +77,6 @@ class EmbeddingPort(Protocol):
         ContextOverflowError for a text that is too long, and OverloadedError if too many requests
         wait.
         """
-        ...
 
 
 class EmbeddingRun(Protocol):
@@ -86,7 +84,6 @@ class EmbeddingRun(Protocol):
 
     def step(self) -> tuple[Vector, ...] | None:
         """Compute one chunk; the vectors of all rows with the last one. Raises BackendError."""
-        ...
 
 
 class Embedder(Protocol):
@@ -95,32 +92,25 @@ class Embedder(Protocol):
     @property
     def dimensions(self) -> int:
         """The length of its vectors."""
-        ...
 
     @property
     def max_tokens(self) -> int:
         """The length of the longest text."""
-        ...
 
     @property
     def model_id(self) -> str:
         """Changes with everything that may change a vector."""
-        ...
 
     @property
     def max_characters(self) -> int:
         """A text of more characters has more than `max_tokens` tokens."""
-        ...
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of `text` with those that the model wants around it. Any thread may call
         it."""
-        ...
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """`tokens` of a text without its end: at most `max_tokens`, with those around it."""
-        ...
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
         """Begin to compute texts of tokens. Called by the thread that computes."""
-        ...

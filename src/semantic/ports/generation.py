@@ -61,18 +61,15 @@ class GenerationEnginePort(Protocol):
         not have, `append` without a cache), CacheReconstructionError (another model's cache) and
         PoolExhaustedError (could not fit even alone), before any state changes.
         """
-        ...
 
     def cancel(self, uid: str) -> bool:
         """End a request at the next step; False if it is unknown or has ended."""
-        ...
 
     def step(self) -> Iterator[CompletedGeneration]:
         """Run until no request remains, yielding each generation as it completes.
 
         The caller may submit more between two completions, or stop iterating and call again.
         """
-        ...
 
     def step_once(self) -> list[EngineEvent]:
         """Run exactly one step; returns its events.
@@ -80,7 +77,6 @@ class GenerationEnginePort(Protocol):
         Admits waiting requests, computes prefill chunks up to the budget, then decodes one token
         for every decoding request, including those that completed their prompt in this step.
         """
-        ...
 
 
 P = ParamSpec("P")
@@ -118,11 +114,9 @@ class Detokenizer(Protocol):
 
     def push(self, token: int) -> str:
         """The text that is final with `token`; empty while a character is incomplete."""
-        ...
 
     def flush(self) -> str:
         """The remaining text; incomplete bytes become U+FFFD, as `Tokenizer.decode` has them."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -131,24 +125,19 @@ class Tokenizer(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds those of a prompt's start (BOS)."""
-        ...
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`. Bytes that form no complete character become U+FFFD."""
-        ...
 
     def text_of(self, token: int) -> str:
         """The text of one token where it follows others."""
-        ...
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """A new detokenizer, whose pieces together are what `decode` makes of all the tokens, or of
         tokens that follow those of `after`."""
-        ...
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -157,7 +146,6 @@ class Tokenizer(Protocol):
 
         Raises InvalidRequestError if there is no template or it refuses the messages.
         """
-        ...
 
 
 class BodyTarget(Protocol):
@@ -168,21 +156,18 @@ class BodyTarget(Protocol):
 
     def put(self, body: bytes | memoryview) -> None:
         """Take the whole body. Raises BackendError."""
-        ...
 
     def open(self) -> list[memoryview]:
         """Memory to write the body to: a few segments, 256 tokens of each.
 
         The body's segments lie one after another in them. Raises BackendError.
         """
-        ...
 
     def close(self, n_tokens: int = 0) -> None:
         """Take the written body of `n_tokens`, or nothing, and free the memory.
 
         The caller may leave out `open`, and call it again. Raises BackendError.
         """
-        ...
 
 
 class BatchBackend(Protocol):
@@ -196,48 +181,39 @@ class BatchBackend(Protocol):
     @property
     def model_id(self) -> str:
         """Identifies the model by content: equal ids compute equal keys and values."""
-        ...
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
-        ...
 
     @property
     def best_chunk(self) -> int:
         """Tokens per `prefill` call beyond which the time per token does not fall."""
-        ...
 
     @property
     def peak_bytes(self) -> int:
         """Peak of the last `prefill`, `prefill_together` or `score` over the bytes before it,
         caches included; 0 if unknown."""
-        ...
 
     @property
     def returns_memory(self) -> bool:
         """True if freed blocks return their memory, False if the backend keeps it for others."""
-        ...
 
     def return_memory(self, room: int) -> bool:
         """Return kept memory of freed blocks to the system, if `room` bytes are enough to do so;
         return whether there was any. Open sequences go on."""
-        ...
 
     def cache_spec(self) -> ModelCacheSpec:
         """The model's cache per sequence."""
-        ...
 
     def set_aside(self, n_bytes: int) -> None:
         """Announce blocks of at most `n_bytes`: the backend may reserve memory now.
 
         Earlier reservations stay.
         """
-        ...
 
     def open(self, capacity: int) -> SequenceId:
         """Open an empty sequence with memory for `capacity` tokens, a multiple of 256."""
-        ...
 
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
@@ -248,35 +224,28 @@ class BatchBackend(Protocol):
         `capacity` includes it; the caller drops the remaining references afterwards. Otherwise the
         backend copies them. Raises CacheReconstructionError if `blocks` cannot provide the tokens.
         """
-        ...
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
         """Grow to `capacity` tokens (a multiple of 256); never shrinks."""
-        ...
 
     def length(self, sequence: SequenceId) -> int:
         """Tokens in the sequence's cache."""
-        ...
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         """Compute `tokens` after those of the sequence; returns when they are in its cache."""
-        ...
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
         """Return whether `prefill_together` computes `n_tokens` of the sequence in a shared pass at
         about the cost of tokens of any other prompt."""
-        ...
 
     @property
     def pads_chunks(self) -> bool:
         """True if chunks `side_by_side` may have different numbers of tokens; each then costs as
         much as the longest."""
-        ...
 
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
         """Return whether `prefill_together` computes `n_tokens` of the sequence with those of
         others in one pass, which may take less time than one after the other."""
-        ...
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
         """`prefill` of several sequences in one forward pass, each with tokens of its own.
@@ -284,7 +253,6 @@ class BatchBackend(Protocol):
         Each must be one that `joins`, or all `side_by_side`, with equally many tokens unless it
         `pads_chunks`. On BackendError none has grown.
         """
-        ...
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         """Prefill `tokens` (two or more) except the last, and return their log-probabilities.
@@ -293,14 +261,12 @@ class BatchBackend(Protocol):
         One entry for each token but the first, given those before it, with the `n_top` likeliest
         alternatives. The same calls on an empty sequence give the same bits, whatever else is open.
         """
-        ...
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError with the reason unless a mask can hold `grammar`.
 
         Thread-safe.
         """
-        ...
 
     def start(
         self,
@@ -316,7 +282,6 @@ class BatchBackend(Protocol):
         before, so that penalties and seeds continue as without a preemption. A request that is not
         greedy has `params.seed`; `params.grammar` has passed its check.
         """
-        ...
 
     def decode(self) -> list[SampledToken]:
         """One decode step: one new token for each sequence started before the previous step.
@@ -327,7 +292,6 @@ class BatchBackend(Protocol):
         one. A sequence whose grammar fails gets a token with an error, and one whose logits have a
         NaN or are infinite a token that is not finite; the others continue.
         """
-        ...
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
         """Close `sequence` and put its cache into `blocks` (its blocks, per layer, in order).
@@ -335,17 +299,14 @@ class BatchBackend(Protocol):
         It closes even if this fails. Sets `start`, `token_count` and `layer_data`. Returns surplus
         blocks, which hold no memory. Copies nothing without surplus.
         """
-        ...
 
     def close(self, sequence: SequenceId) -> None:
         """Free `sequence` and its memory, at any time."""
-        ...
 
     # Block bodies: the bytes of blocks in a store. Not for a sequence that is decoding.
 
     def layout(self) -> BlockLayout:
         """The division of a sequence's cache into block bodies."""
-        ...
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
         """Remove `sequence` from the decode batch; it stays open with its cache.
@@ -355,7 +316,6 @@ class BatchBackend(Protocol):
         starts the sequence with it; otherwise the backend samples it again. Always returns one that
         is not finite: the sequence may hold such values.
         """
-        ...
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """The body of tokens `start` to `stop`, all of one block, as a copy.
@@ -363,11 +323,9 @@ class BatchBackend(Protocol):
         A deferred body is that of this moment, whatever happens to the sequence. `part` is FULL or
         WINDOW. Raises BackendError if the layers do not hold those tokens.
         """
-        ...
 
     def is_finite(self, part: Part, body: bytes) -> bool:
         """Return whether an exported body of `part` has neither NaN nor infinite values."""
-        ...
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
         """Return the rest for resuming `sequence` where it is, besides the bodies of its blocks.
@@ -375,7 +333,6 @@ class BatchBackend(Protocol):
         Resuming needs WINDOW blocks only where they lie entirely inside the window before the next
         token; where the window begins inside a block, the checkpoint holds that edge.
         """
-        ...
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
         """Return the targets of the bodies of tokens `start` to `stop`, one per block.
@@ -384,7 +341,6 @@ class BatchBackend(Protocol):
         have the capacity. The caller closes all targets, or drops them unused, before `loaded`;
         nothing reads them before.
         """
-        ...
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
         """Take the memory of `loading` into the cache, filled up to `length` tokens.
@@ -393,7 +349,6 @@ class BatchBackend(Protocol):
         CacheReconstructionError, with the sequence as it was before `loading`, if the checkpoint
         is of another model or position.
         """
-        ...
 
 
 class GrammarProbe(Protocol):
@@ -405,15 +360,12 @@ class GrammarProbe(Protocol):
         Blocks. Raises CapacityError without a result, as after `stop`, and InvalidRequestError if
         the model's answers can follow no grammar.
         """
-        ...
 
     def stop(self) -> None:
         """End `problem` soon. Any thread may call it at any time."""
-        ...
 
     def close(self) -> None:
         """Release everything; call nothing meanwhile, nor afterwards."""
-        ...
 
 
 class ModelProviderPort(Protocol):
@@ -428,7 +380,6 @@ class ModelProviderPort(Protocol):
         Raises ModelNotFoundError if there is none or it does not load, and UnsupportedModelError if
         its cache is of an unsupported kind.
         """
-        ...
 
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
@@ -438,11 +389,9 @@ class ModelProviderPort(Protocol):
         Raises WeightsTooLargeError, before it reads any, if those of `model_id` take more than
         `max_bytes`; not if a loaded model shares them.
         """
-        ...
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """Return the cache of `model` per sequence."""
-        ...
 
 
 class StepObserver(Protocol):
@@ -452,7 +401,6 @@ class StepObserver(Protocol):
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
         """A step has ended in which `n_decoding` requests decoded; `prefilled`: it computed prompts
         too."""
-        ...
 
 
 class Clock(Protocol):

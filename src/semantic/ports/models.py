@@ -57,32 +57,25 @@ class ModelsPort(Protocol):
 
     def serving_of(self, name: str | None = None) -> ServingPort:
         """A model. Its requests load it, and wait for that."""
-        ...
 
     def agents_of(self, name: str | None = None) -> AgentsPort:
         """The agents of a model. Calls for them load it; requests are those of all models."""
-        ...
 
     def statuses(self) -> Sequence[ModelStatus]:
         """All models, in their order."""
-        ...
 
     def status(self, name: str) -> ModelStatus:
         """One of them."""
-        ...
 
     def keep(self, name: str, seconds: float | None) -> None:
         """Unload the model after so many seconds without a request, from now on; None: never."""
-        ...
 
     def load(self, name: str) -> Coroutine[object, object, ModelStatus]:
         """Load the model, if it is not. Raises ModelLoadError and OverloadedError."""
-        ...
 
     def unload(self, name: str) -> Coroutine[object, object, ModelStatus]:
         """Unload the model when the requests that use it have ended. Requests that come meanwhile
         load it again."""
-        ...
 
     def fetch(self, hub_id: str, on_arrived: OnArrived) -> Coroutine[object, object, ModelStatus]:
         """Download a model of the hub, or complete it, and serve it: a request that names it loads
@@ -92,4 +85,3 @@ class ModelsPort(Protocol):
         Raises InvalidRequestError, before it fetches anything, for an invalid hub id or a model
         that does not fit, ModelNotFoundError, and OperatorError when hub or disk fail.
         """
-        ...

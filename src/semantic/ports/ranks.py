@@ -82,28 +82,22 @@ class MappedPort(Protocol):
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
         """Map a piece and close its `descriptor`. A failure shows in `view`."""
-        ...
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Unmap pieces that nothing uses any more."""
-        ...
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
         """Return part of a piece; the first use pins the piece. Raises RuntimeError."""
-        ...
 
     def offer(self, call: int, where: Sequence[int]) -> None:
         """Record the place for the body of a call; an empty `where` means a frame."""
-        ...
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
         """Wait for the place that rank 0 offers for a body of `n_bytes`; None for a frame. Raises
         RuntimeError."""
-        ...
 
     def leave(self, call: int) -> None:
         """Forget the offer for a call."""
-        ...
 
 
 class ChannelPort(Protocol):
@@ -116,7 +110,6 @@ class ChannelPort(Protocol):
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
         """Send a frame, and after it a `descriptor` of this process. Other code ends the process
         for a lost peer."""
-        ...
 
 
 class LinksPort(Protocol):
@@ -133,16 +126,13 @@ class LinksPort(Protocol):
 
     def computing(self, what: str) -> AbstractContextManager[None]:
         """The time limit of a call, which may wait for other ranks."""
-        ...
 
     def finish(self) -> None:
         """End the work in good order: nothing that the others do from now on counts as a
         failure."""
-        ...
 
     def end(self, reason: str) -> None:
         """End this process because the ranks cannot go on; the others then end too."""
-        ...
 
 
 class CollectivePort(Protocol):
@@ -154,7 +144,6 @@ class CollectivePort(Protocol):
     def gather(self, data: bytes) -> list[bytes]:
         """Return the `data` of all ranks by rank, of equal length each, without reading text or
         objects."""
-        ...
 
 
 class PlacementPort(Protocol):
@@ -173,18 +162,15 @@ class PlacementPort(Protocol):
     @property
     def transport(self) -> str:
         """The framework's backend between the ranks."""
-        ...
 
     def meeting(self) -> AbstractContextManager[None]:
         """The time limit for all ranks to meet over the transport; the process ends after it."""
-        ...
 
     def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> LinksPort:
         """Connect this rank with the others, each channel with a `mapped` of its own.
 
         Raises BackendError if one is out of reach.
         """
-        ...
 
 
 Places: TypeAlias = Callable[[Mapping[str, str], Callable[[], bytes | None]], PlacementPort | None]

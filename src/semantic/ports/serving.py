@@ -116,7 +116,6 @@ class ServingPort(Protocol):
     @property
     def model(self) -> ServedModel:
         """The served model."""
-        ...
 
     def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the answer's events; awaiting the first one submits the request.
@@ -125,22 +124,18 @@ class ServingPort(Protocol):
         InvalidRequestError, ContextOverflowError (exceeds the context) or OverloadedError (the
         queue is full); after that every failure is an AnswerEnd with the reason "error".
         """
-        ...
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
         """The tokens of `prompt` in a request of `tenant`. Raises InvalidRequestError and
         ContextOverflowError."""
-        ...
 
     async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
         """The text of `tokens`. Raises InvalidRequestError for an unknown id."""
-        ...
 
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
         """The text of each token alone, for wires that report log-probabilities by text."""
-        ...
 
 
 class EngineState(StrEnum):
@@ -212,11 +207,9 @@ class MemoryLimit(Protocol):
     @property
     def memory(self) -> MemoryFigures | None:
         """Figures of the last measurement, None without a limit. Thread-safe."""
-        ...
 
     async def look_at_memory(self) -> None:
         """Measure now, unless the guard did so lately: an idle thread does not measure."""
-        ...
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
         """Set another limit, None for that of the start; return when the process has freed what
@@ -225,7 +218,6 @@ class MemoryLimit(Protocol):
         Raises InvalidRequestError, with nothing changed, for a limit that the process cannot keep,
         or where it has none.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,19 +39,15 @@ class ResponsesPort(Protocol):
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return the response as stored; None if unknown, another tenant's, deleted or damaged."""
-        ...
 
     def put(self, tenant: str, response: StoredResponse) -> None:
         """Store `response`, replacing one with its id. Drops one larger than the budget."""
-        ...
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Delete a response; returns whether there was one."""
-        ...
 
     def close(self) -> None:
         """Release files. Idempotent."""
-        ...
 
 
 class DiskResponsesPort(ResponsesPort, Protocol):
@@ -59,7 +55,6 @@ class DiskResponsesPort(ResponsesPort, Protocol):
 
     def disable_disk(self) -> None:
         """Use memory only from now on."""
-        ...
 
 
 MOST_WAIT = 2.0
@@ -71,7 +66,6 @@ class TurnsPort(Protocol):
 
     def get(self, point: Point) -> Turn | None:
         """The turn that ends at `point`; None if it is unknown or damaged."""
-        ...
 
     def put(self, turn: Turn) -> Future[None] | None:
         """Store `turn`, replacing an earlier one at its point; one without tokens replaces none.
@@ -80,16 +74,13 @@ class TurnsPort(Protocol):
         find the turn, or never will; the end of an answer waits for it, `MOST_WAIT` at most.
         None without a fleet, or if its store failed last or is late.
         """
-        ...
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
         """Let `get` know what a fleet has of the turns at `points`, of one conversation in order,
         and of one owner. May wait for a network, one deadline at most; nothing without a fleet."""
-        ...
 
     def close(self) -> None:
         """Flush and close."""
-        ...
 
 
 class SharedTurnsPort(Protocol):
@@ -99,20 +90,16 @@ class SharedTurnsPort(Protocol):
     def has_failed(self) -> bool:
         """True if the last call failed or a `put` is late. Late is sooner than `MOST_WAIT`, so that
         one answer waits for a store that hangs, and the next does not. Does not wait."""
-        ...
 
     def put(self, turn: Turn) -> None:
         """Store `turn`, and return when other machines find it; drops it on failure. One without
         tokens replaces none. May wait."""
-        ...
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
         """Return the stored turns at `points`; none if the newest are missing. May wait."""
-        ...
 
     def close(self) -> None:
         """End its threads."""
-        ...
 
 
 class CacheStorePort(Protocol):
@@ -126,13 +113,11 @@ class CacheStorePort(Protocol):
     @property
     def secret(self) -> bytes:
         """32 random bytes that tenants' tags derive from; constant over the store's life."""
-        ...
 
     @property
     def holds_back(self) -> bool:
         """True while interim blocks go neither to disk, past the day's limit, nor to other
         machines, if uploads fail or are behind."""
-        ...
 
     def put(self, block: StoredBlock) -> bool:
         """Store `block`; does nothing if it is stored already.
@@ -143,73 +128,59 @@ class CacheStorePort(Protocol):
         the quota to others, and none keeps more by pins. The store shares `block` and never changes
         it. While `holds_back`, an interim one stays in memory alone.
         """
-        ...
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         """Delete blocks, used and pinned ones too, so that no request finds them again; blocks that
         follow them stay.
         """
-        ...
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         """The indexed ones of `keys`, without reading them. Does not count as a use."""
-        ...
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
         """Return the `keys` to `put`, possibly again, so that every tier has them; none while it
         refuses puts.
         """
-        ...
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         """The headers of all indexed blocks that follow `parent`, without reading them."""
-        ...
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
         """Return the `children` worth comparing with the tokens `like`, of any number: all whose
         tokens `like` begins with, and the one that shares most with it, if `begins_like` holds.
         """
-        ...
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         """The bodies of those `headers` that are in this process's memory, as they lie there.
 
         Copies nothing, changes nothing and waits for bodies on their way. The caller reads others.
         """
-        ...
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         """Fill the targets of each read, in parallel; True for each verified body.
 
         False leaves the targets undefined. Quarantines a damaged body.
         """
-        ...
 
     def read(self, header: BlockHeader) -> bytes | None:
         """The body, verified as in `read_into`, or None."""
-        ...
 
     def prefetch(self, header: BlockHeader) -> bool:
         """Copy a body from disk to memory, verified, within the quota; return whether memory has it
         then. A hint that counts as a use: a store without two tiers copies nothing.
         """
-        ...
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """Record a use of `keys`, a chain in order, so that its root goes last."""
-        ...
 
     def stats(self) -> Sequence[StoreStats]:
         """One entry per tier."""
-        ...
 
     def flush(self) -> None:
         """Return when everything accepted is as durable as this store can make it."""
-        ...
 
     def close(self) -> None:
         """Flush, and release files and threads. Nothing calls the store afterwards."""
-        ...
 
 
 class AgentIndexPort(Protocol):
@@ -220,37 +191,29 @@ class AgentIndexPort(Protocol):
 
         Assigns the generation and records a use of the agent's blocks. False if it stores nothing.
         """
-        ...
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
         """The agent's newest manifest, or None."""
-        ...
 
     def scopes(self) -> Sequence[Scope]:
         """The scopes that have agents, in any order."""
-        ...
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
         """Return at most `limit` manifests of a scope by `Manifest.place`, newest first, that come
         after `after`; fewer only at the end.
         """
-        ...
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
         """The names of a scope's agents whose manifest has this `parent`, sorted."""
-        ...
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
         """Two at most of the agents whose newest manifest needs each of the blocks."""
-        ...
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
         """Remove the agent's manifest; False if there is none. Its blocks stay until evicted."""
-        ...
 
     def pinned(self, tenant: bytes) -> Pinned:
         """Return a tenant's pins in the most durable tier, and its part of it, by its tag."""
-        ...
 
 
 class StorePort(CacheStorePort, Protocol):
@@ -259,7 +222,6 @@ class StorePort(CacheStorePort, Protocol):
     @property
     def agents(self) -> AgentIndexPort:
         """Its agents; closed with it."""
-        ...
 
 
 class BlockObserver(Protocol):
@@ -271,15 +233,12 @@ class BlockObserver(Protocol):
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
         """Learn that requests find the block from now on, perhaps also before."""
-        ...
 
     def removed(self, name: BlockHash, tier: Tier) -> bool:
         """Learn that no request finds the block any more."""
-        ...
 
     def listed_anew(self) -> None:
         """Learn that a tier's contents may have changed in any way."""
-        ...
 
 
 class ListedTier(Protocol):
@@ -287,7 +246,6 @@ class ListedTier(Protocol):
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
         """The parents of the first blocks of all chains in `namespace`."""
-        ...
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]: ...
 
@@ -299,11 +257,9 @@ class EventsPort(BlockObserver, Protocol):
 
     def begin(self, namespace: bytes, tiers: Mapping[Tier, ListedTier]) -> None:
         """Publish what `tiers` have in `namespace`, and from now on what changes."""
-        ...
 
     def close(self) -> None:
         """Send what waits, for a moment, and free its addresses."""
-        ...
 
 
 OpensEvents: TypeAlias = Callable[[str, str], EventsPort]
@@ -319,24 +275,19 @@ class SharedStorePort(Protocol):
 
     def blocks(self) -> StorePort:
         """The tier of blocks and agents, also a `LookUpPort`, which keeps to its budget, if any."""
-        ...
 
     def turns(self) -> SharedTurnsPort:
         """Past turns."""
-        ...
 
     def responses(self, own: DiskResponsesPort) -> DiskResponsesPort:
         """Responses: those of the fleet behind the ones that `own` has."""
-        ...
 
     def try_out(self) -> tuple[float, bool]:
         """Write, read, list and delete an object. Return the seconds taken, and whether the bucket
         keeps versions of deleted objects. Raises StoreError on failure."""
-        ...
 
     def last_pass(self) -> tuple[str, Mapping[str, object]] | None:
         """Return the last eviction, in words and as fields; None before. Raises StoreError."""
-        ...
 
 
 OpensShared: TypeAlias = Callable[[str, bytes, int | None], SharedStorePort]
@@ -355,11 +306,9 @@ class LookUpPort(Protocol):
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
         """Learn the agent's newest manifest."""
-        ...
 
     def look_up(
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
     ) -> None:
         """Learn how much of a chain of blocks, the last possibly partial, the tier stores, the
         blocks that follow, and all that resuming needs. Other tiers have the first `start`."""
-        ...

@@ -43,11 +43,9 @@ class ReplicasPort(Protocol):
         """Yield the response of the replica of `key`, or of a less busy one: a head, then bytes as
         they come. Closing it cancels the request there. Raises OverloadedError while no replica
         runs, if all are full, and if the replica is lost."""
-        ...
 
     async def answers(self, request: PassedRequest) -> Mapping[str, tuple[ResponseHead, bytes]]:
         """Return the whole response of every replica, by the replica's name. Raises as `answer`."""
-        ...
 
 
 class ReplicaPort(Protocol):
@@ -55,19 +53,15 @@ class ReplicaPort(Protocol):
 
     def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
         """Yield the response, as `ReplicasPort` does."""
-        ...
 
     def load(self) -> Mapping[str, float]:
         """Return the numbers `running` and `waiting`, and the `rows` of a batch. Thread-safe."""
-        ...
 
     def end(self) -> None:
         """End all answers, now and from now on, each with a reason for its client."""
-        ...
 
     def check(self) -> None:
         """Raise BackendError when the server cannot answer any more."""
-        ...
 
 
 class BuildReplica(Protocol):
@@ -75,4 +69,3 @@ class BuildReplica(Protocol):
 
     def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
         """Run one of `sharing` servers on a machine, storing in `folder`, from ready to saved."""
-        ...

@@ -214,11 +214,9 @@ class FileFormat(Protocol):
 
     def read(self, text: str) -> Document:
         """Parse the text."""
-        ...
 
     def change(self, text: str, required: Settings) -> str:
         """Return the text with `required` in it."""
-        ...
 
 
 class Json:

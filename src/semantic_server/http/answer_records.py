@@ -89,7 +89,6 @@ class Observer(Protocol):
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
         """The answer ended; `uid` is None for a rejected request."""
-        ...
 
 
 def _unchanged(events: Events) -> Events:

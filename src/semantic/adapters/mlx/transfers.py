@@ -46,11 +46,9 @@ class HostAllocator(Protocol):
 
     def allocate(self, n_bytes: int) -> int:
         """Return the address of new host memory that the device reads and writes directly."""
-        ...
 
     def free(self, address: int) -> None:
         """Free memory of `allocate`."""
-        ...
 
 
 class CopyDriver(HostAllocator, Protocol):
@@ -61,23 +59,18 @@ class CopyDriver(HostAllocator, Protocol):
         """Return the device address of an evaluated, contiguous array's first byte.
         Only MLX's thread calls it. The address holds while the array exists and the host does not
         read it: MLX would move it."""
-        ...
 
     def pin(self, address: int, n_bytes: int) -> None:
         """Let the device reach other host memory directly, until `unpin`."""
-        ...
 
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
-        ...
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
         """Copy rows from a place on the device to host memory, of `allocate` or any other."""
-        ...
 
     def to_device(self, device: int, host: int, rows: Rows) -> None:
         """Copy rows from host memory, of `allocate` or any other, to a place on the device."""
-        ...
 
 
 def address_of(data: bytes | memoryview) -> int:
@@ -162,11 +155,9 @@ class Place(Protocol):
 
     def address(self) -> AbstractContextManager[int | None]:
         """Return its address, which stays the same meanwhile; None if the place lost its memory."""
-        ...
 
     def end(self) -> None:
         """Free the place. Idempotent."""
-        ...
 
 
 class ArrivingBody:

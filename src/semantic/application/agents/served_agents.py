@@ -65,7 +65,6 @@ class EngineCalls(Protocol):
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
         """Call `function` on the engine's thread. The future has its result or exception."""
-        ...
 
 
 class AgentTransfers:

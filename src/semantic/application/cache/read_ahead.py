@@ -40,17 +40,14 @@ class Prefixes(Protocol):
     @property
     def ahead_bytes(self) -> int:
         """Bytes of memory to fill ahead of need."""
-        ...
 
     def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
         """Return the stored prefix of the agent's last turn, or None."""
-        ...
 
     def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
         """Wait until no request's prefix is loading, at most `seconds`; return whether none is."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

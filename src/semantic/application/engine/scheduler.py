@@ -154,25 +154,20 @@ class Prompts(Protocol):
     @property
     def pads_chunks(self) -> bool:
         """True if chunks `side_by_side` may have different numbers of tokens."""
-        ...
 
     def may_prefill(self, request: Request) -> bool:
         """False for a request that waits for another one."""
-        ...
 
     def waits_for(self, request: Request) -> Request | None:
         """The other one, which then is as urgent: a short prompt does not wait for a long one's
         turn."""
-        ...
 
     def may_join(self, request: Request) -> bool:
         """Return whether one pass can compute the rest of a prompt with that of others."""
-        ...
 
     def side_by_side(self, request: Request, limit: int) -> int:
         """Return the tokens of the next chunk, at most `limit`, if others can share its pass; else
         0."""
-        ...
 
 
 class Scheduler:

@@ -74,21 +74,17 @@ class Lane(Protocol):
     @property
     def is_ready(self) -> bool:
         """True if `turn` has something to do."""
-        ...
 
     @property
     def n_requests(self) -> int | None:
         """The number of its requests; None while a build runs."""
-        ...
 
     def turn(self) -> bool:
         """One slice of work; False when there is no more to come. Never raises."""
-        ...
 
     def evict_idle(self, n_bytes: int, room: int) -> bool:
         """Evict idle caches of so many bytes from memory, which may take `room` bytes for a moment;
         False if none was."""
-        ...
 
 
 class StepLoop:

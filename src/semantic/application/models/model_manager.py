@@ -53,25 +53,20 @@ class RunnableServing(ServingPort, Protocol):
     @property
     def agents(self) -> AgentsPort:
         """Its agents."""
-        ...
 
     def figures(self) -> Figures:
         """Current figures. Thread-safe."""
-        ...
 
     @property
     def has_failed(self) -> bool:
         """True if its engine failed without a successor: it answers nothing more."""
-        ...
 
     @property
     def models(self) -> ModelsPort | None:
         """All models of the server; None if this is the only one, and always loaded."""
-        ...
 
     async def close(self) -> None:
         """Cancel running requests, save every agent, end all threads. Raises SemanticError."""
-        ...
 
 
 class ModelLoader(Protocol):
@@ -81,30 +76,24 @@ class ModelLoader(Protocol):
         """Return the bytes of the model with this id, see `Residency.add`: the measure of its last
         load, or an estimate if its files have changed since. Raises SemanticError if they do not
         load."""
-        ...
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:
         """Yield until the model with this id is ready for requests; return it with its measured
         weights. The caller cancels between two slices. Raises SemanticError, and before it reads
         weights WeightsTooLargeError if they take more than `room` bytes: `size` knows how many from
         then on."""
-        ...
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
         """Download a model of the hub, and read no weights. See `ModelsPort.fetch`."""
-        ...
 
     async def free(self) -> None:
         """Return the memory of closed models to the system."""
-        ...
 
     def stores(self) -> tuple[StoreStats, ...]:
         """Statistics of each tier of the store. Thread-safe."""
-        ...
 
     async def close(self) -> None:
         """Close what the models share, after all of them. Raises SemanticError."""
-        ...
 
 
 class ModelManager:

@@ -28,15 +28,12 @@ class AnswerWriter(Protocol):
 
     def thought(self, text: str) -> None:
         """More of the reasoning before the answer."""
-        ...
 
     def text(self, text: str) -> None:
         """More of the answer."""
-        ...
 
     def end(self, mark: str) -> None:
         """End the answer, and write `mark` behind it."""
-        ...
 
 
 class PlainWriter:

@@ -235,16 +235,13 @@ class Delta(Protocol):
     @property
     def index(self) -> int:
         """The index of the choice."""
-        ...
 
     @property
     def usage(self) -> Usage | None:
         """The usage of the choice; None before its end."""
-        ...
 
     def as_object(self) -> Json:
         """Return the member of a chunk's `choices`."""
-        ...
 
 
 class ChoiceSum(Protocol[D_contra]):
@@ -252,11 +249,9 @@ class ChoiceSum(Protocol[D_contra]):
 
     def add(self, delta: D_contra) -> None:
         """Add the next delta."""
-        ...
 
     def as_object(self, index: int) -> Json:
         """Return the member of the whole reply's `choices`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,12 +164,10 @@ class DecodeBatch(Protocol):
     @property
     def stream(self) -> mx.Stream:
         """The stream of all computations."""
-        ...
 
     @property
     def max_joins_per_step(self) -> int | None:
         """Maximum joins per step; None for no limit."""
-        ...
 
     def __contains__(self, sequence: object) -> bool: ...
 
@@ -177,25 +175,20 @@ class DecodeBatch(Protocol):
 
     def join(self, joining: Sequence[NewSequence]) -> None:
         """Add sequences to the next step."""
-        ...
 
     def settle(self) -> None:
         """Put tokens emitted before their step into the caches, as `leave` does.
         If this fails, nothing may use the batch any more."""
-        ...
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         """Return the sampled token that is neither emitted nor, after `settle`, in the caches.
         None if there is none, or if it is finite but unknown."""
-        ...
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """Take a sequence out; its caches hold all emitted tokens."""
-        ...
 
     def step(self) -> list[Emitted]:
         """Launch a step, read the one before it, or both. Returns the tokens that it read."""
-        ...
 
 
 class _Next(Enum):

@@ -55,11 +55,9 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
         """Return a body of `layers`, copied to `room` outside MLX's work; None if impossible."""
-        ...
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
         """Return a reader of the tokens of `caches`; data read for one layer may serve the next."""
-        ...
 
     def stage(
         self,
@@ -70,7 +68,6 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         tokens: range,
     ) -> list[BodyTarget]:
         """Return targets for the bodies of `tokens` of `layers`, one per block."""
-        ...
 
     def restore(
         self,
@@ -81,7 +78,6 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     ) -> list[CacheT]:
         """Return the caches after `length` tokens, from the staged data and a checkpoint's pieces.
         Layers without a piece have FULL bodies or a state."""
-        ...
 
 
 class BlockCodec(Generic[CacheT, MemoryT]):

@@ -84,19 +84,15 @@ class PagedAttention(Protocol):
     def attend(self, step: DecodeStep) -> mx.array:
         """Write each new token to its page and return its attention, (rows, heads, 1, width).
         The width is the values', or the latents'."""
-        ...
 
     def append(self, chunk: PrefillChunk) -> Appended:
         """Write a chunk to its pages, and gather the keys and values that it attends to."""
-        ...
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
         """Write whole pages, (n, *PageKind.page_shape), to `pages`; return an array to evaluate."""
-        ...
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
         """Copy whole pages to others, by index; return the array to evaluate."""
-        ...
 
 
 class PortableAttention:
