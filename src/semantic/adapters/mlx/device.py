@@ -234,7 +234,8 @@ def memory_in_use() -> int:
 
 
 def memory_to_spare() -> int | None:
-    """Return the bytes the system, or CUDA device, can give, negative if it is short; else None."""
+    """Return the bytes the system (with CUDA the device) can still give, negative if it wants some
+    back; None if unknown."""
     if mx.cuda.is_available() and not on_cpu():
         free = mx.device_info(mx.default_device()).get("free_memory")
         return None if free is None else int(free)

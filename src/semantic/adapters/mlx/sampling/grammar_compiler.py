@@ -112,7 +112,7 @@ class GrammarCompiler:
         self._ready(grammar)
 
     def compile(self, grammar: Grammar) -> None:
-        """Compile `grammar`, which has a good verdict, at any cost in time.
+        """Compile `grammar`, which has a good verdict, however slow.
         Raises as `check` does."""
         self._compile(grammar)
 

@@ -177,8 +177,7 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Write a handle's tokens to their pages and return their attention; see
-        `DecodeStep.rope`."""
+        """Write a handle's tokens to their pages, return their attention; `rope`: see `DecodeStep`."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(
