@@ -177,7 +177,7 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Write a handle's tokens to their pages, return their attention; `rope`: see `DecodeStep`."""
+        """Write a handle's tokens to pages and return their attention; `rope`: see `DecodeStep`."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(
