@@ -142,7 +142,7 @@ def open_publisher(endpoint: str, topic: str) -> KVPublisher:
     publisher = KVPublisher(endpoint, topic)
     place = urlsplit(endpoint)
     if place.scheme == "tcp" and not is_loopback(place.hostname or ""):
-        logger.warning("kv_events: anyone who can reach %s can read every prompt", endpoint)
+        logger.warning("kv_events: clients that can reach %s can read every prompt", endpoint)
     return publisher
 
 

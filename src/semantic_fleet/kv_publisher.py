@@ -2,10 +2,10 @@
 
 Implements `BlockObserver`: a bounded queue holds changes, and one thread sends them. A message is
 `topic, number, payload`. Numbers are 8 bytes, big-endian, without gaps, so a subscriber notices
-missed messages and requests them at the second socket. A payload is the msgpack of an array `[time,
-events, rank]`, an event a map with its name at "type". Fields have vLLM's names, and those that
-vLLM omits by default are missing. After the queue overflows, the thread publishes all stored blocks
-again. Knows sockets, not why blocks come and go.
+missed messages and requests them at the second socket. A payload is the msgpack of an array
+`[time, events, rank]`, an event a map with its name at "type". Fields have vLLM's names, and those
+that vLLM omits by default are missing. After the queue overflows, the thread publishes all stored
+blocks again. Knows sockets, not why blocks come and go.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Janitor: keeps the fleet's part of an object store within a budget; evicts the least recently
-used.
+"""Janitor: keeps a fleet's objects within a budget; evicts the least recently used.
 
 A pass lists the store twice: first to add up each tenant's bytes and their uses, then to delete. In
 between it holds `OBJECT_BYTES` for each object and no paths. Objects written or used meanwhile
@@ -145,7 +144,7 @@ class _Sizes:
 
 
 class StoppedError(Exception):
-    """Someone stopped the pass."""
+    """The pass ended on request."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)  # repr=False: it holds a secret
@@ -196,7 +195,7 @@ class Janitor:
             yield from page
 
     def _dead(self, folders: Mapping[str, set[str]]) -> frozenset[str]:
-        """Return those of `folders`, by tenant, whose key someone deleted after the listing."""
+        """Return those of `folders`, by tenant, whose key has been missing since the listing."""
         pages = self._objects.pages(TENANTS)
         known = {one.path.rsplit("/", 1)[-1] for page in pages for one in page}
         doubtful = [one for one in folders if one not in known or len(folders[one]) > 1]
@@ -233,8 +232,7 @@ class Janitor:
         for start in range(0, len(ordered), PAGE):
             batch = ordered[start : start + PAGE]
             names = dict.fromkeys(item.name for item in batch)
-            # Announce before, as this process may end midway, and after, as others may look in
-            # between.
+            # Before, as this process may end midway, and after, as others may look in between.
             announce(self._objects, self._secret, f"{self._lease.number:020}-next", names)
             self._keep()
             self._lease.renew()

@@ -4,7 +4,7 @@
 
 The highest number counts. The store creates a number once, so only one of two processes that renew
 or take over succeeds. A lease is dead when its number has not changed for a whole `PERIOD` by the
-*observer's* clock, which compares no clocks of two machines. The holder renews right before each
+*observer's* clock, so machines need not agree on the time. The holder renews right before each
 exclusive action. Its own clock can only stop it, after a sleep. Knows no object but its own.
 """
 

@@ -51,7 +51,7 @@ _ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _NO_BUCKET = "<Code>NoSuchBucket<"
 _CAUSE = re.compile(r'(?:error|message): "([^"\n]+)"|Invalid\w+\(\s*(\w+)|(TimedOut)')
 """The cause in the structure of an error whose first line says only that a request failed."""
-_NOT_LISTED = "cannot list the object store, objects of other replicas are not found"
+_NOT_LISTED = "cannot list the object store, other replicas' objects stay unknown"
 _NOT_DELETED = "cannot delete from the object store, deleted objects stay there"
 _CERTIFICATES = {
     "UnknownIssuer": "its certificate is from an unknown CA, SSL_CERT_FILE can name more",
@@ -331,7 +331,7 @@ class SharedFolder:
 
 
 class _Outage:
-    """Reports a lasting failure: its begin, at most once a minute, and its end. Not thread-safe."""
+    """Reports a lasting failure: its start, at most once a minute, and its end. Not thread-safe."""
 
     def __init__(self, begun: str, ended: str, clock: Callable[[], float]) -> None:
         self._begun = begun

@@ -140,8 +140,7 @@ class Channel:
         keys: Keys | None = None,
     ) -> None:
         """`peer` is the other rank, which has the same `keys`; without keys `sock` is a Unix
-        socket. After `silence` seconds without a frame the peer counts as lost. `mapped` gets its
-        memory."""
+        socket. A peer is lost after `silence` seconds without a frame. `mapped` gets its memory."""
         self.peer = peer
         self.is_local = keys is None
         self.mapped = mapped

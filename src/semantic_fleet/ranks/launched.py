@@ -73,7 +73,7 @@ def read_grid(environment: Mapping[str, str]) -> Grid | None:
         grid = _read(int(environment[_RANK]), environment)
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         raise InvalidRequestError(
-            f"{_RANK} is there without its other variables ({error}): expected a start by "
+            f"{_RANK} is set without its other variables ({error}): expected a start by "
             "`mlx.launch` with the backend ring, nccl or jaccl"
         ) from error
     return grid if grid.size > 1 else None

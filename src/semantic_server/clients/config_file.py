@@ -57,7 +57,7 @@ def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
 def write(change: Plan) -> Path | None:
     """Carry out the plan; return the path of a backup of the previous file, or None. Replaces the
     target of a symbolic link. Only its owner can read a new file. Raises OperatorError, and leaves
-    the file unchanged, if the write fails or someone changed it since `plan`."""
+    the file unchanged, if the write fails or another program changed it since `plan`."""
     if not change.changes:
         return None
     target = Path(os.path.realpath(change.path))

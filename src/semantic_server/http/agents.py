@@ -240,7 +240,7 @@ async def _first_of_all(
     for tenant in await agents.tenants():
         if limit <= 0:
             return [*pages, (tenant, AgentPage((), has_more=True))]
-        with suppress(AgentNotFoundError):  # someone deleted its last agent meanwhile
+        with suppress(AgentNotFoundError):  # a request deleted its last agent meanwhile
             pages.append((tenant, await agents.page(tenant, limit, None, only)))
             limit -= len(pages[-1][1].agents)
     return pages

@@ -232,7 +232,7 @@ class DeadlineProtocol(H11Protocol):
             self._close()
 
     def give_way(self) -> None:
-        """Close this connection, whose client must act, in favor of another one."""
+        """Close this connection, whose client must act, in favour of another one."""
         if self._phase() is Phase.CLIENT and not self.flow.write_paused:
             self._refuse(_FULL)
         else:

@@ -52,7 +52,7 @@ _CANCELLED: Final = 499
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
-"""Statuses that tell SDKs not to repeat: the request would fail again, or someone ended it."""
+"""Statuses that tell SDKs not to repeat: the request would fail again, or an operator ended it."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
 """Statuses after which the connection closes without reading the rest of the request."""

@@ -1,5 +1,4 @@
-"""Notes in place of content that a text model cannot process: pictures, sounds, documents, foreign
-blocks.
+"""Notes for content that a text model cannot process: pictures, sounds, documents, other blocks.
 
 Clients resend such content in every later request, so a refusal would end their session for good.
 The same bytes make the same note, which keeps a prompt's beginning. Decodes only the first bytes of

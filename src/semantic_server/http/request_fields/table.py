@@ -1,5 +1,4 @@
-"""Field tables: the fields of a body that an API supports, ignores and refuses; checks of JSON
-values.
+"""Field tables: the fields that an API supports, ignores or refuses, and checks of JSON values.
 
 Refuses fields outside the tables that look like a known one, and logs others once. All APIs share
 the fields that clients send to other servers, and the field `semantic`, whose members may also be

@@ -255,7 +255,7 @@ def _stored(body: ResponseBody, *, keep: bool) -> bool:
     given = body.get("store")
     if given and not keep:
         raise FieldError(
-            "store must be false or missing: the server does not keep it", param="store"
+            "store must be false or missing: keep is false", param="store"
         )
     return keep and given is not False
 
