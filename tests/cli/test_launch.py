@@ -469,7 +469,7 @@ def test_a_symbolic_link_stays_one(server: Server, home: Path, tmp_path: Path) -
         ("claude", '{} // "x"', "expected JSON without comments"),
         ("claude", "[1]", "expected a JSON object, got list"),
         ("claude", '{"a": 1, "a": 2}', "'a' occurs twice"),
-        ("claude", '{"env": 3}', "env holds int: expected a table"),
+        ("claude", '{"env": 3}', "env must be a table of settings, got int"),
         ("claude", '{"a": NaN}', "NaN is no JSON"),
         ("claude", '{"a": 1e999}', "too large"),
         ("claude", b'{"a": "\xff"}', "no UTF-8"),

@@ -125,7 +125,7 @@ def check_spelling(unknown: Iterable[str], known: Collection[str], within: str =
         if alike:
             path = within + name
             meant = within + alike[0]
-            raise FieldError(f"unknown field {path}; did you mean {meant}?", param=path)
+            raise FieldError(f"{path}: unknown field; did you mean {meant}?", param=path)
 
 
 async def read_json(request: Request) -> dict[str, object]:

@@ -186,7 +186,7 @@ def test_a_response_that_is_not_kept_is_not_stored(wires: RunningServer) -> None
     body = {"model": "default", **WIRES["/v1/responses"], **UNKEPT, "store": True}
     reply = wires.ask("POST", "/v1/responses", body)
     assert reply.status == 400
-    assert b"store: expected false" in reply.body
+    assert b"store must be false" in reply.body
 
 
 @pytest.fixture(scope="module")

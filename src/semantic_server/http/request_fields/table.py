@@ -312,7 +312,7 @@ def _own(body: Mapping[str, object]) -> Mapping[str, object]:
         if name not in _MEMBERS:
             path = f"{_OWN_FIELD}.{name[:_LONGEST_NAME]}"
             known = f"{', '.join(_MEMBERS[:-1])} or {_MEMBERS[-1]}"
-            raise FieldError(f"unknown field {path}; expected {known}", param=path)
+            raise FieldError(f"{path}: unknown field; expected {known}", param=path)
     return own
 
 

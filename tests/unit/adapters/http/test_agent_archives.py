@@ -410,7 +410,7 @@ def test_an_upload_that_stands_still_ends(served: AgentsWorld, archive: bytes) -
         with half_an_import(server, archive) as raw:
             reply = b"".join(iter(lambda: raw.recv(1 << 16), b""))
         assert b"408 Request Timeout" in reply
-        assert b"1048576 bytes of the body did not come within 0.5 seconds" in reply
+        assert b"1048576 bytes of the body did not arrive within 0.5 seconds" in reply
         until(lambda: not served.transfers._is_importing)
 
 

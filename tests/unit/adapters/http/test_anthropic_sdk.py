@@ -99,7 +99,7 @@ def test_hints(client: anthropic.Anthropic, serving: FakeServing) -> None:
         Hints(back_in=20),
         Hints(done=True, priority=-2),
     ]
-    with pytest.raises(anthropic.BadRequestError, match=r"semantic\.don: there is no such field"):
+    with pytest.raises(anthropic.BadRequestError, match=r"semantic\.don: unknown field"):
         ask({"don": True}, {})
 
 

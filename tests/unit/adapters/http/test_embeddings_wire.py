@@ -74,8 +74,8 @@ def test_names_of_the_model(model: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"input": [1, 2, 3]}, "input[0]: token ids are another model's"),
-        ({"input": [[1, 2], [3]]}, "input[0]: token ids are another model's"),
+        ({"input": [1, 2, 3]}, "input[0]: token ids of another model"),
+        ({"input": [[1, 2], [3]]}, "input[0]: token ids of another model"),
         ({"input": ["a", 7.5]}, "input[1]: expected a text"),
         ({"input": ""}, "input[0]: expected a text that is not empty"),
         ({}, "input: expected a list"),

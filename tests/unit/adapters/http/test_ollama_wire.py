@@ -276,7 +276,7 @@ def test_a_prompt_above_num_ctx_is_refused() -> None:
         ({"options": []}, "options: expected an object"),
         ({"temperature": 1}, "temperature: send it in options"),
         ({"max_tokens": 5}, "max_tokens: use options.num_predict"),
-        ({"tool_choice": "required"}, "tool_choice: not on this wire"),
+        ({"tool_choice": "required"}, "tool_choice: not in this API"),
         ({"messages": {}}, "messages: expected a list"),
         ({"messages": [{"role": "owl", "content": ""}]}, "messages[0].role: "),
         ({"messages": [{"role": "user", "content": ["Hi"]}]}, "messages[0].content: "),

@@ -82,7 +82,7 @@ SECONDS = "expected a number of seconds from 0 to 86400"
         ({"done": True, "back_in": 5}, "semantic.back_in: not allowed with semantic.done"),
         (
             {"don": True},
-            "unknown field semantic.don; expected keep, done, back_in or priority",
+            "semantic.don: unknown field; expected keep, done, back_in or priority",
         ),
     ],
 )

@@ -161,7 +161,7 @@ def test_a_misspelt_field_is_refused_with_the_one_that_was_meant(
 ) -> None:
     error = wire_of().error(path, **{wrong: 1})
     assert error["param"] == wrong
-    assert error["message"] == f"unknown field {wrong}; did you mean {right}?"
+    assert error["message"] == f"{wrong}: unknown field; did you mean {right}?"
     nested = wire_of().error(path, stream=True, stream_options={"include_usge": True})
     assert str(nested["message"]).endswith("did you mean stream_options.include_usage?")
 
