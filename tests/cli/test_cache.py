@@ -522,7 +522,7 @@ def test_a_tenant_that_is_forgotten_has_no_object_left(fleet: FleetFlags) -> Non
     assert asked(*given, "--yes") == gone
     again = cache(*given, "--yes")
     assert (again.code, again.err) == (0, "")
-    assert "has nothing" in again.out
+    assert "has no objects" in again.out
     for kind, n_left in (("6e" * 32, 4), ("turns", 1), ("responses", 1)):
         assert n_objects(fleet, kind) == n_left
     assert asked("forget-tenant", *fleet, "--local", "--yes") == gone

@@ -26,7 +26,7 @@ def test_a_file_that_no_parser_can_take_is_one_line(tmp_path: Path, text: str) -
     file.write_text(text)
     ran = semantic("config", "show", "--config", str(file))
     assert (ran.code, len(ran.error_lines)) == (2, 1)
-    assert f"{file} is no TOML" in ran.err
+    assert f"{file} is not valid TOML" in ran.err
 
 
 @pytest.mark.parametrize("name", ["STORE", "PORT", "MODEL", "NO_STORE", "ALLOWED_HOSTS"])
