@@ -114,7 +114,8 @@ def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objec
 
 
 def try_objects(objects: Objects) -> float:
-    """Return the seconds to write, read, list and delete an object. Raises StoreError."""
+    """Write, read, list and delete an object; return the seconds that it took. Raises StoreError if
+    the store misbehaves, and as `objects`."""
     path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
     started = time.monotonic()
     was_new = objects.create(path, data)

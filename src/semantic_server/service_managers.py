@@ -159,7 +159,8 @@ def read_file(path: Path) -> str | None:
 
 
 def write_file(path: Path, text: str) -> bool:
-    """Write `text` atomically; return whether it changed. Raises OperatorError."""
+    """Write `text` at `path` atomically; return whether it changed. Raises OperatorError, also for
+    another program's file."""
     if read_file(path) == text:
         return False
     try:

@@ -141,14 +141,16 @@ class Objects:
 
     @property
     def has_failed(self) -> bool:
-        """True if the breaker opened and no call succeeded since, or an `urgent` call is late."""
+        """True if the breaker opened and no call succeeded since, or an `urgent` call is late. To
+        wait for the next call may be in vain."""
         with self._lock:
             late = self._clock() - _LATE
             return self._backoff.has_begun or any(at <= late for at in self._urgent.values())
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Mark the calls inside as urgent: the end of an answer waits for them, briefly."""
+        """Mark the calls inside as urgent: the end of an answer waits for them, for no longer than
+        a small request takes."""
         this = object()
         with self._lock:
             self._urgent[this] = self._clock()

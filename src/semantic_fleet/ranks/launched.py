@@ -29,7 +29,8 @@ _NCCL_SIZE, _JACCL_DEVICES = "MLX_WORLD_SIZE", "MLX_IBV_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Implements `PlacementPort`. `host` is the address of rank 0. All ranks know the `secret`."""
+    """Implements `PlacementPort`. `host` is the address of rank 0. The ranks prove to each other
+    that they know the `secret`."""
 
     rank: int
     size: int

@@ -315,7 +315,8 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The model and the tenant's id of an agent; a server of several models requires the model."""
+    """The owner of an agent: a model, which a server of several requires, and a tenant, by the id
+    that an operator gives."""
 
     model: str | None = None
     tenant: str | None = None

@@ -203,7 +203,8 @@ class _AnswerTimer:
 
 
 class LostPart(BaseModel):
-    """The changed part of the request. Tools count from 1, and messages after the system ones."""
+    """The part of the request that changed. Tools count from 1, and so do messages after the
+    leading system messages."""
 
     kind: PartKind
     change: Change

@@ -126,7 +126,8 @@ class FieldError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as a client sees it. `tokens`: (requested, limit). `closes`: ends the connection."""
+    """An error as a client sees it. `tokens` is (requested, limit) of a context overflow. With
+    `closes` the connection ends with the response."""
 
     status: int
     message: str

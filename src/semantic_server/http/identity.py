@@ -352,7 +352,8 @@ def presented_keys(headers: Headers) -> list[str]:
 
 
 class ApiKeys:
-    """The digests of a server's API keys. False without keys: then the only tenant is ""."""
+    """The API keys of a server, as digests, so that the log can never contain a key. False without
+    keys: then every request belongs to the tenant ""."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants = {_digest(key): tenant_name(key) for key in keys}

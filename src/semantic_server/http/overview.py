@@ -190,7 +190,8 @@ class TimelineSpan(BaseModel):
 
 
 class ModelRow(BaseModel):
-    """One of several models. Only operators, or all without keys, see the load of all tenants."""
+    """One of several models. Only operators, and all clients of a server without keys, see the load
+    of all tenants."""
 
     id: str
     parent: Annotated[str | None, Field(description="Base model, if this one is an adapter on it.")]

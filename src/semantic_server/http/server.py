@@ -43,7 +43,8 @@ _OPEN_FACTOR: Final = 4
 
 
 class HttpServer(uvicorn.Server):
-    """A server that shuts down gracefully on the first signal, and at once on the second."""
+    """A server that shuts down gracefully on the first signal, and exits at once on the second. The
+    latter loses only the computation since the last save: the store is crash-safe."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
         context: ServerContext = app.state.context

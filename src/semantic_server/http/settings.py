@@ -233,7 +233,8 @@ def _require_operators_apart(settings: ServerSettings) -> None:
 
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
-    """Drop empty variables, but not empty lists of keys: validation rejects those."""
+    """Drop empty variables, which count as unset. Validation rejects an empty list of keys, as it
+    must not open a server."""
     return {
         name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
     }

@@ -63,7 +63,8 @@ Json = dict[str, object]
 
 
 class _Input:
-    """A call's input from its arguments; those that are not an object become a field of it."""
+    """A call's input from its arguments: an object, any prefix of which is parsable. Arguments that
+    turn out not to be an object become a field of it."""
 
     def __init__(self) -> None:
         self._object = ObjectText()

@@ -247,7 +247,7 @@ def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
 
 
 def _accepting(name: object, request: Request) -> AnyModel:
-    """Return the model of that name or tag. Raises FieldError and ModelNotFoundError."""
+    """Return the model of this name, tagged or not. Raises FieldError, ModelNotFoundError."""
     return model_called(request, untagged(name))[0]
 
 

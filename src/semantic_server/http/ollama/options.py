@@ -296,7 +296,8 @@ def _duration(text: str) -> float | None:
 
 
 def read_think(value: object) -> tuple[dict[str, object], int | None]:
-    """Return the template's options and the thinking budget in `think`. Raises FieldError."""
+    """Return the template's options and the thinking budget in `think`. Raises FieldError for
+    anything but true, false and an effort."""
     if value is None:
         return {}, None
     if value is False:

@@ -361,7 +361,8 @@ def check_known(name: str, tools: Sequence[Tool], path: str) -> None:
 
 
 def answer_format_of(value: object) -> AnswerFormat | None:
-    """Read `response_format`, enforcing any schema; None for free text. Raises FieldError."""
+    """Read `response_format`; None for free text. The server enforces a schema, strict or not.
+    Raises FieldError for an invalid format."""
     if value is None:
         return None
     checked = validated_by_type(_FORMAT, format_adapters, object_at(_FORMAT, value))
@@ -379,7 +380,8 @@ def answer_format_of(value: object) -> AnswerFormat | None:
 def template_options(
     effort: str | None, own: Mapping[str, object], thinking_tokens: int | None = None
 ) -> dict[str, object]:
-    """Return options for thinking and effort; the client's `own` win. Raises FieldError."""
+    """Return template options for a thinking budget and a reasoning effort; the client's `own`
+    override them. Raises FieldError for an option that a client must not set."""
     options: dict[str, object] = {}
     if thinking_tokens is not None:
         options["enable_thinking"] = thinking_tokens > 0

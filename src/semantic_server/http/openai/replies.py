@@ -297,7 +297,8 @@ class Reply(Generic[D]):
         return self._object(self._kind.name, choices) | self._total_usage()
 
     async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
-        """Yield the chunks. All have the member `usage` if requested, else only the last one."""
+        """Yield the chunks. If the client requests usage, each has the member `usage`, as OpenAI's
+        have; else the last one has it."""
         name, options = self._kind.chunk_name, self._options
         last: Json | None = None  # the end of a choice, until another chunk follows
         async with aclosing(deltas):

@@ -154,7 +154,8 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
 
 
 def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
-    """Return the answer's form that one of vLLM's fields requires, or None. Raises FieldError."""
+    """Return the form of an answer that one of vLLM's fields requires, or None. Raises FieldError
+    for an invalid constraint, and for several."""
     given = {f"guided_{kind}": kind for kind in _FORMS}
     found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
     if _STRUCTURED in known:
@@ -336,7 +337,8 @@ class StreamOptions:
 
 
 def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
-    """Return the options in a body; `force_usage` adds a usage chunk. Raises FieldError."""
+    """Return the options in a body with validated types; with `force_usage` usage has its own
+    chunk. Raises FieldError for stream options without a stream."""
     stream = body.get("stream") is True
     value = body.get("stream_options")
     if value is None:

@@ -78,7 +78,8 @@ def new_response_id(route: str = "") -> str:
 
 
 def encoded_reasoning(text: str) -> str:
-    """Return `text` as `encrypted_content`, not encrypted: only its own client receives it."""
+    """Return `text` as the field `encrypted_content`, which clients return unread. Does not encrypt
+    it: only its own client receives it."""
     data = text.encode("utf-8", "surrogatepass")
     return _ENCODED_PREFIX + base64.urlsafe_b64encode(data).decode("ascii")
 

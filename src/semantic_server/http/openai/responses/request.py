@@ -61,7 +61,8 @@ class History:
 
 
 def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> History:
-    """Return the history up to `response_id`. Raises ResponseGoneError and StoreError."""
+    """Return the history up to and including the response `response_id`. Raises ResponseGoneError
+    if the store lacks a response of the chain, and StoreError if the read fails."""
     chain = _chain(responses, tenant, response_id)
     tools = {tool.name: tool for one in chain for tool in one.tools}
     messages = [message for one in chain for message in (*one.input, *one.output)]

@@ -63,7 +63,7 @@ async def delete_response(request: Request, response_id: str) -> None:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn StoreError into a WireError of status 503 without its cause, which may be private."""
+    """Turn StoreError into a WireError 503 without its cause, which may disclose details."""
     try:
         yield
     except StoreError as error:

@@ -241,7 +241,8 @@ def _allowed(tools: ToolSet, given: Json) -> Choice:
 
 
 def _known(tools: ToolSet, path: str, given: Json) -> tuple[str, Json]:
-    """Return the model's name of the tool at `path`, and the reply's choice. Raises FieldError."""
+    """Return the model's name of the tool chosen at `path`, and the reply's choice of it. Raises
+    FieldError for an unknown tool."""
     kind = given["type"]
     if isinstance(kind, str) and kind in OPENAI_TOOLS:
         check_known(kind, tools.tools, path)
