@@ -255,9 +255,7 @@ def _stored(body: ResponseBody, *, keep: bool) -> bool:
     """Return whether to store the response. Raises FieldError if only the body wants it."""
     given = body.get("store")
     if given and not keep:
-        raise FieldError(
-            "store must be false or missing: keep is false", param="store"
-        )
+        raise FieldError("store must be false or missing: keep is false", param="store")
     return keep and given is not False
 
 
