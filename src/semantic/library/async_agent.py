@@ -1,8 +1,7 @@
 """AsyncAgent: one agent of an engine: its conversation, its cache, and the operations on both.
 
 The store keeps its messages with its cache, so that another process continues the conversation. An
-archive gets its name when it is whole. Knows the served model; no thread
-and no transport.
+archive gets its name when it is whole. Knows the served model; no thread and no transport.
 """
 
 from __future__ import annotations
@@ -95,6 +94,7 @@ class AsyncAgent:
     """An agent: a conversation, and the cache of all its tokens.
 
     Get one with `AsyncEngine.agent`. One turn runs at a time; different agents answer together.
+    Methods without a docstring: see `Agent`.
     """
 
     def __init__(
@@ -128,17 +128,6 @@ class AsyncAgent:
     async def chat(
         self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]
     ) -> Answer | AsyncAnswerStream:
-        """Answer the next message, or a whole conversation.
-
-        A text continues the agent's conversation, also one of an earlier process if the engine has
-        a store. Messages replace it. The engine computes nothing again that is cached of either.
-        With `stream` the caller iterates over the text as it comes. `options` are those of
-        `ChatOptions`: `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
-
-        Raises InvalidRequestError for wrong messages or options, and while the agent answers;
-        ContextOverflowError for more than the context; BackendError if the model fails. An error
-        leaves the conversation as it was.
-        """
         check_options(options)
         turn = _Turn(self.name)
         events = self._answered(messages, options, turn)
@@ -147,11 +136,6 @@ class AsyncAgent:
         return answers if stream else await whole(answers)
 
     async def history(self) -> tuple[Message, ...]:
-        """Return the messages of the conversation so far.
-
-        Raises InvalidRequestError if the store has the agent without its messages, as a server
-        saves it, and if it began with another system message than its own here.
-        """
         if self._messages is None:
             found: tuple[Message, ...] = ()
             with suppress(AgentNotFoundError):
@@ -165,8 +149,6 @@ class AsyncAgent:
         return self._messages
 
     async def set_system(self, text: str | None) -> None:
-        """Continue with another system message; None for none. The engine computes the next prompt
-        from there."""
         before = () if self._messages is None else self._messages
         if self._messages is None:
             self._system = None
@@ -177,8 +159,6 @@ class AsyncAgent:
     # Its cache
 
     async def cached_tokens(self) -> int:
-        """Cached tokens from its beginning: a prompt that begins like it computes none of them
-        again. 0 for an agent without a turn."""
         try:
             detail = await self.info()
         except AgentNotFoundError:
@@ -191,17 +171,9 @@ class AsyncAgent:
         return stop
 
     async def info(self) -> AgentDetail:
-        """Its tokens, bytes, parent and blocks, each block with its place.
-
-        Raises AgentNotFoundError for an agent without a turn.
-        """
         return await self._serving.agents.show(self.name, LOCAL_TENANT)
 
     async def why(self) -> str:
-        """Say how much of its last prompt the engine reused, and why not more: a sentence a line.
-
-        Raises AgentNotFoundError for an agent without a turn.
-        """
         match = (await self.info()).match
         texts: dict[int | None, str] = {}
         if match is not None and match.expected is not None and match.got is not None:
@@ -210,29 +182,15 @@ class AsyncAgent:
         return "\n".join(explain(self.name, match, texts.get))
 
     async def fork(self, name: str) -> AsyncAgent:
-        """Return a new agent with this one's conversation and cache, without copying either.
-
-        Raises InvalidRequestError if there is an agent of that name, or this one has no turn yet.
-        """
         await self._serving.agents.fork(self.name, name, LOCAL_TENANT)
         forked = self._agents[name] = AsyncAgent(name, self._loaded, self._agents)
         forked._system, forked._messages = self._system, self._messages
         return forked
 
     async def pin(self, *, pinned: bool = True) -> None:
-        """Exempt its blocks from eviction, or with `pinned=False` allow it again.
-
-        Raises AgentNotFoundError for an agent without a turn.
-        """
         await self._serving.agents.pin(self.name, LOCAL_TENANT, pinned=pinned)
 
     async def export(self, path: str | Path) -> int:
-        """Write the agent with its cache to one file, for another machine; returns its bytes.
-
-        The file has the whole conversation, with access for its owner alone, and replaces an
-        earlier one when it is whole. Raises AgentNotFoundError for an agent without a turn, and
-        OperatorError if it cannot write the file.
-        """
         archive = await self._serving.agents.export(self.name, LOCAL_TENANT)
         try:
             async with aclosing(archive.pieces) as pieces:
@@ -242,10 +200,6 @@ class AsyncAgent:
         return archive.n_bytes
 
     async def forget(self) -> None:
-        """Delete its conversation and its cache, on disk too. Its system message stays.
-
-        Raises InvalidRequestError while it is answering.
-        """
         await self._require_idle()
         with suppress(AgentNotFoundError):
             await self._serving.agents.forget(self.name, LOCAL_TENANT)

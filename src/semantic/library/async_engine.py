@@ -44,8 +44,8 @@ class AsyncEngine:
             async for text in await engine.chat("ada", "What is my name?", stream=True):
                 print(text, end="")
 
-    Use it from one event loop; any number of tasks may call it. `Engine` is its twin for programs
-    without one.
+    Use it from one event loop; any number of tasks may call it. Methods without a docstring: see
+    `Engine`, its twin for programs without an event loop.
     """
 
     def __init__(
@@ -91,8 +91,6 @@ class AsyncEngine:
                 atexit.register(self._loaded.end)  # of a program that forgets to close it
 
     async def flush(self) -> None:
-        """Return when every agent is on disk as of its last turn, as far as there is a store: what
-        kills the process then takes nothing of it. `close` does this too."""
         await self._models.flush()
 
     async def close(self) -> None:
@@ -119,12 +117,10 @@ class AsyncEngine:
 
     @property
     def model(self) -> ServedModel:
-        """The model's names, context and default sampling."""
         return self._serving().model
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        """The model, and what it is under each adapter."""
         return [one.model for one in self._models.servings]
 
     # Answers
@@ -160,11 +156,6 @@ class AsyncEngine:
         model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer | AsyncAnswerStream:
-        """Answer an agent's next message (a text) or a whole conversation (messages).
-
-        With `stream` the caller iterates over the text as it comes. `model` is as in `agent`;
-        `options` and errors are those of `AsyncAgent.chat`.
-        """
         asked = self.agent(agent, model=model)
         if stream:
             return await asked.chat(messages, stream=True, **options)
@@ -173,13 +164,6 @@ class AsyncEngine:
     async def run_batch(
         self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
     ) -> list[Answer]:
-        """Answer many requests in one batch, and return the answers in their order.
-
-        A request is an agent's name with its messages, or a `Request` with options of its own,
-        which precede `options`. The engine computes common prefixes once. Raises
-        InvalidRequestError, before any work, for an agent that two requests name; an error of one
-        request when all others have ended.
-        """
         batch = [one if isinstance(one, Request) else Request(*one) for one in requests]
         asked = [self.agent(one.agent, model=one.model) for one in batch]
         _require_different(asked)
@@ -196,10 +180,6 @@ class AsyncEngine:
         return [one for one in answers if isinstance(one, Answer)]
 
     async def count_tokens(self, messages: Messages) -> int:
-        """Tokens of the prompt of a message (a text) or a whole conversation (messages).
-
-        Raises InvalidRequestError for wrong messages, and if the model has no chat template.
-        """
         asked = (
             (Message("user", messages),) if isinstance(messages, str) else conversation(messages)
         )
@@ -210,13 +190,6 @@ class AsyncEngine:
     def agent(
         self, name: str, *, system: str | None = None, model: str | None = None
     ) -> AsyncAgent:
-        """Return the agent of that name: known, saved in the store, or new. Computes nothing.
-
-        With adapters `model` is one of the names in `models`, or an adapter's; without one it is
-        the base. Each model has agents of its own. Raises InvalidRequestError for an invalid name,
-        and if the agent's conversation began with another message than `system`, and
-        ModelNotFoundError for another model.
-        """
         number = 0 if model is None else self._models.number(model)
         agents = self._agents[number]
         if name not in agents:
@@ -226,25 +199,15 @@ class AsyncEngine:
         return agents[name]
 
     async def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
-        """All agents of a model that have a turn, those with a request first, then the last
-        used."""
         page = await self._serving(model).agents.page(LOCAL_TENANT, _ALL_AGENTS)
         return sorted(page.agents, key=lambda one: (one.state == "idle", -(one.last_used or 0.0)))
 
     def stores(self) -> Sequence[StoreStats]:
-        """Size and counts of each tier of the store."""
         return self._serving().agents.stores()
 
     async def import_agent(
         self, path: str | Path, name: str | None = None, *, model: str | None = None
     ) -> AsyncAgent:
-        """The agent of a file of `AsyncAgent.export`, under `name` or its own.
-
-        The engine checks every byte before it stores anything. Import only files that you trust:
-        checksums detect damage, not forged contents. Raises InvalidRequestError for the name of
-        another agent, another model's agent and a damaged file, and CapacityError when the store
-        does not take it.
-        """
         async with aclosing(read_archive(Path(path))) as pieces:
             imported = await self._serving(model).agents.import_(pieces, LOCAL_TENANT, name)
         return self.agent(imported.id, model=model)
