@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from semantic.adapters.mlx.text.chat_format import Escaper, SpecialTokens
+from semantic.adapters.mlx.text.tokenizer import Escaper, SpecialTokens
 
 SPECIAL = ("<s>", "<|end|>", "<|e")
 MARKS = ("<tool>", "</tool>")

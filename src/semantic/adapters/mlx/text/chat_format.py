@@ -1,17 +1,15 @@
 """Chat format of one model: renders chats, parses tool calls, builds grammars for answers.
 
-Takes the template, the marks and the parser from mlx-lm's tokenizer. A special token spelled in a
-user's text stays text: a placeholder stands for it while the template runs, and becomes ordinary
-text afterwards. Text that a template writes after an answer renders over a short substitute for the
-history. Knows the tokenizer, but neither the model nor how the engine enforces a grammar.
+Takes the template, the marks and the parser from mlx-lm's tokenizer. Text that a template writes
+after an answer renders over a short substitute for the history. Knows the tokenizer, but neither
+the model nor how the engine enforces a grammar.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -31,7 +29,9 @@ from semantic.adapters.mlx.text.template_messages import (
 )
 from semantic.adapters.mlx.text.tokenizer import (
     NO_TEMPLATE,
+    Escaper,
     MLXTokenizer,
+    SpecialTokens,
     refusal,
 )
 from semantic.application.chat.argument_types import with_types
@@ -151,88 +151,6 @@ class IncrementalRenderer:
         # The generation prompt ends `first`; in history an answer may begin otherwise.
         generation_prompt = first[common_prefix(first, second) :]
         return second[common_prefix(second, third) :] == generation_prompt and (shows or not thinks)
-
-
-Encode = Callable[[str], list[int]]
-"""A function from text to tokens; special tokens in it become themselves, and it adds nothing."""
-
-_NEVER = "(?!)"
-
-
-class SpecialTokens:
-    """The special tokens of one tokenizer, and an encoder that honours escapes."""
-
-    def __init__(
-        self, encode: Encode, special: Mapping[str, int], marks: Mapping[str, int]
-    ) -> None:
-        """`Escaper` escapes `special` tokens in every text. Texts of the system and the assistant
-        may contain `marks`, which a template writes around calls and thoughts."""
-        self._encode = encode
-        self._tokens = frozenset(special.values()) | frozenset(marks.values())
-        self.special = _any_of(special)
-        self.all = _any_of([*special, *marks])
-        self._newline = encode("\n")
-        # SentencePiece puts a space before every text; in the middle of a text it does not belong.
-        self._adds_space = encode("a") != self._encode_after_newline("a")
-
-    def encode(self, text: str, escaper: Escaper) -> list[int]:
-        """Return the tokens of a rendered chat whose texts `escaper` escaped."""
-        pieces = escaper.placeholder.split(text)
-        tokens = self._encode(pieces[0])
-        for at, piece in enumerate(pieces[1:], start=1):
-            if at % 2:
-                tokens += self._encode_as_text(escaper.texts[int(piece)])
-            elif piece:
-                tokens += self.encode_following(piece)
-        return tokens
-
-    def _encode_as_text(self, text: str) -> list[int]:
-        """Return the tokens of `text` without special ones: its parts are not special."""
-        tokens = self.encode_following(text)
-        if len(text) == 1 or not self._tokens.intersection(tokens):
-            return tokens
-        return self._encode_as_text(text[:1]) + self._encode_as_text(text[1:])
-
-    def encode_following(self, text: str) -> list[int]:
-        """Return the tokens of a text that follows another text."""
-        return self._encode_after_newline(text) if self._adds_space else self._encode(text)
-
-    def _encode_after_newline(self, text: str) -> list[int]:
-        tokens = self._encode("\n" + text)
-        size = len(self._newline)
-        return tokens[size:] if tokens[:size] == self._newline else self._encode(text)
-
-
-class Escaper:
-    """A replacement of special tokens in the texts of one chat by placeholders."""
-
-    def __init__(self, special_tokens: SpecialTokens, texts: Iterable[str]) -> None:
-        """`texts` are all texts of the chat: no placeholder occurs in any of them."""
-        self._special_tokens = special_tokens
-        self._word = _word_not_in([text for text in texts if "hiddentext" in text])
-        self.placeholder = re.compile(f"{self._word}([0-9]+)z")
-        self.texts: list[str] = []
-
-    def __call__(self, text: str, *, marks: bool = False) -> str:
-        """Return `text` with placeholders for special tokens, and for `marks` on request."""
-        pattern = self._special_tokens.all if marks else self._special_tokens.special
-        return pattern.sub(self._replace, text)
-
-    def _replace(self, found: re.Match[str]) -> str:
-        self.texts.append(found[0])
-        return f"{self._word}{len(self.texts) - 1}z"
-
-
-def _word_not_in(texts: Iterable[str]) -> str:
-    word = "hiddentext"
-    while any(word in text for text in texts):
-        word += "x"
-    return word
-
-
-def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted((token for token in tokens if token), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or _NEVER)
 
 
 NO_USERS = (
