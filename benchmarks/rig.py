@@ -19,7 +19,7 @@ from mlx_lm.models.cache import KVCache
 
 from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.cache import BufferRange, KVBuffer
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.application.cache.block_allocator import IdleCaches
 from semantic.application.engine.prefill_budget import PrefillBudget

@@ -9,8 +9,7 @@ import mlx.core as mx
 import pytest
 
 from semantic import CompletedGeneration
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange
-from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.cache import BufferRange, SequenceCache
 from tests.support.lanes import examples
 from tests.support.own_process import in_own_process
 from tests.support.pools import available

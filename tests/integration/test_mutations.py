@@ -8,9 +8,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.cache import (
     FullCache,
+    KVBuffer,
     RaggedBatch,
     WindowCache,
     _positions,

@@ -18,8 +18,7 @@ from hypothesis.stateful import initialize, run_state_machine_as_test
 from semantic import CompletedGeneration, SamplingParams
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.padded_batch import PaddedBatch, PaddedLayer
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import LentBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache
+from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, LentBuffer
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import SequenceId, whole_blocks
 from tests.integration.test_exactness import prompts

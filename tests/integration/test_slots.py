@@ -11,8 +11,12 @@ import pytest
 
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.contiguous import slots
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer, LentBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, RaggedKeys
+from semantic.adapters.mlx.kv_cache.contiguous.cache import (
+    FullCache,
+    KVBuffer,
+    LentBuffer,
+    RaggedKeys,
+)
 from semantic.adapters.mlx.kv_cache.contiguous.slots import SlottedArray, SlottedBatch
 from semantic.adapters.mlx.kv_cache.merged import merge
 

@@ -18,8 +18,7 @@ from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.padded_batch import padding_works
 from semantic.adapters.mlx.kv_cache import attention_hook, probe
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, WindowCache
+from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, KVBuffer, WindowCache
 from semantic.adapters.mlx.kv_cache.model_spec import NARROW, narrowed, read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers

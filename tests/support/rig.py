@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.cache import BufferRange, KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache, MlxLmState
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool

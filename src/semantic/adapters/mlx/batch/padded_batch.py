@@ -24,8 +24,13 @@ from semantic.adapters.mlx.batch.decode_batch import (
 )
 from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch, OneByOne
 from semantic.adapters.mlx.device import on_cpu
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer, LentBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, RaggedBatch
+from semantic.adapters.mlx.kv_cache.contiguous.cache import (
+    BufferRange,
+    FullCache,
+    KVBuffer,
+    LentBuffer,
+    RaggedBatch,
+)
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe

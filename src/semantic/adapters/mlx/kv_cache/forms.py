@@ -19,7 +19,7 @@ from semantic.adapters.mlx.cuda.copies import transfers_here
 from semantic.adapters.mlx.kv_cache.attention_hook import is_row_by_row
 from semantic.adapters.mlx.kv_cache.block_codec import BlockCodec, BlockMemory, CacheT
 from semantic.adapters.mlx.kv_cache.contiguous.block_memory import ContiguousMemory
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.cache import KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     ContiguousCache,
     ContiguousLayers,

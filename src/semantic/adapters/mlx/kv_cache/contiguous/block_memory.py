@@ -16,8 +16,7 @@ import mlx.core as mx
 from semantic.adapters.mlx.arrays import bytes_of, ordered_bytes_of
 from semantic.adapters.mlx.device import on_cuda
 from semantic.adapters.mlx.kv_cache.checkpoint import StoredArray
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.cache import BufferRange, KVBuffer, SequenceCache
 from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     ContiguousCache,
     cache_of,

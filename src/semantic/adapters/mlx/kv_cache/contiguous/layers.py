@@ -16,8 +16,14 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer, join_neighbours
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, SequenceCache, WindowCache
+from semantic.adapters.mlx.kv_cache.contiguous.cache import (
+    BufferRange,
+    FullCache,
+    KVBuffer,
+    SequenceCache,
+    WindowCache,
+    join_neighbours,
+)
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
 from semantic.domain.errors import CacheReconstructionError

@@ -17,8 +17,14 @@ from weakref import WeakValueDictionary
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer, LentBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, RaggedBatch, RaggedKeys
+from semantic.adapters.mlx.kv_cache.contiguous.cache import (
+    BufferRange,
+    FullCache,
+    KVBuffer,
+    LentBuffer,
+    RaggedBatch,
+    RaggedKeys,
+)
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, product
 from semantic.domain.value_objects import whole_blocks
 
