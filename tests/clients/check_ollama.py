@@ -45,7 +45,7 @@ def test_hints_are_headers_of_the_client(url: str) -> None:
     client = ollama.Client(host=url, headers={"X-Semantic-Back-In": "5"})
     assert client.chat(talk.MODEL, [user(talk.HELLO)]).message.content == talk.HELLO_ANSWER
     wrong = ollama.Client(host=url, headers={"X-Semantic-Back-In": "soon"})
-    with pytest.raises(ollama.ResponseError, match="X-Semantic-Back-In: expected a number"):
+    with pytest.raises(ollama.ResponseError, match="X-Semantic-Back-In: expected a valid number"):
         wrong.chat(talk.MODEL, [user(talk.HELLO)])
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
+
+from annotated_types import Ge, Le
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
 
 from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.value_objects import SamplingParams
@@ -21,7 +25,7 @@ from semantic_server.http.anthropic.request_types import (
 from semantic_server.http.anthropic.validators import ThinkingConfig, Validators, object_at
 from semantic_server.http.errors import FieldError
 from semantic_server.http.logs import WarnOnce
-from semantic_server.http.request_body import validated
+from semantic_server.http.request_body import LazyAdapter, validated
 from semantic_server.http.request_fields.table import (
     FOREIGN,
     IGNORED,
@@ -154,6 +158,19 @@ class MessageRequest:
     report_context_edits: bool = False
 
 
+@with_config(ConfigDict(strict=True))
+class _More(TypedDict, total=False):
+    """Fields that the SDK's newest types lack."""
+
+    stream: bool
+    temperature: Annotated[float, Ge(0), Le(1)]
+    top_p: Annotated[float, Ge(0), Le(1)]
+    top_k: Annotated[int, Ge(0)]
+
+
+_more: Final = LazyAdapter(_More)
+
+
 def read_request(
     validators: Validators,
     body: Mapping[str, object],
@@ -166,7 +183,7 @@ def read_request(
     thinking between tool calls, whose budget may exceed `max_tokens`. Raises InvalidRequestError
     with the first invalid field."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
-    params = validated(validators.create, body)
+    params, more = validated(validators.create, body), validated(_more(), body)
     max_tokens = params["max_tokens"]
     if max_tokens < 0:
         raise FieldError(f"max_tokens: expected 0 or more, got {max_tokens}", param="max_tokens")
@@ -179,9 +196,9 @@ def read_request(
         )
     return MessageRequest(
         _chat(validators, body, params, warnings),
-        _sampling(body, tuple(params.get("stop_sequences") or ()), sampling),
+        _sampling(more, tuple(params.get("stop_sequences") or ()), sampling),
         max_tokens,
-        _stream(body),
+        more.get("stream", False),
         thinking_tokens=budget,
         omit_thinking=thinking is not None and thinking.get("display") == "omitted",
         report_context_edits=params.get("context_management") is not None,
@@ -253,10 +270,7 @@ def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
     return AnswerFormat(object_at(found.get("schema"), f"{path}.schema"))
 
 
-def _sampling(
-    body: Mapping[str, object], stop: tuple[str, ...], sampling: SamplingParams
-) -> SamplingParams:
-    """Return `sampling` with the body's parameters, some of which the SDK's newest types lack."""
+def _sampling(more: _More, stop: tuple[str, ...], sampling: SamplingParams) -> SamplingParams:
     if len(stop) > _MAX_STOPS:
         raise FieldError(
             f"stop_sequences must have at most {_MAX_STOPS} texts, got {len(stop)}",
@@ -264,38 +278,10 @@ def _sampling(
         )
     if "" in stop:
         raise FieldError("stop_sequences must not have empty texts", param="stop_sequences")
-    temperature = _number(body, "temperature")
-    top_p = _number(body, "top_p")
-    top_k = _whole(body, "top_k")
     return replace(
         sampling,
         stop=stop or sampling.stop,
-        temperature=sampling.temperature if temperature is None else temperature,
-        top_p=sampling.top_p if top_p is None else top_p,
-        top_k=sampling.top_k if top_k is None else top_k,
+        temperature=more.get("temperature", sampling.temperature),
+        top_p=more.get("top_p", sampling.top_p),
+        top_k=more.get("top_k", sampling.top_k),
     )
-
-
-def _number(body: Mapping[str, object], name: str) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise FieldError(f"{name}: expected a number from 0 to 1, got {value!r:.80}", param=name)
-    return float(value)
-
-
-def _whole(body: Mapping[str, object], name: str) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise FieldError(f"{name}: expected a whole number, got {value!r:.80}", param=name)
-    return value
-
-
-def _stream(body: Mapping[str, object]) -> bool:
-    value = body.get("stream")
-    if value is not None and not isinstance(value, bool):
-        raise FieldError(f"stream: expected true or false, got {value!r:.80}", param="stream")
-    return bool(value)

@@ -8,10 +8,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import ConfigDict, TypeAdapter, with_config
+from annotated_types import Ge, Le
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from semantic.domain.chat import AnswerFormat
@@ -21,7 +21,7 @@ from semantic_server.http.errors import FieldError
 from semantic_server.http.openai.fields import warnings
 from semantic_server.http.openai.requests import sampling_of
 from semantic_server.http.openai.validators import CompletionBody
-from semantic_server.http.request_body import validated
+from semantic_server.http.request_body import LazyAdapter, validated
 from semantic_server.http.request_fields.table import (
     FOREIGN,
     IGNORED,
@@ -182,7 +182,7 @@ class _Numbers(TypedDict, total=False):
 
     frequency_penalty: float
     min_p: float
-    num_ctx: int
+    num_ctx: Annotated[int, Ge(0)]
     num_predict: int
     presence_penalty: float
     repeat_last_n: int
@@ -193,9 +193,16 @@ class _Numbers(TypedDict, total=False):
     top_p: float
 
 
-@cache
-def _numbers() -> TypeAdapter[_Numbers]:
-    return TypeAdapter(_Numbers)
+_numbers: Final = LazyAdapter(_Numbers)
+
+
+@with_config(ConfigDict(strict=True))
+class _Logprobs(TypedDict, total=False):
+    logprobs: bool
+    top_logprobs: Annotated[int, Ge(0), Le(_MAX_TOP_LOGPROBS)]
+
+
+_logprobs: Final = LazyAdapter(_Logprobs)
 
 
 def read_options(value: object, model: ServedModel) -> Options:
@@ -213,7 +220,7 @@ def read_options(value: object, model: ServedModel) -> Options:
     return Options(
         _with_window(sampling, numbers, model),
         _max_tokens(numbers, model),
-        _context(numbers),
+        numbers.get("num_ctx") or None,  # 0 is the model's own
     )
 
 
@@ -257,15 +264,6 @@ def _max_tokens(numbers: _Numbers, model: ServedModel) -> int | None:
     """Return the answer's limit; 0 and below are the rest of the context."""
     wanted = numbers.get("num_predict")
     return model.context_tokens if wanted is not None and wanted <= 0 else wanted
-
-
-def _context(numbers: _Numbers) -> int | None:
-    """Return `num_ctx`; 0 is the model's own."""
-    tokens = numbers.get("num_ctx")
-    if tokens is not None and tokens < 0:
-        path = f"{_OPTIONS}.num_ctx"
-        raise FieldError(f"{path}: expected 0 or more, got {tokens}", param=path)
-    return tokens or None
 
 
 def read_keep_alive(value: object) -> float | None:
@@ -323,13 +321,9 @@ def read_format(value: object) -> AnswerFormat | None:
 
 def read_logprobs(known: Mapping[str, object]) -> int | None:
     """Return the alternatives per token; None for no log-probabilities. Raises FieldError."""
-    top = known.get("top_logprobs", 0)
-    if type(top) is not int or not 0 <= top <= _MAX_TOP_LOGPROBS:
-        raise FieldError(
-            f"top_logprobs: expected a whole number from 0 to {_MAX_TOP_LOGPROBS}",
-            param="top_logprobs",
-        )
-    return top if read_flag(known, "logprobs", default=top > 0) else None
+    given = validated(_logprobs(), known)
+    top = given.get("top_logprobs", 0)
+    return top if given.get("logprobs", top > 0) else None
 
 
 def read_flag(known: Mapping[str, object], name: str, *, default: bool) -> bool:

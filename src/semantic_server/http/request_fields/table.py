@@ -8,13 +8,15 @@ a field.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
-from typing import Final, NamedTuple, TypeVar
+from typing import Annotated, Final, NamedTuple, TypeVar
 
+from annotated_types import Ge, Le
 from fastapi import Request
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict
 
 from semantic.domain.identity import LONGEST_ABSENCE, MOST_PRIORITY, Hints
 from semantic_server.http.errors import FieldError
@@ -264,11 +266,19 @@ def validated_at(path: str, adapter: TypeAdapter[T], element: Mapping[str, objec
 
 # The field `semantic`
 
+
+@with_config(ConfigDict(strict=True))
+class _Members(TypedDict, total=False):
+    keep: bool | None
+    done: bool | None
+    back_in: Annotated[float, Ge(0), Le(LONGEST_ABSENCE)] | None
+    priority: Annotated[int, Ge(-MOST_PRIORITY), Le(MOST_PRIORITY)] | None
+
+
 _OWN_FIELD: Final = "semantic"
-_KEEP, _DONE, _BACK_IN, _PRIORITY = "keep", "done", "back_in", "priority"
-_MEMBERS: Final = (_KEEP, _DONE, _BACK_IN, _PRIORITY)
+_MEMBERS: Final = tuple(_Members.__annotations__)
 _HEADERS: Final = {name: f"X-Semantic-{name.title().replace('_', '-')}" for name in _MEMBERS}
-_FLAGS: Final = {"true": True, "false": False}
+_members: Final = LazyAdapter(_Members)
 
 
 class OwnField(NamedTuple):
@@ -285,84 +295,40 @@ def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
     Raises FieldError for a value of another type or out of range, for an unknown member, which may
     be misspelt, and for `back_in` of an agent that is done.
     """
-    own = _own(body)
-    hints = _hints(request, own)
-    keep = _header_flag(request, _KEEP) is not False and _flag(own, _KEEP) is not False
-    return OwnField(keep, hints)
-
-
-def _hints(request: Request, own: Mapping[str, object]) -> Hints:
-    done = _flag(own, _DONE)
-    if done is None:
-        done = _header_flag(request, _DONE) or False
-    back_in = _seconds(request, own)
+    own, sent = _own(body), _sent(request)
+    keep = False not in (own.get("keep"), sent.get("keep"))
+    given: _Members = {**sent, **own}
+    done, back_in = given.get("done") or False, given.get("back_in")
     if done and back_in is not None:
-        path = f"{_OWN_FIELD}.{_BACK_IN}"
-        raise FieldError(f"{path}: not allowed with {_OWN_FIELD}.{_DONE}", param=path)
-    return Hints(done, back_in, _priority(request, own))
+        path = f"{_OWN_FIELD}.back_in"
+        raise FieldError(f"{path}: not allowed with {_OWN_FIELD}.done", param=path)
+    return OwnField(keep, Hints(done, back_in, given.get("priority") or 0))
 
 
-def _own(body: Mapping[str, object]) -> Mapping[str, object]:
+def _own(body: Mapping[str, object]) -> _Members:
     own = body.get(_OWN_FIELD)
-    if own is None:
-        return {}
-    if not isinstance(own, dict):
-        raise FieldError(f"{_OWN_FIELD}: expected an object", param=_OWN_FIELD)
-    for name in own:
+    members = {} if own is None else object_at(_OWN_FIELD, own)
+    for name in members:
         if name not in _MEMBERS:
             path = f"{_OWN_FIELD}.{name[:_LONGEST_NAME]}"
             known = f"{', '.join(_MEMBERS[:-1])} or {_MEMBERS[-1]}"
             raise FieldError(f"{path}: unknown field; expected {known}", param=path)
-    return own
+    return validated_at(_OWN_FIELD, _members(), members)
 
 
-def _flag(own: Mapping[str, object], name: str) -> bool | None:
-    value = own.get(name)
-    if not isinstance(value, bool | None):
-        path = f"{_OWN_FIELD}.{name}"
-        raise FieldError(f"{path}: expected true or false", param=path)
-    return value
-
-
-def _header_flag(request: Request, name: str) -> bool | None:
-    text = request.headers.get(_HEADERS[name])
-    if text is not None and text.lower() not in _FLAGS:
-        raise FieldError(f"{_HEADERS[name]}: expected true or false", param=_HEADERS[name])
-    return None if text is None else _FLAGS[text.lower()]
-
-
-def _seconds(request: Request, own: Mapping[str, object]) -> float | None:
-    value, label = _number(request, own, _BACK_IN)
-    if value is None or 0 <= value <= LONGEST_ABSENCE:
-        return None if value is None else float(value)
-    raise FieldError(
-        f"{label}: expected a number of seconds from 0 to {LONGEST_ABSENCE:.0f}", param=label
-    )
-
-
-def _priority(request: Request, own: Mapping[str, object]) -> int:
-    value, label = _number(request, own, _PRIORITY)
-    if value is None or value in range(-MOST_PRIORITY, MOST_PRIORITY + 1):
-        return int(value or 0)
-    raise FieldError(
-        f"{label}: expected an integer from {-MOST_PRIORITY} to {MOST_PRIORITY}", param=label
-    )
-
-
-def _number(request: Request, own: Mapping[str, object], name: str) -> tuple[float | None, str]:
-    """Return a member and its label; None without one, not a number for anything else."""
-    value, label = own.get(name), f"{_OWN_FIELD}.{name}"
-    if value is None:
-        label = _HEADERS[name]
-        value = request.headers.get(label)
-        return (None if value is None else _as_number(value)), label
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value, label
-    return nan, label
-
-
-def _as_number(text: str) -> float:
+def _sent(request: Request) -> _Members:
+    sent = {name: request.headers.get(header) for name, header in _HEADERS.items()}
+    members = {name: _as_json(text) for name, text in sent.items() if text is not None}
     try:
-        return float(text)
+        return validated(_members(), members)
+    except FieldError as error:
+        header = _HEADERS[error.param or ""]
+        problem = str(error).removeprefix(f"{error.param}: ")
+        raise FieldError(f"{header}: {problem}", param=header) from error
+
+
+def _as_json(text: str) -> object:
+    try:
+        return json.loads(text.lower())
     except ValueError:
-        return nan
+        return text

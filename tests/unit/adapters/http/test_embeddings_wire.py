@@ -86,7 +86,7 @@ def test_names_of_the_model(model: str) -> None:
         ({"input": "a", "encoding_format": "int8"}, "encoding_format: expected one of float"),
         ({"input": "a", "dimesions": 5}, "did you mean dimensions?"),
         ({"input": "a", "model": 5}, "model: expected a text"),
-        ({"input": "a", "semantic": {"back_in": "5"}}, "semantic.back_in: expected a number"),
+        ({"input": "a", "semantic": {"back_in": "5"}}, "semantic.back_in: expected a valid number"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(fields: Json, problem: str) -> None:

@@ -61,24 +61,21 @@ def test_a_request_is_kept_unless_one_of_both_says_no() -> None:
     assert not own_field_of(request(x_semantic_keep="False"), yes).keep
 
 
-LEVELS = "expected an integer from -8 to 8"
-SECONDS = "expected a number of seconds from 0 to 86400"
-
-
 @pytest.mark.parametrize(
     ("own", "message"),
     [
         ("done", "semantic: expected an object"),
-        ({"done": 1}, "semantic.done: expected true or false"),
-        ({"back_in": "5"}, f"semantic.back_in: {SECONDS}"),
-        ({"back_in": True}, f"semantic.back_in: {SECONDS}"),
-        ({"back_in": -1}, f"semantic.back_in: {SECONDS}"),
-        ({"back_in": float("nan")}, f"semantic.back_in: {SECONDS}"),
-        ({"back_in": 10**400}, f"semantic.back_in: {SECONDS}"),
-        ({"priority": "high"}, f"semantic.priority: {LEVELS}"),
-        ({"priority": 9}, f"semantic.priority: {LEVELS}"),
-        ({"priority": 0.5}, f"semantic.priority: {LEVELS}"),
-        ({"priority": False}, f"semantic.priority: {LEVELS}"),
+        ({"done": 1}, "semantic.done: expected a valid boolean"),
+        ({"back_in": "5"}, "semantic.back_in: expected a valid number"),
+        ({"back_in": True}, "semantic.back_in: expected a valid number"),
+        ({"back_in": -1}, "semantic.back_in: expected greater than or equal to 0"),
+        ({"back_in": float("nan")}, "semantic.back_in: expected less than or equal to 86400"),
+        ({"back_in": 10**400}, "semantic.back_in: expected a valid number"),
+        ({"back_in": 86401}, "semantic.back_in: expected less than or equal to 86400"),
+        ({"priority": "high"}, "semantic.priority: expected a valid integer"),
+        ({"priority": 9}, "semantic.priority: expected less than or equal to 8"),
+        ({"priority": 0.5}, "semantic.priority: expected a valid integer"),
+        ({"priority": False}, "semantic.priority: expected a valid integer"),
         ({"done": True, "back_in": 5}, "semantic.back_in: not allowed with semantic.done"),
         (
             {"don": True},
@@ -93,7 +90,7 @@ def test_a_wrong_member_is_named_with_what_was_expected(own: object, message: st
 
 
 def test_what_has_no_effect_is_validated_too() -> None:
-    with pytest.raises(FieldError, match=f"semantic.back_in: {SECONDS}"):
+    with pytest.raises(FieldError, match=r"semantic.back_in: expected a valid number"):
         own_field_of(request(), {"semantic": {"back_in": "5"}})
 
 
