@@ -332,3 +332,28 @@ def _path(parts: Sequence[int | str], body: object) -> str:
             path += f".{part}" if path else part
             at = at.get(part)
     return path
+
+
+def described(
+    required: Mapping[str, object],
+    more: Mapping[str, object],
+    reply: str,
+    *,
+    body: str,
+    stream: str | None = None,
+) -> dict[str, object]:
+    """Return the OpenAPI description of a route that reads its own body, described by `body`, with
+    schemas of `required` fields and `more`. `stream` is the media type of streamed replies."""
+    schema = {
+        "type": "object",
+        "description": body,
+        "required": list(required),
+        "properties": {**required, **more},
+    }
+    content: dict[str, object] = {"application/json": {"schema": {"type": "object"}}}
+    if stream is not None:
+        content[stream] = {"schema": {"type": "string"}}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"200": {"description": reply, "content": content}},
+    }

@@ -54,7 +54,7 @@ from semantic_server.http.errors import (
 from semantic_server.http.identity import tenant_of
 from semantic_server.http.logs import WarnOnce
 from semantic_server.http.openai.requests import caller_of
-from semantic_server.http.request_body import on_thread, read_json
+from semantic_server.http.request_body import described, on_thread, read_json
 
 _NO_OBJECT = "raw_arguments"
 """The field of a call's input that has the model's text if that is not an object."""
@@ -318,23 +318,17 @@ _INTERLEAVED = "interleaved-thinking-"
 
 def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
     """Return the OpenAPI description of a route; `required` are integers."""
-    body = {
-        "type": "object",
-        "description": "As Anthropic documents it.",
-        "required": ["model", "messages", *required],
-        "properties": {
+    return described(
+        {
             "model": {"type": "string"},
             "messages": {"type": "array", "items": {"type": "object"}, "minItems": 1},
             **{name: {"type": "integer", "minimum": 0} for name in required},
         },
-    }
-    replies = {"application/json": {"schema": {"type": "object"}}}
-    if streams:
-        replies["text/event-stream"] = {"schema": {"type": "string"}}
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {"200": {"description": reply, "content": replies}},
-    }
+        {},
+        reply,
+        body="As Anthropic documents it.",
+        stream="text/event-stream" if streams else None,
+    )
 
 
 @router.post(

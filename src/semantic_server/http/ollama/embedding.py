@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from semantic.ports.embedding import Embedded, EmbeddingModel
 from semantic_server.http.context import embedding_of, until_disconnect
 from semantic_server.http.identity import tenant_of
-from semantic_server.http.ollama.models import described
+from semantic_server.http.ollama.models import of_a_model
 from semantic_server.http.ollama.options import (
     EMBED_FIELDS,
     EMBEDDINGS_FIELDS,
@@ -56,7 +56,7 @@ class _Request:
     keep_alive: float | None
 
 
-@router.post("/api/embed", openapi_extra=described(_REPLY))
+@router.post("/api/embed", openapi_extra=of_a_model(_REPLY))
 async def embed(request: Request) -> Response:
     """Return the vectors of texts, as Ollama does. Cuts long texts unless `truncate` is false."""
     began = time.perf_counter_ns()
@@ -73,7 +73,7 @@ async def embed(request: Request) -> Response:
     return Response(reply, media_type="application/json")
 
 
-@router.post("/api/embeddings", openapi_extra=described(_REPLY))
+@router.post("/api/embeddings", openapi_extra=of_a_model(_REPLY))
 async def embeddings(request: Request) -> Response:
     """Return the vector of one text, for older clients of Ollama."""
     body = await read_json(request)

@@ -59,7 +59,7 @@ from semantic_server.http.ollama.request import (
 from semantic_server.http.openai.fields import Json
 from semantic_server.http.openai.replies import ChatTokenLogprob, chat_logprobs
 from semantic_server.http.openai.requests import Caller, caller_of
-from semantic_server.http.request_body import on_thread, read_json
+from semantic_server.http.request_body import described, on_thread, read_json
 
 _RAW: Final = "raw_arguments"
 """The argument that has the model's text if that is not an object."""
@@ -241,31 +241,24 @@ router: Final = APIRouter(tags=["Ollama"])
 Parse = Callable[[Mapping[str, object], ServedModel, Caller], OllamaRequest]
 
 
-def described(required: str, optional: str) -> dict[str, object]:
+def _described(required: str, optional: str) -> dict[str, object]:
     """Return the OpenAPI description of a route, whose body may have the field `optional`."""
-    body = {
-        "type": "object",
-        "description": "As Ollama documents it; an unsupported field is a 400.",
-        "required": [required],
-        "properties": {required: {"type": "string"}, optional: {}, "stream": {"type": "boolean"}},
-    }
-    content = {
-        "application/json": {"schema": {"type": "object"}},
-        NDJSON: {"schema": {"type": "string"}},
-    }
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {"200": {"description": "The reply, or its parts.", "content": content}},
-    }
+    return described(
+        {required: {"type": "string"}},
+        {optional: {}, "stream": {"type": "boolean"}},
+        "The reply, or its parts.",
+        body="As Ollama documents it; an unsupported field is a 400.",
+        stream=NDJSON,
+    )
 
 
-@router.post("/api/chat", openapi_extra=described("model", "messages"))
+@router.post("/api/chat", openapi_extra=_described("model", "messages"))
 async def chat(request: Request) -> Response:
     """Answer a conversation, as Ollama does; a stream unless `stream` is false."""
     return await _respond(request, "chat", chat_request)
 
 
-@router.post("/api/generate", openapi_extra=described("model", "prompt"))
+@router.post("/api/generate", openapi_extra=_described("model", "prompt"))
 async def generate(request: Request) -> Response:
     """Answer a prompt, as Ollama does; a stream unless `stream` is false."""
     return await _respond(request, "generate", generate_request)

@@ -40,7 +40,7 @@ from semantic_server.http.models import (
 from semantic_server.http.ollama.options import MODEL_FIELDS, PULL_FIELDS, read_flag
 from semantic_server.http.ollama.request import LATEST, untagged
 from semantic_server.http.openai.fields import Json, warnings
-from semantic_server.http.request_body import read_json
+from semantic_server.http.request_body import described, read_json
 from semantic_server.http.request_fields.table import Field, fields_of
 
 router: Final = APIRouter(tags=["Ollama"])
@@ -66,21 +66,11 @@ _INSTEAD: Final = {
 _UNITS: Final = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
-def described(reply: str, *, streams: bool = False) -> dict[str, object]:
+def of_a_model(reply: str, *, streams: bool = False) -> dict[str, object]:
     """Return the OpenAPI description of a route whose body names a model."""
-    schema = {
-        "type": "object",
-        "description": "As Ollama documents it.",
-        "required": ["model"],
-        "properties": {"model": {"type": "string"}},
-    }
-    content = {"application/json": {"schema": {"type": "object"}}}
-    if streams:
-        content[NDJSON] = {"schema": {"type": "string"}}
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": {"description": reply, "content": content}},
-    }
+    stream = NDJSON if streams else None
+    required = {"model": {"type": "string"}}
+    return described(required, {}, reply, body="As Ollama documents it.", stream=stream)
 
 
 @router.get("/api/version")
@@ -120,7 +110,7 @@ def _running(served: AnyModel, status: ModelStatus | None) -> Json:
     return found
 
 
-@router.post("/api/show", openapi_extra=described("The facts about the model."))
+@router.post("/api/show", openapi_extra=of_a_model("The facts about the model."))
 async def show(request: Request) -> Response:
     """Return the facts about a model, as Ollama shows them."""
     body = await read_json(request)
@@ -139,7 +129,7 @@ async def show(request: Request) -> Response:
     return JSONResponse(found)
 
 
-@router.post("/api/pull", openapi_extra=described("The progress of the download.", streams=True))
+@router.post("/api/pull", openapi_extra=of_a_model("The progress of the download.", streams=True))
 async def pull(request: Request) -> Response:
     """Download a model that `--allow-pull` permits, and serve it; succeed at once for a served one.
     A server with keys requires an operator's."""

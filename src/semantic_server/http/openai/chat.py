@@ -47,8 +47,8 @@ from semantic_server.http.openai.replies import (
     Reply,
     ReplyKind,
     chat_logprobs,
-    described,
     merged_events,
+    openai_body,
 )
 from semantic_server.http.openai.requests import (
     Caller,
@@ -389,7 +389,7 @@ router: Final = APIRouter(tags=["openai"])
 
 
 @router.post("/api/v0/chat/completions", include_in_schema=False)
-@router.post("/v1/chat/completions", openapi_extra=described("messages"))
+@router.post("/v1/chat/completions", openapi_extra=openai_body("messages"))
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, as OpenAI's chat completions do."""
     body = await read_json(request)

@@ -30,9 +30,9 @@ from semantic_server.http.openai.replies import (
     IndexedEvent,
     Reply,
     ReplyKind,
-    described,
     finite,
     merged_events,
+    openai_body,
     texts_of,
 )
 from semantic_server.http.openai.requests import (
@@ -358,7 +358,7 @@ router: Final = APIRouter(tags=["openai"])
 
 
 @router.post("/api/v0/completions", include_in_schema=False)
-@router.post("/v1/completions", openapi_extra=described("prompt"))
+@router.post("/v1/completions", openapi_extra=openai_body("prompt"))
 async def create_completion(request: Request) -> Response:
     """Continue a text or token ids, as OpenAI's completions do."""
     body = await read_json(request)

@@ -20,7 +20,7 @@ from semantic_server.http.context import embedding_of, until_disconnect
 from semantic_server.http.errors import FieldError
 from semantic_server.http.identity import tenant_of
 from semantic_server.http.openai.fields import EMBEDDING_FIELDS, Json, known_fields
-from semantic_server.http.openai.replies import described
+from semantic_server.http.openai.replies import openai_body
 from semantic_server.http.request_body import on_thread, read_json
 from semantic_server.http.request_fields.table import (
     at_least_one,
@@ -48,7 +48,7 @@ class _Request:
 
 
 @router.post("/api/v0/embeddings", include_in_schema=False)
-@router.post("/v1/embeddings", openapi_extra=described("input", streams=False))
+@router.post("/v1/embeddings", openapi_extra=openai_body("input", streams=False))
 async def create_embeddings(request: Request) -> Response:
     """Return the vectors of texts, as OpenAI's embeddings do."""
     body = await read_json(request)

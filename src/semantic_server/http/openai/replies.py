@@ -28,6 +28,7 @@ from semantic_server.http.context import StartedStream, event_stream, start_stre
 from semantic_server.http.errors import WireError, openai_error, problem_of, sse_event
 from semantic_server.http.openai.fields import Json
 from semantic_server.http.openai.requests import StreamOptions
+from semantic_server.http.request_body import described
 
 _MINUS_INFINITY: Final = -9999.0
 """OpenAI's value for a probability of 0: JSON has no minus infinity."""
@@ -365,25 +366,12 @@ def _version(package: str) -> str:
 # Descriptions
 
 
-def described(required: str, *, streams: bool = True) -> dict[str, object]:
+def openai_body(required: str, *, streams: bool = True) -> dict[str, object]:
     """Return the OpenAPI description of a route whose body requires `model` and `required`."""
-    properties: dict[str, object] = {"model": {"type": "string"}, required: {}}
-    content: dict[str, object] = {"application/json": {"schema": {"type": "object"}}}
-    if streams:
-        properties["stream"] = {"type": "boolean"}
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    body = {
-        "type": "object",
-        "description": "As OpenAI documents it; an unsupported field is a 400.",
-        "required": ["model", required],
-        "properties": properties,
-    }
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {
-            "200": {
-                "description": f"The reply{', or a stream of its chunks' if streams else ''}.",
-                "content": content,
-            }
-        },
-    }
+    return described(
+        {"model": {"type": "string"}, required: {}},
+        {"stream": {"type": "boolean"}} if streams else {},
+        f"The reply{', or a stream of its chunks' if streams else ''}.",
+        body="As OpenAI documents it; an unsupported field is a 400.",
+        stream="text/event-stream" if streams else None,
+    )

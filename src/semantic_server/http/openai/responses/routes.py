@@ -30,7 +30,7 @@ from semantic_server.http.context import (
 from semantic_server.http.errors import FieldError, WireError, problem_of, request_id_of, sse_event
 from semantic_server.http.identity import route_of, tenant_of
 from semantic_server.http.openai.fields import Json
-from semantic_server.http.openai.replies import ChatTokenLogprob, chat_logprobs, described
+from semantic_server.http.openai.replies import ChatTokenLogprob, chat_logprobs, openai_body
 from semantic_server.http.openai.requests import Caller, caller_of
 from semantic_server.http.openai.responses import stored
 from semantic_server.http.openai.responses.request import ResponseRequest, response_request
@@ -165,7 +165,7 @@ register_url_convertor("response_id", _ResponseIdConvertor())
 ResponseId = Annotated[str, Path(description="Id of the response, from its body.")]
 
 
-@router.post("", openapi_extra=described("input"))
+@router.post("", openapi_extra=openai_body("input"))
 async def create_response(request: Request) -> Response:
     """Answer a conversation as a response, which requests can continue by its id."""
     body = await read_json(request)
@@ -180,7 +180,7 @@ async def create_response(request: Request) -> Response:
     return JSONResponse(await until_disconnect(request, reply.body()))
 
 
-@router.post("/input_tokens", openapi_extra=described("input"))
+@router.post("/input_tokens", openapi_extra=openai_body("input"))
 async def count_input_tokens(request: Request) -> Response:
     """Return the tokens of a response's prompt: instructions, tools, and the continued history."""
     body = await read_json(request)
