@@ -254,7 +254,7 @@ def point_after(point: Point, message: Message, defaults: Defaults = MappingProx
     space at the ends of lines: Claude Code does of its edits."""
     content = message.content
     if message.role == "assistant":
-        content = content.strip()  # wires and clients trim answers
+        content = content.strip()  # APIs and clients trim answers
     calls = [
         field
         for call in message.tool_calls
