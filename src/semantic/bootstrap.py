@@ -76,11 +76,9 @@ def build_engine(
     observer: BlockObserver | None = None,
 ) -> App:
     """Load the model and build its engine; `engine.close` also stops the store's threads. The
-    store's tiers of this machine report to `observer`.
-
-    Raises as `load`, InvalidRequestError for a pool without a block, and StoreError if the disk
-    tier fails without an `on_store_unavailable`.
-    """
+    store's tiers of this machine report to `observer`. Raises as `load`, InvalidRequestError for a
+    pool without a block, and StoreError if the disk tier fails without an
+    `on_store_unavailable`."""
     return assemble(settings, mlx_provider(settings), on_store_unavailable, observer)
 
 
@@ -106,9 +104,7 @@ def assemble(
 
 def follow_first(settings: Settings) -> None:
     """Compute as one of `settings.ranks` other than 0; returns when rank 0 ends in good order.
-
-    Raises as `load`, unless rank 0 ends first: it says what is wrong for all.
-    """
+    Raises as `load`, unless rank 0 ends first: it says what is wrong for all."""
     from semantic.adapters.mlx.ranks.following import follow, wait_for_end
 
     settings = promised(settings)
@@ -167,11 +163,8 @@ def _open_or_report(
 
 def rebuild_app(app: App) -> App:
     """Replace a failed engine: a new pool of the same size, the same weights and the same open
-    store, which still has every idle agent.
-
-    Nothing may use the old engine afterwards. Raises InvalidRequestError for a model that `load`
-    did not return.
-    """
+    store, which still has every idle agent. Nothing may use the old engine afterwards. Raises
+    InvalidRequestError for a model that `load` did not return."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.provider import wrap_model
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
@@ -233,10 +226,8 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
 def load(
     model_id: str = DEFAULT_MODEL, *, any_chip: bool = False
 ) -> tuple[MLXBackend, MLXTokenizer]:
-    """A model and its tokenizer, from a folder, a hub id, an alias or the embedded model.
-
-    Raises ModelNotFoundError or UnsupportedModelError, and OperatorError when MLX is not usable.
-    """
+    """A model and its tokenizer, from a folder, a hub id, an alias or the embedded model. Raises
+    ModelNotFoundError or UnsupportedModelError, and OperatorError when MLX is not usable."""
     model = model_of(model_id)
     with suggesting(model):
         return mlx_provider(Settings(any_chip=any_chip)).load_model(model)

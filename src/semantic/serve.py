@@ -1,7 +1,5 @@
 """Composition root of a server: the engine on its own thread, and the application on top of it.
-
-Builds what HTTP calls; `bootstrap` builds the engine alone. Knows no API.
-"""
+Builds what HTTP calls; `bootstrap` builds the engine alone. Knows no API."""
 
 from __future__ import annotations
 
@@ -133,10 +131,8 @@ async def load_serving(
 ) -> Serving:
     """Load the model on the engine's thread, and return once it serves requests. With `shared` it
     is one of several, around a store that stays open. `loop` is a thread that others use too.
-
-    Raises as `bootstrap.build_engine`, `open_events` and `Serving.publish`, and
-    InvalidRequestError for a `max_context` that is too large.
-    """
+    Raises as `bootstrap.build_engine`, `open_events` and `Serving.publish`, and InvalidRequestError
+    for a `max_context` that is too large."""
     apps: list[App] = []
     public: list[tuple[int, ...]] = []
     publisher = None if settings.events is None else open_events(*settings.events)
@@ -203,10 +199,8 @@ async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
 
 async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) -> Embeddings:
     """Load an embedding model on the thread of `loop`, where it computes between the steps of
-    engines. Requests may use `names`, its own name, its path and `DEFAULT_NAME`.
-
-    Raises as `load_embedder`.
-    """
+    engines. Requests may use `names`, its own name, its path and `DEFAULT_NAME`. Raises as
+    `load_embedder`."""
 
     def load() -> tuple[Embedder, ModelDetails]:
         from semantic.adapters.mlx.model.load_embedder import load_embedder
@@ -229,10 +223,8 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
 
 
 def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
-    """Maximum tokens of one request: `requested`, else what pool and model allow.
-
-    Raises InvalidRequestError for a larger request.
-    """
+    """Maximum tokens of one request: `requested`, else what pool and model allow. Raises
+    InvalidRequestError for a larger request."""
     of_pool = _pool_tokens(pool)
     limit = min(of_pool, of_model or _MAX_CONTEXT)
     if requested is not None and requested > limit:

@@ -1,8 +1,6 @@
-"""Composition root of several models: one thread, one store, one budget of bytes.
-
-`serve` builds each model when it loads. In a server `residency` decides which models load, in a
-program all stay. Knows no API.
-"""
+"""Composition root of several models: one thread, one store, one budget of bytes. `serve` builds
+each model when it loads. In a server `residency` decides which models load, in a program all stay.
+Knows no API."""
 
 from __future__ import annotations
 
@@ -104,11 +102,8 @@ async def load_models(
     loop: StepLoop | None = None,
 ) -> ManagedModels:
     """Open what the models share, load the first, and load others in the background. `loop` is a
-    thread that others use too.
-
-    Raises as `serve.load_serving`, and InvalidRequestError for two models of one name, an unknown
-    kept one, and one that does not fit into the budget.
-    """
+    thread that others use too. Raises as `serve.load_serving`, and InvalidRequestError for two
+    models of one name, an unknown kept one, and one that does not fit into the budget."""
     first = settings.models[0].engine
     loop = loop or guarded_loop(first, logger.info)
 
@@ -218,10 +213,8 @@ async def load_resident(
     models: Sequence[ServeSettings], on_store_unavailable: OnStoreUnavailable | None = None
 ) -> ResidentModels:
     """Load a model, or several on the same weights, each with an equal part of the pool. The
-    settings of the first are those of the store.
-
-    Raises as `serve.load_serving`; then nothing stays loaded.
-    """
+    settings of the first are those of the store. Raises as `serve.load_serving`; then nothing stays
+    loaded."""
     if len(models) == 1:
         return ResidentModels([await load_serving(models[0], on_store_unavailable)])
     first = models[0].engine
@@ -295,9 +288,7 @@ class _Loader:
 
     async def add(self, settings: ServeSettings) -> ServedModel:
         """Add a model without reading its weights, downloading one of the hub that is missing.
-
-        Raises as loading it does.
-        """
+        Raises as loading it does."""
         settings = replace(settings, is_first=not self.known)
         served, known = await self._described(settings)
         self._given[served.id], self.known[served.id] = settings, known

@@ -1,9 +1,6 @@
-"""Every setting of a server, declared once: its type, bounds, default and help text.
-
-The command line, the settings file, the environment and `config show` have these. Knows no source
-of values, and imports neither pydantic nor typer: `semantic --help`
-must be instant.
-"""
+"""Every setting of a server, declared once: its type, bounds, default and help text. The command
+line, the settings file, the environment and `config show` have these. Knows no source of values,
+and imports neither pydantic nor typer: `semantic --help` must be instant."""
 
 from __future__ import annotations
 

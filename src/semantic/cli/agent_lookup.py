@@ -1,7 +1,5 @@
-"""Opens the store on disk for a command, and finds agents in it by name.
-
-Loads no model. Knows manifests; not what a command does with them.
-"""
+"""Opens the store on disk for a command, and finds agents in it by name. Loads no model. Knows
+manifests; not what a command does with them."""
 
 from __future__ import annotations
 
@@ -76,11 +74,9 @@ IsPinned = Annotated[
 
 @contextmanager
 def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
-    """Open the store on disk, and close it afterwards.
-
-    Raises StoreError if it fails, and InvalidRequestError, unless `create`, if the given folder
-    does not exist: a typing error must not create a store.
-    """
+    """Open the store on disk, and close it afterwards. Raises StoreError if it fails, and
+    InvalidRequestError, unless `create`, if the given folder does not exist: a typing error must
+    not create a store."""
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
         raise InvalidRequestError(f"there is no store {settings.store}")
@@ -93,9 +89,7 @@ def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskS
 
 def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
     """Return the scopes of a tenant's agents, one a model; `tenant` is its id, None the local one.
-
-    Raises InvalidRequestError when no tenant with this id has agents.
-    """
+    Raises InvalidRequestError when no tenant with this id has agents."""
     if tenant is None:
         return store.scopes_of(tenant_tag(store.secret, LOCAL_TENANT))
     every = store.scopes()

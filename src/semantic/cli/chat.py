@@ -1,8 +1,6 @@
-"""`semantic chat`: a conversation with one agent that resumes after a restart.
-
-Its cache stays in the engine between turns, and in the store between runs. Knows where lines come
-from; what they do is `cli/dialogue/chat_session.py`.
-"""
+"""`semantic chat`: a conversation with one agent that resumes after a restart. Its cache stays in
+the engine between turns, and in the store between runs. Knows where lines come from; what they do
+is `cli/dialogue/chat_session.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Messages in the form of chat templates, and the prompt that continues an agent's conversation.
-
-Knows the chat template through the tokenizer; no engine and no output.
-"""
+Knows the chat template through the tokenizer; no engine and no output."""
 
 from __future__ import annotations
 
@@ -17,11 +15,9 @@ Message = dict[str, str]
 
 def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, ...] | None:
     """Return the prompt of the user's message `text` after the agent's last answer; None if the
-    agent has no conversation.
-
-    The agent's note has the messages up to the last question, its tokens after the prompt the
-    answer. Raises InvalidRequestError if the chat template refuses the messages.
-    """
+    agent has no conversation. The agent's note has the messages up to the last question, its tokens
+    after the prompt the answer. Raises InvalidRequestError if the chat template refuses the
+    messages."""
     saved = messages_in(agent.note)
     if saved is None:
         return None
@@ -35,12 +31,10 @@ def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, 
 def _extended(
     tokenizer: Tokenizer, past: Sequence[int], rendered: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the rendered conversation, with the tokens of past turns where the text is the same.
-
-    A model may generate other tokens for a text than the tokenizer does, and the cache holds the
-    model's. Where the template renders past turns differently (without thinking, for instance),
-    the rendered tokens count, and the cache holds up to the first difference.
-    """
+    """Return the rendered conversation, with the tokens of past turns where the text is the same. A
+    model may generate other tokens for a text than the tokenizer does, and the cache holds the
+    model's. Where the template renders past turns differently (without thinking, for instance), the
+    rendered tokens count, and the cache holds up to the first difference."""
     text, before = tokenizer.decode(rendered), tokenizer.decode(past)
     # Without a round trip the text hides tokens (a BOS, for instance): no text to compare.
     hides = tokenizer.encode(text, add_special_tokens=False) != list(rendered)

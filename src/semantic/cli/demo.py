@@ -1,8 +1,6 @@
 """`semantic demo`: agents in one batch, resumed from their caches, and restored after `kill -9`.
-
 Answers to the same questions without a store show that no answer depends on a cache. The demo kills
-the process `python -m semantic.cli.demo`, which writes answers as lines of JSON.
-"""
+the process `python -m semantic.cli.demo`, which writes answers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -234,10 +232,8 @@ def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
 
 @contextmanager
 def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
-    """Yield the lines of a process that answers for agents, and kill it at the end.
-
-    Raises as it ended: with its exit code, or BackendError.
-    """
+    """Yield the lines of a process that answers for agents, and kill it at the end. Raises as it
+    ended: with its exit code, or BackendError."""
     given = {
         "model": settings.model,
         "pool_bytes": settings.pool_bytes,

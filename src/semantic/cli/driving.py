@@ -1,7 +1,5 @@
-"""Steps an engine until its requests have ended, and measures their latency.
-
-Knows the engine by its port alone, and no output.
-"""
+"""Steps an engine until its requests have ended, and measures their latency. Knows the engine by
+its port alone, and no output."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The `semantic` program: its commands and their groups, and its help as plain text.
-
-Importing it loads no framework: commands import what they need when they run. typer's own help
-imports rich's markdown, syntax and traceback modules, which takes longer than all of this program.
-"""
+"""The `semantic` program: its commands and their groups, and its help as plain text. Importing it
+loads no framework: commands import what they need when they run. typer's own help imports rich's
+markdown, syntax and traceback modules, which takes longer than all of this program."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Options of commands, each declared once, as fields of a dataclass.
-
-`command` makes a typer command of a function whose parameters may be such dataclasses: each field
-becomes an option. Knows typer and bootstrap's settings; not what a command does.
-"""
+"""Options of commands, each declared once, as fields of a dataclass. `command` makes a typer
+command of a function whose parameters may be such dataclasses: each field becomes an option. Knows
+typer and bootstrap's settings; not what a command does."""
 
 from __future__ import annotations
 
@@ -110,10 +108,8 @@ class CacheOptions:
     remote_store: RemoteStore = None
 
     def settings_of(self, model: str) -> Settings:
-        """Return them as bootstrap takes them for `model`, an alias replaced by its model.
-
-        Raises InvalidRequestError for a budget of 0 or less.
-        """
+        """Return them as bootstrap takes them for `model`, an alias replaced by its model. Raises
+        InvalidRequestError for a budget of 0 or less."""
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
         return Settings(

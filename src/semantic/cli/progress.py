@@ -1,7 +1,5 @@
-"""Progress bars of long work on stderr, on a terminal only, one line each, which fits it.
-
-Knows the engine's events and the server's observer; not what the engine loads or answers.
-"""
+"""Progress bars of long work on stderr, on a terminal only, one line each, which fits it. Knows the
+engine's events and the server's observer; not what the engine loads or answers."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ class ProgressBar:
 
     def load(self, settings: Settings) -> App:
         """Call `build_engine` with a bar; without the disk tier, and with a notice, if that fails.
-
-        Raises as `build_engine`.
-        """
+        Raises as `build_engine`."""
         self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)
         self.show("ready")
@@ -177,10 +173,8 @@ def print_store_unavailable(error: StoreError) -> None:
 
 
 def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None = None) -> Progress:
-    """Return bars on stderr that vanish when they stop, with `more` columns before the time left.
-
-    A bar is one line: a narrow terminal cuts its words, and a very narrow one shows no `more`.
-    """
+    """Return bars on stderr that vanish when they stop, with `more` columns before the time left. A
+    bar is one line: a narrow terminal cuts its words, and a very narrow one shows no `more`."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

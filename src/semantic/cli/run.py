@@ -1,8 +1,6 @@
-"""`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch.
-
-It reads and checks requests before it loads the model, and writes answers in the order of the
-requests, each as early as that allows.
-"""
+"""`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch. It reads
+and checks requests before it loads the model, and writes answers in the order of the requests, each
+as early as that allows."""
 
 from __future__ import annotations
 
@@ -125,10 +123,8 @@ class Job:
     source: str = ""
 
     def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-        """Return the prompt's token ids; by the chat template if `chat`.
-
-        Raises InvalidRequestError without a template, or if it refuses the messages.
-        """
+        """Return the prompt's token ids; by the chat template if `chat`. Raises InvalidRequestError
+        without a template, or if it refuses the messages."""
         if chat or self.prompt is None:
             given = self.messages or (message("user", self.prompt or ""),)
             return tokenizer.render_chat(given)
@@ -151,10 +147,8 @@ def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]
 
 
 def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:
-    """Return a job for each line that is not blank, with missing fields from `defaults`.
-
-    Raises InvalidRequestError naming the first malformed line.
-    """
+    """Return a job for each line that is not blank, with missing fields from `defaults`. Raises
+    InvalidRequestError naming the first malformed line."""
     jobs = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():

@@ -1,7 +1,5 @@
-"""The framework's parts by name: the device, BLAS, and the loader of models.
-
-Imports MLX inside functions: importing this loads no framework.
-"""
+"""The framework's parts by name: the device, BLAS, and the loader of models. Imports MLX inside
+functions: importing this loads no framework."""
 
 from __future__ import annotations
 
@@ -34,10 +32,8 @@ _ARENAS = 2
 
 def be_program() -> None:
     """Set up this process, in which no code but ours runs: it computes with MLX alone.
-
-    `import torch` fails: transformers would import it, for seconds. MLX compiles
-    in a folder of the process's own, where a library refuses one that others may write to.
-    """
+    `import torch` fails: transformers would import it, for seconds. MLX compiles in a folder of the
+    process's own, where a library refuses one that others may write to."""
     cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)
     _is_program.set()
 

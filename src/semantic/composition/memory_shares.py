@@ -1,7 +1,5 @@
-"""The process' share of the memory, the shares of its parts, and their guard.
-
-Shares are functions of bytes. Knows devices and loops; neither names of models nor files of stores.
-"""
+"""The process' share of the memory, the shares of its parts, and their guard. Shares are functions
+of bytes. Knows devices and loops; neither names of models nor files of stores."""
 
 from __future__ import annotations
 
@@ -55,11 +53,9 @@ def default_pool_of(settings: Settings) -> int:
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:
-    """Return the pool's limit in a process that may have `memory` bytes, with `weights` in use.
-
-    A quarter of the memory, at most what the weights, the memory tier and the unplanned part leave,
-    at least 64 MiB.
-    """
+    """Return the pool's limit in a process that may have `memory` bytes, with `weights` in use. A
+    quarter of the memory, at most what the weights, the memory tier and the unplanned part leave,
+    at least 64 MiB."""
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
 
@@ -120,11 +116,9 @@ def promised(
     sharing: int = 1,
 ) -> Settings:
     """Return `settings` with the memory of the process, if they have none, as one of `sharing` on
-    the machine; on MLX's thread.
-
-    One at a time of `others` must fit, as the model of `settings`, together with `embedding`.
-    Raises as `load`, and CapacityError, before it reads any weights, if that does not fit.
-    """
+    the machine; on MLX's thread. One at a time of `others` must fit, as the model of `settings`,
+    together with `embedding`. Raises as `load`, and CapacityError, before it reads any weights, if
+    that does not fit."""
     device, (beside, *answering) = (
         read_device(),
         map(_weights_of, (embedding, settings.model, *others)),
@@ -210,10 +204,8 @@ def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
 
 
 def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
-    """Let the guard of `loop` give up the memory tier of `store`, then idle caches.
-
-    Raises InvalidRequestError if what is in use now leaves no room.
-    """
+    """Let the guard of `loop` give up the memory tier of `store`, then idle caches. Raises
+    InvalidRequestError if what is in use now leaves no room."""
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import TieredStore
 

@@ -1,7 +1,5 @@
-"""Models by name: aliases, folders, the hub's cache and the hub; and adapters.
-
-Knows files and names; no engine. Imports adapters inside functions.
-"""
+"""Models by name: aliases, folders, the hub's cache and the hub; and adapters. Knows files and
+names; no engine. Imports adapters inside functions."""
 
 from __future__ import annotations
 
@@ -76,10 +74,7 @@ def model_path(model: str) -> Path:
 
 def model_of(name: str) -> str:
     """Return the model that `name` means: an alias's, else `name` itself. A folder precedes an
-    alias.
-
-    Raises InvalidRequestError if `name` may be an alias and their file is not readable.
-    """
+    alias. Raises InvalidRequestError if `name` may be an alias and their file is not readable."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases
 
     if name == DEFAULT_MODEL or not is_alias_name(name) or model_path(name).is_dir():
@@ -88,11 +83,8 @@ def model_of(name: str) -> str:
 
 
 def remember_served(model: str, names: Sequence[str]) -> None:
-    """Make `names` aliases of `model`, except the user's and invalid ones.
-
-    Raises InvalidRequestError for an unreadable file of aliases, OperatorError when a write
-    fails.
-    """
+    """Make `names` aliases of `model`, except the user's and invalid ones. Raises
+    InvalidRequestError for an unreadable file of aliases, OperatorError when a write fails."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases, set_alias
 
     of_user = read_aliases().aliases if names else {}
@@ -149,9 +141,7 @@ def describe_model(
     folder: Path, weights_bytes: int | None = None, adapter: Path | None = None
 ) -> ModelDescription:
     """Return the needs of the model in `folder`, without its weights; see `description.describe`.
-
-    Raises as that, and OperatorError when MLX is not usable.
-    """
+    Raises as that, and OperatorError when MLX is not usable."""
     mlx_provider()
     from semantic.adapters.mlx.model.description import describe
 
@@ -169,9 +159,7 @@ def find_model(model: str) -> Path:
 
 def file_states(settings: Settings) -> Mapping[str, object]:
     """The files of a model and of its adapter, with what changes whenever their content does.
-
-    Raises as `find_model`, and OSError.
-    """
+    Raises as `find_model`, and OSError."""
     from semantic.adapters.mlx.model.adapter import adapter_files
     from semantic.adapters.mlx.model.fingerprint import FileState
     from semantic.adapters.mlx.model.fingerprint import file_states as of_model

@@ -48,9 +48,7 @@ def placement(
     environment: Mapping[str, str], secret: Callable[[], bytes | None]
 ) -> PlacementPort | None:
     """This process' place among those that `mlx.launch` started for one model; None if it is alone.
-
-    Raises as `Places`.
-    """
+    Raises as `Places`."""
     if _RANK not in environment:
         return None
     return cast("Places", opener("ranks"))(environment, secret)

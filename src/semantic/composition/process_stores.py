@@ -1,7 +1,5 @@
-"""The stores of a process: tiers of blocks, turns and responses, chosen from settings.
-
-Knows folders, quotas and a fleet's object store; no engine. Functions import their adapters.
-"""
+"""The stores of a process: tiers of blocks, turns and responses, chosen from settings. Knows
+folders, quotas and a fleet's object store; no engine. Functions import their adapters."""
 
 from __future__ import annotations
 
@@ -90,10 +88,8 @@ _TURNS_MEMORY_BYTES = 64 * _MIB
 
 
 def open_store(settings: Settings, observer: BlockObserver | None = None) -> StorePort:
-    """Open the store of `settings`, whose tiers of this machine report to `observer`.
-
-    Raises StoreError if its folder fails.
-    """
+    """Open the store of `settings`, whose tiers of this machine report to `observer`. Raises
+    StoreError if its folder fails."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import SharedTiers, TieredStore
@@ -127,10 +123,8 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Sto
 
 def shared_store(settings: Settings) -> SharedStorePort | None:
     """Return the store that the processes of a fleet share, sending no request; None without one.
-
-    Raises as `shared_place`, InvalidRequestError for a malformed URL, and OperatorError if
-    packages are missing.
-    """
+    Raises as `shared_place`, InvalidRequestError for a malformed URL, and OperatorError if packages
+    are missing."""
     place = shared_place(settings)
     if place is None:
         return None
@@ -147,10 +141,8 @@ def require_shared(settings: Settings) -> SharedStorePort:
 
 
 def shared_place(settings: Settings) -> tuple[str, bytes] | None:
-    """The URL of a fleet's object store, and the fleet's secret; None without one.
-
-    Raises InvalidRequestError without the secret, and for a budget without a URL.
-    """
+    """The URL of a fleet's object store, and the fleet's secret; None without one. Raises
+    InvalidRequestError without the secret, and for a budget without a URL."""
     if settings.remote is None:
         if settings.remote_bytes is not None:
             raise InvalidRequestError("remote_gb: expected remote_store too")
@@ -249,21 +241,16 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
 
 
 def fleet_secret(settings: Settings) -> bytes | None:
-    """Return the secret that the stores of a fleet have in common; None without one.
-
-    Raises as `read_fleet_secret`.
-    """
+    """Return the secret that the stores of a fleet have in common; None without one. Raises as
+    `read_fleet_secret`."""
     given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
     return read_fleet_secret(Path(given)) if given else None
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
     """Return the store of responses that clients can continue: in the store's folder, or in memory;
-    and in a fleet's object store. Raises as `shared_store`.
-
-    It opens on first use, when the block store must be open. If the file fails, it calls `warn`
-    with a sentence and uses memory.
-    """
+    and in a fleet's object store. Raises as `shared_store`. It opens on first use, when the block
+    store must be open. If the file fails, it calls `warn` with a sentence and uses memory."""
     from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
@@ -281,10 +268,8 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
 
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
-    """Return the cache of turns: in memory, and with `use_disk` also in the store's folder.
-
-    It calls `warn` with a sentence if the file fails.
-    """
+    """Return the cache of turns: in memory, and with `use_disk` also in the store's folder. It
+    calls `warn` with a sentence if the file fails."""
     from semantic.adapters.stores.conversations import DiskTurns
     from semantic.application.chat.turn_cache import TurnCache
 
@@ -311,10 +296,8 @@ def unfinished_folder(settings: Settings) -> Path | None:
 
 
 def default_store_folder() -> Path:
-    """$SEMANTIC_STORE, else "semantic/store" in the user's folder of caches.
-
-    Raises StoreError when there is no home folder.
-    """
+    """$SEMANTIC_STORE, else "semantic/store" in the user's folder of caches. Raises StoreError when
+    there is no home folder."""
     given = os.environ.get(STORE_VARIABLE)
     if given:
         return Path(given)
@@ -330,11 +313,9 @@ def default_store_folder() -> Path:
 
 
 def default_disk_bytes(free: int, used: int) -> int:
-    """Return the quota of a store of `used` bytes on a file system with `free` bytes left.
-
-    The used bytes and a tenth of the free ones, at most 32 GiB. Never less than the used ones: a
-    missing limit evicts nothing.
-    """
+    """Return the quota of a store of `used` bytes on a file system with `free` bytes left. The used
+    bytes and a tenth of the free ones, at most 32 GiB. Never less than the used ones: a missing
+    limit evicts nothing."""
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 
@@ -360,11 +341,9 @@ secrets do."""
 
 def read_fleet_secret(path: Path) -> bytes:
     """Return 32 bytes derived from the contents of `path`, without the end of its last line. No log
-    and no message has a part of them.
-
-    Raises InvalidRequestError unless it is a file of this user's or root's that others cannot read
-    nor their groups write, with 32 to 4096 bytes that are not all alike.
-    """
+    and no message has a part of them. Raises InvalidRequestError unless it is a file of this user's
+    or root's that others cannot read nor their groups write, with 32 to 4096 bytes that are not all
+    alike."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

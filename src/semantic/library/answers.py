@@ -1,7 +1,5 @@
-"""Answers of the library: whole, and as streams of text.
-
-A stream has the same pieces as a server's. Knows neither engine nor agents.
-"""
+"""Answers of the library: whole, and as streams of text. A stream has the same pieces as a
+server's. Knows neither engine nor agents."""
 
 from __future__ import annotations
 
@@ -17,11 +15,8 @@ from semantic.domain.errors import BackendError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer of `agent`.
-
-    `finish_reason` is "stop", "length", "tool_calls" or "cancelled". `stop_string` is the one that
-    ended it, if one did.
-    """
+    """A whole answer of `agent`. `finish_reason` is "stop", "length", "tool_calls" or "cancelled".
+    `stop_string` is the one that ended it, if one did."""
 
     agent: str
     message: Message
@@ -65,11 +60,8 @@ class Answer:
 
 
 class AsyncAnswerStream:
-    """An answer as it comes: iterate over it for its text, or over `events` for everything.
-
-    The end of a `with` block, or `close`, cancels the rest. After the last piece `answer` has the
-    whole.
-    """
+    """An answer as it comes: iterate over it for its text, or over `events` for everything. The end
+    of a `with` block, or `close`, cancels the rest. After the last piece `answer` has the whole."""
 
     def __init__(
         self,
@@ -94,10 +86,8 @@ class AsyncAnswerStream:
         return found
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        """Every event: progress of the prompt, text, reasoning, tool calls, the end.
-
-        Raises BackendError if the answer fails.
-        """
+        """Every event: progress of the prompt, text, reasoning, tool calls, the end. Raises
+        BackendError if the answer fails."""
         if self._started is not None:
             started, self._started = self._started, None
             yield started

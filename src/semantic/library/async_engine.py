@@ -1,8 +1,6 @@
-"""AsyncEngine: a model for programs on an event loop, with its agents as objects.
-
-It serves one program as a server serves its clients: the same preparation, replay and engine
-thread. Knows no transport.
-"""
+"""AsyncEngine: a model for programs on an event loop, with its agents as objects. It serves one
+program as a server serves its clients: the same preparation, replay and engine thread. Knows no
+transport."""
 
 from __future__ import annotations
 
@@ -80,11 +78,8 @@ class AsyncEngine:
     # Life
 
     async def start(self) -> None:
-        """Load the model; returns when it can answer.
-
-        Raises ModelNotFoundError, UnsupportedModelError, StoreError, and OperatorError when MLX is
-        not usable.
-        """
+        """Load the model; returns when it can answer. Raises ModelNotFoundError,
+        UnsupportedModelError, StoreError, and OperatorError when MLX is not usable."""
         async with self._changing:
             if self._loaded is None:
                 self._loaded = await load_resident(self._settings, self._on_store_unavailable)
@@ -230,10 +225,8 @@ def serve_settings(
     max_context: int | None,
     adapters: Mapping[str, str | Path],
 ) -> list[ServeSettings]:
-    """Return the arguments of `AsyncEngine` as `load_resident` takes them.
-
-    One program waits for its own requests: the queue has no limit.
-    """
+    """Return the arguments of `AsyncEngine` as `load_resident` takes them. One program waits for
+    its own requests: the queue has no limit."""
     if isinstance(model, Settings) and store is not False:
         raise InvalidRequestError("expected Settings or a store, got both")
     if isinstance(model, str):

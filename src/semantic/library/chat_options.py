@@ -1,7 +1,5 @@
-"""Arguments of the library's callers: conversations and options, and their ask.
-
-Knows values of the domain; no engine.
-"""
+"""Arguments of the library's callers: conversations and options, and their ask. Knows values of the
+domain; no engine."""
 
 from __future__ import annotations
 
@@ -68,10 +66,8 @@ class Request:
 
 
 def conversation(messages: Messages) -> tuple[Message, ...]:
-    """Return the messages of a whole conversation.
-
-    Raises InvalidRequestError for none, or a malformed one.
-    """
+    """Return the messages of a whole conversation. Raises InvalidRequestError for none, or a
+    malformed one."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"expected a text or a list of messages, got {messages!r:.80}")
     return tuple(message_of(one) for one in messages)
@@ -99,10 +95,8 @@ def check_options(options: ChatOptions) -> None:
 def ask_for(
     agent: str, messages: Sequence[Message], options: ChatOptions, sampling: SamplingParams
 ) -> Ask:
-    """The request for an answer to `messages`; `sampling` is the model's.
-
-    Raises InvalidRequestError for a value out of range.
-    """
+    """The request for an answer to `messages`; `sampling` is the model's. Raises
+    InvalidRequestError for a value out of range."""
     schema = options.get("schema")
     chat = Chat(
         tuple(messages),

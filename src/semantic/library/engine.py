@@ -1,8 +1,6 @@
-"""Engine and Agent: the library for programs without an event loop.
-
-Each method runs its twin of `AsyncEngine` or `AsyncAgent` on a loop in a thread of its own. Knows
-nothing that they do not know.
-"""
+"""Engine and Agent: the library for programs without an event loop. Each method runs its twin of
+`AsyncEngine` or `AsyncAgent` on a loop in a thread of its own. Knows nothing that they do not
+know."""
 
 from __future__ import annotations
 
@@ -142,11 +140,9 @@ class Engine:
         model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer | AnswerStream:
-        """Answer an agent's next message (a text) or a whole conversation (messages).
-
-        With `stream` the caller iterates over the text as it comes. `model` is as in `agent`;
-        `options` and errors are those of `Agent.chat`.
-        """
+        """Answer an agent's next message (a text) or a whole conversation (messages). With `stream`
+        the caller iterates over the text as it comes. `model` is as in `agent`; `options` and
+        errors are those of `Agent.chat`."""
         asked = self.agent(agent, model=model)
         if stream:
             return asked.chat(messages, stream=True, **options)
@@ -165,10 +161,8 @@ class Engine:
         return self._loop.run(self._engine.run_batch(requests, **options))
 
     def count_tokens(self, messages: Messages) -> int:
-        """Tokens of the prompt of a message (a text) or a whole conversation (messages).
-
-        Raises InvalidRequestError for wrong messages, and if the model has no chat template.
-        """
+        """Tokens of the prompt of a message (a text) or a whole conversation (messages). Raises
+        InvalidRequestError for wrong messages, and if the model has no chat template."""
         return self._loop.run(self._engine.count_tokens(messages))
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
@@ -193,22 +187,17 @@ class Engine:
     def import_agent(
         self, path: str | Path, name: str | None = None, *, model: str | None = None
     ) -> Agent:
-        """The agent of a file of `Agent.export`, under `name` or its own.
-
-        The engine checks every byte before it stores anything. Import only files that you trust:
-        checksums detect damage, not forged contents. Raises InvalidRequestError for the name of
-        another agent, another model's agent and a damaged file, and CapacityError when the store
-        does not take it.
-        """
+        """The agent of a file of `Agent.export`, under `name` or its own. The engine checks every
+        byte before it stores anything. Import only files that you trust: checksums detect damage,
+        not forged contents. Raises InvalidRequestError for the name of another agent, another
+        model's agent and a damaged file, and CapacityError when the store does not take it."""
         work = self._engine.import_agent(path, name, model=model)
         return Agent(self._loop.run(work), self._loop)
 
 
 class Agent:
-    """An agent: a conversation, and the cache of all its tokens.
-
-    Get one with `Engine.agent`. One turn runs at a time; different agents answer together.
-    """
+    """An agent: a conversation, and the cache of all its tokens. Get one with `Engine.agent`. One
+    turn runs at a time; different agents answer together."""
 
     def __init__(self, agent: AsyncAgent, loop: _LoopThread) -> None:
         self._agent = agent
@@ -252,11 +241,9 @@ class Agent:
         return self._loop.run(self._agent.chat(messages, **options))
 
     def history(self) -> tuple[Message, ...]:
-        """Return the messages of the conversation so far.
-
-        Raises InvalidRequestError if the store has the agent without its messages, as a server
-        saves it, and if it began with another system message than its own here.
-        """
+        """Return the messages of the conversation so far. Raises InvalidRequestError if the store
+        has the agent without its messages, as a server saves it, and if it began with another
+        system message than its own here."""
         return self._loop.run(self._agent.history())
 
     def set_system(self, text: str | None) -> None:
@@ -271,56 +258,42 @@ class Agent:
         return self._loop.run(self._agent.cached_tokens())
 
     def info(self) -> AgentDetail:
-        """Its tokens, bytes, parent and blocks, each block with its place.
-
-        Raises AgentNotFoundError for an agent without a turn.
-        """
+        """Its tokens, bytes, parent and blocks, each block with its place. Raises
+        AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.info())
 
     def why(self) -> str:
         """Say how much of its last prompt the engine reused, and why not more: a sentence a line.
-
-        Raises AgentNotFoundError for an agent without a turn.
-        """
+        Raises AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.why())
 
     def fork(self, name: str) -> Agent:
-        """Return a new agent with this one's conversation and cache, without copying either.
-
-        Raises InvalidRequestError if there is an agent of that name, or this one has no turn yet.
-        """
+        """Return a new agent with this one's conversation and cache, without copying either. Raises
+        InvalidRequestError if there is an agent of that name, or this one has no turn yet."""
         return Agent(self._loop.run(self._agent.fork(name)), self._loop)
 
     def pin(self, *, pinned: bool = True) -> None:
-        """Exempt its blocks from eviction, or with `pinned=False` allow it again.
-
-        Raises AgentNotFoundError for an agent without a turn.
-        """
+        """Exempt its blocks from eviction, or with `pinned=False` allow it again. Raises
+        AgentNotFoundError for an agent without a turn."""
         self._loop.run(self._agent.pin(pinned=pinned))
 
     def export(self, path: str | Path) -> int:
-        """Write the agent with its cache to one file, for another machine; returns its bytes.
-
-        The file has the whole conversation, with access for its owner alone, and replaces an
-        earlier one when it is whole. Raises AgentNotFoundError for an agent without a turn, and
-        OperatorError if it cannot write the file.
-        """
+        """Write the agent with its cache to one file, for another machine; returns its bytes. The
+        file has the whole conversation, with access for its owner alone, and replaces an earlier
+        one when it is whole. Raises AgentNotFoundError for an agent without a turn, and
+        OperatorError if it cannot write the file."""
         return self._loop.run(self._agent.export(path))
 
     def forget(self) -> None:
-        """Delete its conversation and its cache, on disk too. Its system message stays.
-
-        Raises InvalidRequestError while it is answering.
-        """
+        """Delete its conversation and its cache, on disk too. Its system message stays. Raises
+        InvalidRequestError while it is answering."""
         self._loop.run(self._agent.forget())
 
 
 class AnswerStream:
-    """An answer as it comes: iterate over it for its text, or over `events` for everything.
-
-    The end of a `with` block, or `close`, cancels the rest. After the last piece `answer` has the
-    whole. `cancel` returns at once: a signal handler may call it.
-    """
+    """An answer as it comes: iterate over it for its text, or over `events` for everything. The end
+    of a `with` block, or `close`, cancels the rest. After the last piece `answer` has the whole.
+    `cancel` returns at once: a signal handler may call it."""
 
     def __init__(self, stream: AsyncAnswerStream, loop: _LoopThread) -> None:
         self._stream = stream
@@ -332,10 +305,8 @@ class AnswerStream:
         return self._stream.answer
 
     def events(self) -> Iterator[AnswerEvent]:
-        """Every event: progress of the prompt, text, reasoning, tool calls, the end.
-
-        Raises BackendError if the answer fails.
-        """
+        """Every event: progress of the prompt, text, reasoning, tool calls, the end. Raises
+        BackendError if the answer fails."""
         return _Items(self._stream.events(), self._loop)
 
     def __iter__(self) -> Iterator[str]:
@@ -374,10 +345,8 @@ class _LoopThread:
         return self._is_closed
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Return the result of `work`; an interrupt while waiting cancels it.
-
-        Raises BackendError if the loop closes, also before the end of `work`.
-        """
+        """Return the result of `work`; an interrupt while waiting cancels it. Raises BackendError
+        if the loop closes, also before the end of `work`."""
         future = self._begun(work)
         try:
             return future.result()
@@ -418,11 +387,9 @@ async def _cancel_others() -> None:
 
 
 class _Items(Iterator[T]):
-    """The items of an asynchronous generator of a loop, each as it arrives.
-
-    The loop closes an iterator that its caller drops. Not a generator: its `finally` could run on
-    the loop's own thread, where waiting for the loop never ends.
-    """
+    """The items of an asynchronous generator of a loop, each as it arrives. The loop closes an
+    iterator that its caller drops. Not a generator: its `finally` could run on the loop's own
+    thread, where waiting for the loop never ends."""
 
     def __init__(self, items: AsyncGenerator[T, None], loop: _LoopThread) -> None:
         self._items = items

@@ -26,10 +26,8 @@ class OutgoingArchive(Protocol):
         """Bytes of all pieces."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield its bytes in order, at most a MiB at once, with one block's body in memory.
-
-        Raises StoreError when a block has changed, as after an eviction.
-        """
+        """Yield its bytes in order, at most a MiB at once, with one block's body in memory. Raises
+        StoreError when a block has changed, as after an eviction."""
 
 
 class IncomingArchive(Protocol):
@@ -40,12 +38,9 @@ class IncomingArchive(Protocol):
         CapacityError when there is no room for them."""
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
-        """Verify everything, store it for the tenant with this tag, and save the agent under
-        `name` or its own. A failure leaves nothing.
-
-        Raises InvalidRequestError for an incomplete or damaged archive, and CapacityError when the
-        store does not take it.
-        """
+        """Verify everything, store it for the tenant with this tag, and save the agent under `name`
+        or its own. A failure leaves nothing. Raises InvalidRequestError for an incomplete or
+        damaged archive, and CapacityError when the store does not take it."""
 
     def close(self) -> None:
         """Delete the received bytes."""
@@ -114,10 +109,8 @@ class AgentSummary:
 
 @dataclass(frozen=True, slots=True)
 class AgentBlock:
-    """One of an agent's blocks: tokens `start` to `stop`. `hash` is in hexadecimal.
-
-    `checkpoint`: the store has the rest for a window or a state to resume after its last token.
-    """
+    """One of an agent's blocks: tokens `start` to `stop`. `hash` is in hexadecimal. `checkpoint`:
+    the store has the rest for a window or a state to resume after its last token."""
 
     start: int
     stop: int
@@ -198,11 +191,9 @@ EVERY_AGENT: Final = AgentFilter()
 
 
 class AgentsPort(Protocol):
-    """The agents of the served model. Any number of tasks of one event loop may call it.
-
-    Methods that name an agent raise AgentNotFoundError if the tenant has none of that name, and
-    methods that take an id if there is no such tenant.
-    """
+    """The agents of the served model. Any number of tasks of one event loop may call it. Methods
+    that name an agent raise AgentNotFoundError if the tenant has none of that name, and methods
+    that take an id if there is no such tenant."""
 
     def id_of(self, tenant: str) -> TenantId:
         """The id by which operators name `tenant`. Thread-safe."""
@@ -214,10 +205,8 @@ class AgentsPort(Protocol):
         """The requests that run or wait, in the order of their arrival; None: of all tenants."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """End a request of `tenant` (None: of any) at the next step, and keep its tokens.
-
-        False without a running or waiting one.
-        """
+        """End a request of `tenant` (None: of any) at the next step, and keep its tokens. False
+        without a running or waiting one."""
 
     async def page(
         self,
@@ -226,37 +215,28 @@ class AgentsPort(Protocol):
         after: str | None = None,
         only: AgentFilter = EVERY_AGENT,
     ) -> AgentPage:
-        """Return at most `limit` saved agents after `after`, last saved first.
-
-        Its cost depends on how many agents `only` passes over, not on how many there are. The first
-        page begins with the agents in their first turn. Raises AgentNotFoundError if the store
-        lacks `after`.
-        """
+        """Return at most `limit` saved agents after `after`, last saved first. Its cost depends on
+        how many agents `only` passes over, not on how many there are. The first page begins with
+        the agents in their first turn. Raises AgentNotFoundError if the store lacks `after`."""
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """An agent's details, without texts and tokens."""
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        """Create an agent that shares the cache `agent_id` had after its last turn.
-
-        Raises InvalidRequestError if `new_id` exists, or if no turn has ended yet.
-        """
+        """Create an agent that shares the cache `agent_id` had after its last turn. Raises
+        InvalidRequestError if `new_id` exists, or if no turn has ended yet."""
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
-        """Exempt its blocks from eviction, or undo that.
-
-        Raises InvalidRequestError for an agent before its first save, and PinLimitError if the
-        tenant would have pinned more than its part of the store.
-        """
+        """Exempt its blocks from eviction, or undo that. Raises InvalidRequestError for an agent
+        before its first save, and PinLimitError if the tenant would have pinned more than its part
+        of the store."""
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """Delete the agent. Raises InvalidRequestError while it has a request."""
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """Return the agent after its last saved turn, with its stored blocks.
-
-        Raises OverloadedError while too many exports run.
-        """
+        """Return the agent after its last saved turn, with its stored blocks. Raises
+        OverloadedError while too many exports run."""
 
     async def import_(
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None

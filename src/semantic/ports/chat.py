@@ -1,7 +1,5 @@
-"""ChatFormat: a model's chat template, reasoning marks and tool-call syntax.
-
-Tests hold every implementation, fakes included, to these contracts.
-"""
+"""ChatFormat: a model's chat template, reasoning marks and tool-call syntax. Tests hold every
+implementation, fakes included, to these contracts."""
 
 from __future__ import annotations
 
@@ -23,10 +21,8 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A conversation as tokens, ending with the generation prompt.
-
-    `opens_thought`: the prompt ends inside reasoning, which the answer continues.
-    """
+    """A conversation as tokens, ending with the generation prompt. `opens_thought`: the prompt ends
+    inside reasoning, which the answer continues."""
 
     tokens: tuple[int, ...]
     opens_thought: bool = False
@@ -137,12 +133,9 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A call with arguments in JSON, as a grammar makes a model write it.
-
-    `before` and `after` its arguments are texts; $name is the tool's, $quoted that in JSON, and the
-    model chooses a $number and an $id. Several calls have marks each, follow each other within the
-    marks, or are a list.
-    """
+    """A call with arguments in JSON, as a grammar makes a model write it. `before` and `after` its
+    arguments are texts; $name is the tool's, $quoted that in JSON, and the model chooses a $number
+    and an $id. Several calls have marks each, follow each other within the marks, or are a list."""
 
     before: str = '{"name": $quoted, "arguments": '
     after: str = "}"
@@ -190,23 +183,17 @@ class ChatFormat(Protocol):
         """How this model writes calls, if not as JSON objects with their names."""
 
     def render(self, chat: Chat) -> RenderedChat:
-        """Render the conversation with the model's template; system messages keep their order.
-
-        A template without support for tools, or for messages of role "tool", gets them as text.
-        Raises InvalidRequestError if the template refuses the messages.
-        """
+        """Render the conversation with the model's template; system messages keep their order. A
+        template without support for tools, or for messages of role "tool", gets them as text.
+        Raises InvalidRequestError if the template refuses the messages."""
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
         """Render what follows the first `n_messages`, the last of which is the assistant's: the
-        token that ends an answer, then all later messages.
-
-        Independent of the content of the first `n_messages`. None if the template has no such
-        token. Raises InvalidRequestError if the template refuses the messages.
-        """
+        token that ends an answer, then all later messages. Independent of the content of the first
+        `n_messages`. None if the template has no such token. Raises InvalidRequestError if the
+        template refuses the messages."""
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """Return the grammar of an answer to a tenant's `chat`; None without a constraint.
-
-        An answer format, a tool choice that requires a call, and strict tools need one. Raises
-        InvalidRequestError for a schema without a grammar.
-        """
+        """Return the grammar of an answer to a tenant's `chat`; None without a constraint. An
+        answer format, a tool choice that requires a call, and strict tools need one. Raises
+        InvalidRequestError for a schema without a grammar."""

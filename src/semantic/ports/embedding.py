@@ -1,8 +1,6 @@
-"""Embeddings: the ports of APIs that ask for vectors, and of a backend that computes them.
-
-An API translates texts and vectors; `Embeddings` batches and caches; a backend computes one chunk
-at a time, so that running answers go on.
-"""
+"""Embeddings: the ports of APIs that ask for vectors, and of a backend that computes them. An API
+translates texts and vectors; `Embeddings` batches and caches; a backend computes one chunk at a
+time, so that running answers go on."""
 
 from __future__ import annotations
 
@@ -20,11 +18,8 @@ Vector: TypeAlias = "array[float]"
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
     """The embedding model of a server. Lists show `names`, its own id first; requests may also use
-    `aliases`.
-
-    `dimensions` is the length of its vectors, `max_tokens` that of the longest text. `created` is
-    Unix time in seconds.
-    """
+    `aliases`. `dimensions` is the length of its vectors, `max_tokens` that of the longest text.
+    `created` is Unix time in seconds."""
 
     names: tuple[str, ...]
     dimensions: int
@@ -44,10 +39,8 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vectors of some texts in their order, and how many tokens these have.
-
-    `computed` of them were not in the cache.
-    """
+    """The vectors of some texts in their order, and how many tokens these have. `computed` of them
+    were not in the cache."""
 
     vectors: tuple[Vector, ...]
     tokens: int

@@ -1,8 +1,6 @@
 """The engine's ports: its own, and those of a backend, a tokenizer, a model provider and a clock.
-
 Each docstring is a contract, and tests hold every implementation to it, fakes included. The data in
-a block is `BlockData`, which only the backend reads.
-"""
+a block is `BlockData`, which only the backend reads."""
 
 from __future__ import annotations
 
@@ -31,10 +29,8 @@ EngineEvent = TokenEvent | PrefillEvent | CompletedGeneration
 
 
 class GenerationEnginePort(Protocol):
-    """Generates for many agents in one batch.
-
-    Any thread may call `submit` and `cancel`, one thread `step` and `step_once`.
-    """
+    """Generates for many agents in one batch. Any thread may call `submit` and `cancel`, one thread
+    `step` and `step_once`."""
 
     def submit(
         self,
@@ -66,17 +62,13 @@ class GenerationEnginePort(Protocol):
         """End a request at the next step; False if it is unknown or has ended."""
 
     def step(self) -> Iterator[CompletedGeneration]:
-        """Run until no request remains, yielding each generation as it completes.
-
-        The caller may submit more between two completions, or stop iterating and call again.
-        """
+        """Run until no request remains, yielding each generation as it completes. The caller may
+        submit more between two completions, or stop iterating and call again."""
 
     def step_once(self) -> list[EngineEvent]:
-        """Run exactly one step; returns its events.
-
-        Admits waiting requests, computes prefill chunks up to the budget, then decodes one token
-        for every decoding request, including those that completed their prompt in this step.
-        """
+        """Run exactly one step; returns its events. Admits waiting requests, computes prefill
+        chunks up to the budget, then decodes one token for every decoding request, including those
+        that completed their prompt in this step."""
 
 
 P = ParamSpec("P")
@@ -143,31 +135,23 @@ class Tokenizer(Protocol):
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
         """Token ids of a conversation ({"role", "content"} each), by the model's chat template.
-
-        Raises InvalidRequestError if there is no template or it refuses the messages.
-        """
+        Raises InvalidRequestError if there is no template or it refuses the messages."""
 
 
 class BodyTarget(Protocol):
-    """The place for one block's body in a sequence that loads.
-
-    One thread, any, calls `put`, or `open` and then `close`. The sequence may close meanwhile.
-    """
+    """The place for one block's body in a sequence that loads. One thread, any, calls `put`, or
+    `open` and then `close`. The sequence may close meanwhile."""
 
     def put(self, body: bytes | memoryview) -> None:
         """Take the whole body. Raises BackendError."""
 
     def open(self) -> list[memoryview]:
-        """Memory to write the body to: a few segments, 256 tokens of each.
-
-        The body's segments lie one after another in them. Raises BackendError.
-        """
+        """Memory to write the body to: a few segments, 256 tokens of each. The body's segments lie
+        one after another in them. Raises BackendError."""
 
     def close(self, n_tokens: int = 0) -> None:
-        """Take the written body of `n_tokens`, or nothing, and free the memory.
-
-        The caller may leave out `open`, and call it again. Raises BackendError.
-        """
+        """Take the written body of `n_tokens`, or nothing, and free the memory. The caller may
+        leave out `open`, and call it again. Raises BackendError."""
 
 
 class BatchBackend(Protocol):
@@ -207,10 +191,8 @@ class BatchBackend(Protocol):
         """The model's cache per sequence."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Announce blocks of at most `n_bytes`: the backend may reserve memory now.
-
-        Earlier reservations stay.
-        """
+        """Announce blocks of at most `n_bytes`: the backend may reserve memory now. Earlier
+        reservations stay."""
 
     def open(self, capacity: int) -> SequenceId:
         """Open an empty sequence with memory for `capacity` tokens, a multiple of 256."""
@@ -218,12 +200,10 @@ class BatchBackend(Protocol):
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
-        """Open a sequence that holds the first `length` tokens of `blocks`.
-
-        `exclusive`: nothing reads `blocks` again, so the sequence may adopt their memory, and
-        `capacity` includes it; the caller drops the remaining references afterwards. Otherwise the
-        backend copies them. Raises CacheReconstructionError if `blocks` cannot provide the tokens.
-        """
+        """Open a sequence that holds the first `length` tokens of `blocks`. `exclusive`: nothing
+        reads `blocks` again, so the sequence may adopt their memory, and `capacity` includes it;
+        the caller drops the remaining references afterwards. Otherwise the backend copies them.
+        Raises CacheReconstructionError if `blocks` cannot provide the tokens."""
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
         """Grow to `capacity` tokens (a multiple of 256); never shrinks."""
@@ -248,25 +228,19 @@ class BatchBackend(Protocol):
         others in one pass, which may take less time than one after the other."""
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """`prefill` of several sequences in one forward pass, each with tokens of its own.
-
-        Each must be one that `joins`, or all `side_by_side`, with equally many tokens unless it
-        `pads_chunks`. On BackendError none has grown.
-        """
+        """`prefill` of several sequences in one forward pass, each with tokens of its own. Each
+        must be one that `joins`, or all `side_by_side`, with equally many tokens unless it
+        `pads_chunks`. On BackendError none has grown."""
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         """Prefill `tokens` (two or more) except the last, and return their log-probabilities.
-
-        Raises NotFiniteError instead of such log-probabilities.
-        One entry for each token but the first, given those before it, with the `n_top` likeliest
-        alternatives. The same calls on an empty sequence give the same bits, whatever else is open.
-        """
+        Raises NotFiniteError instead of such log-probabilities. One entry for each token but the
+        first, given those before it, with the `n_top` likeliest alternatives. The same calls on an
+        empty sequence give the same bits, whatever else is open."""
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError with the reason unless a mask can hold `grammar`.
-
-        Thread-safe.
-        """
+        Thread-safe."""
 
     def start(
         self,
@@ -277,11 +251,9 @@ class BatchBackend(Protocol):
         drawn: int,
     ) -> None:
         """Add a prefilled sequence to the decode batch, with `last_token` as its next input.
-
         `history` are the tokens before it and `drawn` the number of tokens sampled for this request
         before, so that penalties and seeds continue as without a preemption. A request that is not
-        greedy has `params.seed`; `params.grammar` has passed its check.
-        """
+        greedy has `params.seed`; `params.grammar` has passed its check."""
 
     def decode(self) -> list[SampledToken]:
         """One decode step: one new token for each sequence started before the previous step.
@@ -294,11 +266,9 @@ class BatchBackend(Protocol):
         """
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
-        """Close `sequence` and put its cache into `blocks` (its blocks, per layer, in order).
-
-        It closes even if this fails. Sets `start`, `token_count` and `layer_data`. Returns surplus
-        blocks, which hold no memory. Copies nothing without surplus.
-        """
+        """Close `sequence` and put its cache into `blocks` (its blocks, per layer, in order). It
+        closes even if this fails. Sets `start`, `token_count` and `layer_data`. Returns surplus
+        blocks, which hold no memory. Copies nothing without surplus."""
 
     def close(self, sequence: SequenceId) -> None:
         """Free `sequence` and its memory, at any time."""
@@ -318,48 +288,38 @@ class BatchBackend(Protocol):
         """
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
-        """The body of tokens `start` to `stop`, all of one block, as a copy.
-
-        A deferred body is that of this moment, whatever happens to the sequence. `part` is FULL or
-        WINDOW. Raises BackendError if the layers do not hold those tokens.
-        """
+        """The body of tokens `start` to `stop`, all of one block, as a copy. A deferred body is
+        that of this moment, whatever happens to the sequence. `part` is FULL or WINDOW. Raises
+        BackendError if the layers do not hold those tokens."""
 
     def is_finite(self, part: Part, body: bytes) -> bool:
         """Return whether an exported body of `part` has neither NaN nor infinite values."""
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
         """Return the rest for resuming `sequence` where it is, besides the bodies of its blocks.
-
         Resuming needs WINDOW blocks only where they lie entirely inside the window before the next
-        token; where the window begins inside a block, the checkpoint holds that edge.
-        """
+        token; where the window begins inside a block, the checkpoint holds that edge."""
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
-        """Return the targets of the bodies of tokens `start` to `stop`, one per block.
-
-        `start` is a multiple of 256, and for FULL the current length of the sequence, which must
-        have the capacity. The caller closes all targets, or drops them unused, before `loaded`;
-        nothing reads them before.
-        """
+        """Return the targets of the bodies of tokens `start` to `stop`, one per block. `start` is a
+        multiple of 256, and for FULL the current length of the sequence, which must have the
+        capacity. The caller closes all targets, or drops them unused, before `loaded`; nothing
+        reads them before."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
-        """Take the memory of `loading` into the cache, filled up to `length` tokens.
-
-        `checkpoint` is the one exported at that length, if the layout needs one. Raises
-        CacheReconstructionError, with the sequence as it was before `loading`, if the checkpoint
-        is of another model or position.
-        """
+        """Take the memory of `loading` into the cache, filled up to `length` tokens. `checkpoint`
+        is the one exported at that length, if the layout needs one. Raises
+        CacheReconstructionError, with the sequence as it was before `loading`, if the checkpoint is
+        of another model or position."""
 
 
 class GrammarProbe(Protocol):
     """Compiles one grammar at a time within limits, to learn its fault."""
 
     def problem(self, grammar: Grammar) -> str:
-        """Return the fault of `grammar`, such as its cost; empty without one.
-
-        Blocks. Raises CapacityError without a result, as after `stop`, and InvalidRequestError if
-        the model's answers can follow no grammar.
-        """
+        """Return the fault of `grammar`, such as its cost; empty without one. Blocks. Raises
+        CapacityError without a result, as after `stop`, and InvalidRequestError if the model's
+        answers can follow no grammar."""
 
     def stop(self) -> None:
         """End `problem` soon. Any thread may call it at any time."""
@@ -375,20 +335,16 @@ class ModelProviderPort(Protocol):
         self, model_id: str, adapter: Path | None = None
     ) -> tuple[BatchBackend, Tokenizer]:
         """Load the model and tokenizer of `model_id`, a folder or a hub id, under the adapter in a
-        folder; loaded ones of the same files share their weights.
-
-        Raises ModelNotFoundError if there is none or it does not load, and UnsupportedModelError if
-        its cache is of an unsupported kind.
-        """
+        folder; loaded ones of the same files share their weights. Raises ModelNotFoundError if
+        there is none or it does not load, and UnsupportedModelError if its cache is of an
+        unsupported kind."""
 
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
-        """`load_model`, so that the thread can compute with other models between two slices.
-
-        Raises WeightsTooLargeError, before it reads any, if those of `model_id` take more than
-        `max_bytes`; not if a loaded model shares them.
-        """
+        """`load_model`, so that the thread can compute with other models between two slices. Raises
+        WeightsTooLargeError, before it reads any, if those of `model_id` take more than
+        `max_bytes`; not if a loaded model shares them."""
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """Return the cache of `model` per sequence."""

@@ -1,8 +1,5 @@
 """ModelsPort: the models of a server, some loaded. A client asks for a load, or it comes with a
-request.
-
-Runs on an event loop and never blocks it.
-"""
+request. Runs on an event loop and never blocks it."""
 
 from __future__ import annotations
 
@@ -49,11 +46,9 @@ OnArrived = Callable[[Arrived], None]
 
 
 class ModelsPort(Protocol):
-    """The models of a server, of which the first is the one of requests that name none.
-
-    Methods that name a model take any name that it accepts, and raise ModelNotFoundError for
-    another one.
-    """
+    """The models of a server, of which the first is the one of requests that name none. Methods
+    that name a model take any name that it accepts, and raise ModelNotFoundError for another
+    one."""
 
     def serving_of(self, name: str | None = None) -> ServingPort:
         """A model. Its requests load it, and wait for that."""

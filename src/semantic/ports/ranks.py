@@ -1,7 +1,5 @@
-"""The processes that compute one model: the frames between them, and the place of each.
-
-Knows neither sockets nor computations.
-"""
+"""The processes that compute one model: the frames between them, and the place of each. Knows
+neither sockets nor computations."""
 
 from __future__ import annotations
 
@@ -167,10 +165,8 @@ class PlacementPort(Protocol):
         """The time limit for all ranks to meet over the transport; the process ends after it."""
 
     def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> LinksPort:
-        """Connect this rank with the others, each channel with a `mapped` of its own.
-
-        Raises BackendError if one is out of reach.
-        """
+        """Connect this rank with the others, each channel with a `mapped` of its own. Raises
+        BackendError if one is out of reach."""
 
 
 Places: TypeAlias = Callable[[Mapping[str, str], Callable[[], bytes | None]], PlacementPort | None]

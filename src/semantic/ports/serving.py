@@ -1,8 +1,6 @@
-"""ServingPort: a served model's interface for APIs; answers are streams of events.
-
-Runs on an event loop and never blocks it. An API translates; it makes no decisions. `Figures` are
-those of an engine's thread, its stores and the process' memory, for monitoring.
-"""
+"""ServingPort: a served model's interface for APIs; answers are streams of events. Runs on an event
+loop and never blocks it. An API translates; it makes no decisions. `Figures` are those of an
+engine's thread, its stores and the process' memory, for monitoring."""
 
 from __future__ import annotations
 
@@ -118,12 +116,10 @@ class ServingPort(Protocol):
         """The served model."""
 
     def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the answer's events; awaiting the first one submits the request.
-
-        Closing the generator before its end cancels the request. Before the first event it raises
+        """Yield the answer's events; awaiting the first one submits the request. Closing the
+        generator before its end cancels the request. Before the first event it raises
         InvalidRequestError, ContextOverflowError (exceeds the context) or OverloadedError (the
-        queue is full); after that every failure is an AnswerEnd with the reason "error".
-        """
+        queue is full); after that every failure is an AnswerEnd with the reason "error"."""
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
@@ -188,11 +184,8 @@ class EngineFigures:
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
     """Bytes that the process has, as the system counts them, and may have: now, which is less than
-    `max_bytes` while the system is short of memory, and otherwise.
-
-    `steps` are what pressure took and has not ended yet, in order; `counts` how often each was,
-    since the start.
-    """
+    `max_bytes` while the system is short of memory, and otherwise. `steps` are what pressure took
+    and has not ended yet, in order; `counts` how often each was, since the start."""
 
     used_bytes: int
     limit_bytes: int
@@ -213,11 +206,8 @@ class MemoryLimit(Protocol):
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
         """Set another limit, None for that of the start; return when the process has freed what
-        exceeds it.
-
-        Raises InvalidRequestError, with nothing changed, for a limit that the process cannot keep,
-        or where it has none.
-        """
+        exceeds it. Raises InvalidRequestError, with nothing changed, for a limit that the process
+        cannot keep, or where it has none."""
 
 
 @dataclass(frozen=True, slots=True)

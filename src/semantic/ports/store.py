@@ -31,11 +31,8 @@ from semantic.domain.stored import (
 
 class ResponsesPort(Protocol):
     """Responses by tenant and id, within a budget of bytes. It evicts the oldest, those of the
-    tenant that has most first.
-
-    Thread-safe. Calls may block, so no event loop makes them, and raise StoreError on failure.
-    Nothing calls it after `close`.
-    """
+    tenant that has most first. Thread-safe. Calls may block, so no event loop makes them, and raise
+    StoreError on failure. Nothing calls it after `close`."""
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return the response as stored; None if unknown, another tenant's, deleted or damaged."""
@@ -69,11 +66,9 @@ class TurnsPort(Protocol):
 
     def put(self, turn: Turn) -> Future[None] | None:
         """Store `turn`, replacing an earlier one at its point; one without tokens replaces none.
-
         Never raises: it drops a turn on failure. The future ends when other machines of a fleet
-        find the turn, or never will; the end of an answer waits for it, `MOST_WAIT` at most.
-        None without a fleet, or if its store failed last or is late.
-        """
+        find the turn, or never will; the end of an answer waits for it, `MOST_WAIT` at most. None
+        without a fleet, or if its store failed last or is late."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
         """Let `get` know what a fleet has of the turns at `points`, of one conversation in order,
@@ -103,12 +98,9 @@ class SharedTurnsPort(Protocol):
 
 
 class CacheStorePort(Protocol):
-    """Stores immutable block bodies by content hash.
-
-    No call raises for a failure of the disk: `stats` counts it, and it is a miss. A tier that also
-    implements `LookUpPort` has no quota of its own, and answers all but reads and writes from its
-    last look-up.
-    """
+    """Stores immutable block bodies by content hash. No call raises for a failure of the disk:
+    `stats` counts it, and it is a miss. A tier that also implements `LookUpPort` has no quota of
+    its own, and answers all but reads and writes from its last look-up."""
 
     @property
     def secret(self) -> bytes:
@@ -131,44 +123,37 @@ class CacheStorePort(Protocol):
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         """Delete blocks, used and pinned ones too, so that no request finds them again; blocks that
-        follow them stay.
-        """
+        follow them stay."""
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         """The indexed ones of `keys`, without reading them. Does not count as a use."""
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
         """Return the `keys` to `put`, possibly again, so that every tier has them; none while it
-        refuses puts.
-        """
+        refuses puts."""
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         """The headers of all indexed blocks that follow `parent`, without reading them."""
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
         """Return the `children` worth comparing with the tokens `like`, of any number: all whose
-        tokens `like` begins with, and the one that shares most with it, if `begins_like` holds.
-        """
+        tokens `like` begins with, and the one that shares most with it, if `begins_like` holds."""
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         """The bodies of those `headers` that are in this process's memory, as they lie there.
-
-        Copies nothing, changes nothing and waits for bodies on their way. The caller reads others.
-        """
+        Copies nothing, changes nothing and waits for bodies on their way. The caller reads
+        others."""
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        """Fill the targets of each read, in parallel; True for each verified body.
-
-        False leaves the targets undefined. Quarantines a damaged body.
-        """
+        """Fill the targets of each read, in parallel; True for each verified body. False leaves the
+        targets undefined. Quarantines a damaged body."""
 
     def read(self, header: BlockHeader) -> bytes | None:
         """The body, verified as in `read_into`, or None."""
 
     def prefetch(self, header: BlockHeader) -> bool:
         """Copy a body from disk to memory, verified, within the quota; return whether memory has it
-        then. A hint that counts as a use: a store without two tiers copies nothing.
-        """
+        then. A hint that counts as a use: a store without two tiers copies nothing."""
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """Record a use of `keys`, a chain in order, so that its root goes last."""
@@ -187,10 +172,8 @@ class AgentIndexPort(Protocol):
     """Agents' manifests, by scope and name. Thread-safe; fails as `CacheStorePort`."""
 
     def save(self, manifest: Manifest) -> bool:
-        """Store `manifest` as its agent's newest, after all blocks put before it.
-
-        Assigns the generation and records a use of the agent's blocks. False if it stores nothing.
-        """
+        """Store `manifest` as its agent's newest, after all blocks put before it. Assigns the
+        generation and records a use of the agent's blocks. False if it stores nothing."""
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
         """The agent's newest manifest, or None."""
@@ -200,8 +183,7 @@ class AgentIndexPort(Protocol):
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
         """Return at most `limit` manifests of a scope by `Manifest.place`, newest first, that come
-        after `after`; fewer only at the end.
-        """
+        after `after`; fewer only at the end."""
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
         """The names of a scope's agents whose manifest has this `parent`, sorted."""
@@ -225,11 +207,9 @@ class StorePort(CacheStorePort, Protocol):
 
 
 class BlockObserver(Protocol):
-    """Learns which whole blocks (`BlockHeader.is_whole_block`) a tier of a store has.
-
-    The tier calls it in the order of the changes, under its locks and from any thread: it returns
-    at once and calls no store. False if it could not take a change, which is then lost.
-    """
+    """Learns which whole blocks (`BlockHeader.is_whole_block`) a tier of a store has. The tier
+    calls it in the order of the changes, under its locks and from any thread: it returns at once
+    and calls no store. False if it could not take a change, which is then lost."""
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
         """Learn that requests find the block from now on, perhaps also before."""
@@ -268,10 +248,8 @@ OperatorError for one out of use or if packages are missing."""
 
 
 class SharedStorePort(Protocol):
-    """Blocks, turns and responses that the processes of a fleet share under one URL.
-
-    Opening it sends no request.
-    """
+    """Blocks, turns and responses that the processes of a fleet share under one URL. Opening it
+    sends no request."""
 
     def blocks(self) -> StorePort:
         """The tier of blocks and agents, also a `LookUpPort`, which keeps to its budget, if any."""
@@ -298,11 +276,8 @@ InvalidRequestError for a URL that is none, and OperatorError if packages are mi
 @runtime_checkable
 class LookUpPort(Protocol):
     """A tier too slow to ask between two steps: a thread that may wait asks it before the engine
-    queues a request.
-
-    No call raises for a failure. A call makes some requests, one after the other; a late one ends
-    it.
-    """
+    queues a request. No call raises for a failure. A call makes some requests, one after the other;
+    a late one ends it."""
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
         """Learn the agent's newest manifest."""

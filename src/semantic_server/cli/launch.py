@@ -1,8 +1,6 @@
 """`semantic launch`: starts a coding agent with a running server, or enters that into its settings.
-
 Starting it changes no file; --write changes its settings and starts nothing, --show does neither.
-Starts no server.
-"""
+Starts no server."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """`semantic models ps`, `load`, `unload`, `semantic memory` and `semantic agents export`, `import`:
-what a running server holds. An archive may also come from the store, as two files.
-
-Knows files and a terminal; not what a server unloads by itself, nor how to make archives.
-"""
+what a running server holds. An archive may also come from the store, as two files. Knows files and
+a terminal; not what a server unloads by itself, nor how to make archives."""
 
 from __future__ import annotations
 

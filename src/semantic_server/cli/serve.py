@@ -1,7 +1,5 @@
-"""`semantic serve` and `semantic config show`: a model behind HTTP, and its settings.
-
-Reads settings, opens the socket and runs the server. Knows no API.
-"""
+"""`semantic serve` and `semantic config show`: a model behind HTTP, and its settings. Reads
+settings, opens the socket and runs the server. Knows no API."""
 
 from __future__ import annotations
 
@@ -84,10 +82,8 @@ def _given(declared: type) -> type | GenericAlias:
 @dataclass(frozen=True)
 @with_flags(DeclaredSettings)
 class ServeOptions:
-    """Every setting of a server as a flag, under the names of other servers' flags.
-
-    None means not given: the environment, the file or the default decides, in this order.
-    """
+    """Every setting of a server as a flag, under the names of other servers' flags. None means not
+    given: the environment, the file or the default decides, in this order."""
 
     def given(self) -> dict[str, object]:
         """Return the flags on the command line, by name of their setting."""
@@ -123,10 +119,8 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
 
 
 def follow_rank(settings: ServerSettings) -> bool:
-    """Compute for rank 0 until it ends, if this process is another rank; whether it was.
-
-    Raises InvalidRequestError for settings that only one device can have.
-    """
+    """Compute for rank 0 until it ends, if this process is another rank; whether it was. Raises
+    InvalidRequestError for settings that only one device can have."""
     from semantic.bootstrap import follow_first
     from semantic_server.http.logs import configure_logs
 
@@ -364,11 +358,8 @@ def run_server(
     settings: ServerSettings, load: Load, responses: ResponsesPort | None = None
 ) -> None:
     """Serve until a signal arrives or loading the model fails. Without `responses` memory keeps
-    them.
-
-    Raises InvalidRequestError for an address that is not loopback without keys, OperatorError if
-    binding the address fails, and as `load`.
-    """
+    them. Raises InvalidRequestError for an address that is not loopback without keys, OperatorError
+    if binding the address fails, and as `load`."""
     from semantic_server.http.app import create_app
     from semantic_server.http.context import ServerContext
     from semantic_server.http.lifecycle import Lifecycle

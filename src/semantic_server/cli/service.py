@@ -1,7 +1,5 @@
-"""`semantic service`: `semantic serve` as a service of the user, with flags.
-
-Knows settings by name, and that a service sees neither this folder nor this shell's variables.
-"""
+"""`semantic service`: `semantic serve` as a service of the user, with flags. Knows settings by
+name, and that a service sees neither this folder nor this shell's variables."""
 
 from __future__ import annotations
 

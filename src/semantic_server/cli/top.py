@@ -1,7 +1,5 @@
-"""`semantic top`: the page at / of a running server, in a terminal, second by second.
-
-Knows the overview of a server; not how it measures its figures.
-"""
+"""`semantic top`: the page at / of a running server, in a terminal, second by second. Knows the
+overview of a server; not how it measures its figures."""
 
 from __future__ import annotations
 
@@ -80,10 +78,8 @@ def watch(
     console: Console,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show the events of `follow` on the whole of `console`, and again when the stream ends.
-
-    Raises OperatorError if the first one cannot be had.
-    """
+    """Show the events of `follow` on the whole of `console`, and again when the stream ends. Raises
+    OperatorError if the first one cannot be had."""
     from rich.live import Live
     from rich.text import Text
 

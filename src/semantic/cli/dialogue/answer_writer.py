@@ -1,7 +1,5 @@
-"""An answer on stdout as it streams: plain, or as Markdown where a terminal can show it.
-
-Knows text; neither agents nor events.
-"""
+"""An answer on stdout as it streams: plain, or as Markdown where a terminal can show it. Knows
+text; neither agents nor events."""
 
 from __future__ import annotations
 
@@ -123,10 +121,8 @@ class MarkdownWriter:
 
 
 def complete_blocks(text: str) -> tuple[str, str]:
-    """The blocks of Markdown in `text` that nothing more can belong to, and the rest.
-
-    A block ends at an empty line, outside of code between fences.
-    """
+    """The blocks of Markdown in `text` that nothing more can belong to, and the rest. A block ends
+    at an empty line, outside of code between fences."""
     fence, end, start = "", 0, 0
     for line in text.splitlines(keepends=True):
         start += len(line)

@@ -1,7 +1,5 @@
-"""ChatSession: the conversation with one agent, driven by lines of input.
-
-A line is a message or a command. Knows the library's engine; not where lines come from.
-"""
+"""ChatSession: the conversation with one agent, driven by lines of input. A line is a message or a
+command. Knows the library's engine; not where lines come from."""
 
 from __future__ import annotations
 
@@ -58,10 +56,8 @@ class ChatSession:
         self._begun: tuple[Message, ...] | None = None
 
     def handle(self, line: str) -> bool:
-        """Carry out a command or send a message; False after /exit.
-
-        Raises SemanticError on failure, leaving the conversation as it was.
-        """
+        """Carry out a command or send a message; False after /exit. Raises SemanticError on
+        failure, leaving the conversation as it was."""
         text = line.strip()
         if not text:
             return True
@@ -82,10 +78,8 @@ class ChatSession:
 
     def begin(self, system: str | None, *, new: bool) -> None:
         """Continue the agent's stored conversation, unless `new`, and show its last answer on a
-        terminal; without one, begin one after `system`.
-
-        Raises InvalidRequestError when it began with another system message.
-        """
+        terminal; without one, begin one after `system`. Raises InvalidRequestError when it began
+        with another system message."""
         if new:
             self._agent.forget()
         name = show_name(self._agent.name)

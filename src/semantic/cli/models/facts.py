@@ -1,7 +1,5 @@
 """Facts about a model before it loads: its files, its caches, the agents that this machine holds.
-
-Knows the package's model, folders and the hub; prints nothing.
-"""
+Knows the package's model, folders and the hub; prints nothing."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ Source = Literal["package", "folder", "hub's cache", "hub"]
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a model's files are, and their size. `folder` is None if it is only on the hub.
-
-    `missing`: loading it needs files of the hub, in all `weights_bytes` of weights, if known.
-    """
+    `missing`: loading it needs files of the hub, in all `weights_bytes` of weights, if known."""
 
     name: str
     source: Source
@@ -49,10 +45,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The bytes that a model takes on this machine, and the agents of 32k tokens that fit.
-
-    A token costs `token_bytes` for good; windows and states take `fixed_bytes` of each agent.
-    """
+    """The bytes that a model takes on this machine, and the agents of 32k tokens that fit. A token
+    costs `token_bytes` for good; windows and states take `fixed_bytes` of each agent."""
 
     token_bytes: int
     fixed_bytes: int
@@ -127,9 +121,7 @@ def remote_facts(model: RemoteModel, pool_bytes: int | None) -> ModelFacts:
 
 def find_place(name: str) -> Place | None:
     """Where the model is that `name` means; None for a hub id that is not in the hub's cache.
-
-    Raises ModelNotFoundError for what is neither a model folder nor a hub id.
-    """
+    Raises ModelNotFoundError for what is neither a model folder nor a hub id."""
     from semantic.adapters.mlx.model.provider import find_local
 
     model = model_of(name)
