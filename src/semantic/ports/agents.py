@@ -1,8 +1,8 @@
 """AgentsPort: lists, shows, forks, pins, deletes and moves the agents of a served model.
 
 Every call is for one tenant; other tenants' agents do not exist for it. An operator names a tenant
-by its id. Runs on an event loop and never blocks it; the calls of `ExchangePort`, agents as
-archives of bytes, may wait for the disk and belong on another thread.
+by its id. Runs on an event loop and never blocks it; the calls of `ExchangePort` may wait for the
+disk and belong on another thread.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class IncomingArchive(Protocol):
     """An incoming archive. The store has nothing of it before `put`."""
 
     def write(self, data: bytes) -> None:
-        """The next bytes. Raises InvalidRequestError at the first that cannot be part of it, and
-        CapacityError when there is no room for them."""
+        """The next bytes. Raises InvalidRequestError at the first that cannot belong to it, and
+        CapacityError without room for them."""
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
         """Verify everything, store it for the tenant with this tag, and save the agent under `name`
@@ -80,11 +80,9 @@ class AgentSummary:
     """An agent after its last turn.
 
     `tokens` counts its history, `blocks` its blocks by place; `n_bytes` are the bytes of their
-    stored bodies, `shared_bytes` those shared with other agents, `pool_bytes` its bytes in the
-    pool. `turns` counts its own turns, not those before a fork; `last_used` is the Unix time of its
-    last save in seconds, None before the first. `match` is the match report of its last prompt,
-    None before the first.
-
+    stored bodies, `shared_bytes` those shared with other agents, `pool_bytes` those in the pool.
+    `turns` counts its own turns, not those before a fork; `last_used` is the Unix time of its last
+    save in seconds, `match` the match report of its last prompt; both are None before the first.
     The client names `session` and `client`. `parent` is the agent that forked or started it,
     `children` are the agents whose parent it is.
     """
@@ -132,7 +130,7 @@ class AgentDetail:
 
 @dataclass(frozen=True, slots=True)
 class AgentFilter:
-    """The agents of a list: those that agree with all members that are not None."""
+    """The agents that agree with all members that are not None."""
 
     prefix: str | None = None
     pinned: bool | None = None
@@ -151,9 +149,8 @@ class AgentFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request in the engine. It has computed or reused `read_tokens` of its prompt, and reused
-    `cached_tokens`; it is there for `seconds`, with `preemptions`. `model` is the id of its
-    model."""
+    """A request in the engine for `seconds`, with `preemptions`. It has computed or reused
+    `read_tokens` of its prompt, and reused `cached_tokens`. `model` is the id of its model."""
 
     uid: str
     agent_id: str
@@ -199,14 +196,14 @@ class AgentsPort(Protocol):
         """The id by which operators name `tenant`. Thread-safe."""
 
     async def tenants(self) -> Sequence[TenantId]:
-        """The tenants that have agents, saved or with a request; sorted."""
+        """The tenants with agents, saved or with a request; sorted."""
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
         """The requests that run or wait, in the order of their arrival; None: of all tenants."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """End a request of `tenant` (None: of any) at the next step, and keep its tokens. False
-        without a running or waiting one."""
+        """End a request of `tenant` (None: any) at the next step, keeping its tokens; False without
+        one."""
 
     async def page(
         self,
@@ -215,9 +212,9 @@ class AgentsPort(Protocol):
         after: str | None = None,
         only: AgentFilter = EVERY_AGENT,
     ) -> AgentPage:
-        """Return at most `limit` saved agents after `after`, last saved first. Its cost depends on
-        how many agents `only` passes over, not on how many there are. The first page begins with
-        the agents in their first turn. Raises AgentNotFoundError if the store lacks `after`."""
+        """Return at most `limit` saved agents after `after`, last saved first. The cost grows with
+        the agents that `only` passes over, not with their number. The first page begins with the
+        agents in their first turn. Raises AgentNotFoundError if the store lacks `after`."""
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """An agent's details, without texts and tokens."""
@@ -227,9 +224,8 @@ class AgentsPort(Protocol):
         InvalidRequestError if `new_id` exists, or if no turn has ended yet."""
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
-        """Exempt its blocks from eviction, or undo that. Raises InvalidRequestError for an agent
-        before its first save, and PinLimitError if the tenant would have pinned more than its part
-        of the store."""
+        """Exempt its blocks from eviction, or undo that. Raises InvalidRequestError before its
+        first save, and PinLimitError for pins beyond the tenant's part of the store."""
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """Delete the agent. Raises InvalidRequestError while it has a request."""

@@ -52,12 +52,12 @@ class CallTags:
     An argument lasts from `start` to the `end` before another argument or the call's end. Its value
     begins after the first `key_end`; `key` matches the text between `start` and `key_end`, with the
     key in its group "key", and in a group "kind" the tag's kind of value: JSON, unless that is
-    "string" or "true". `call_end` ends the arguments; if it is empty, the end mark does. Text
-    between arguments has no meaning.
+    "string" or "true". `call_end`, or if empty the end mark, ends the arguments. Text between
+    arguments has no meaning.
 
     `trims`: the layout around a value: nothing, or one line break on either side. A value may be
-    within the marks of `wrap`. `untyped_is_text`: without a type it is its text, else JSON if it
-    is that.
+    within the marks of `wrap`. `untyped_is_text`: a value without a type is text, even if it is
+    valid JSON.
     """
 
     start: str
@@ -92,11 +92,10 @@ class CallList:
 class CallSpelling:
     """The form of a model's call, if not a JSON object with its name.
 
-    A call begins with `head`, or is such an object all the same. Without `arguments` in a form of
-    their own they are JSON; so they are behind `json_head`. `between` has the ends of a call, any
-    number of each, and `ends` those of all calls besides the end mark. `in_list`: only within a
-    list of calls. At the beginning of a line of text `unmarked` begins a call too, without the
-    start mark.
+    A call begins with `head`, or is such an object all the same. Without `arguments`, and behind
+    `json_head`, the arguments are JSON. `between` has the ends of a call, any number of each, and
+    `ends` those of all calls besides the end mark. `in_list`: only within a list of calls. At the
+    beginning of a line `unmarked` begins a call too, without the start mark.
     """
 
     head: CallHead | None = None
@@ -159,11 +158,11 @@ class ChatFormat(Protocol):
 
     @property
     def call_marks(self) -> Marks:
-        """The marks of a tool call, or of a list of calls, depending on the model."""
+        """The marks of a tool call, or of a list of calls."""
 
     @property
     def headers(self) -> Headers | None:
-        """The headers of an answer's messages, if this model writes those."""
+        """The headers of an answer's messages, if any."""
 
     @property
     def loops_only(self) -> bool:

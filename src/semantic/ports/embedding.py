@@ -1,6 +1,6 @@
-"""Embeddings: the ports of APIs that ask for vectors, and of a backend that computes them. An API
-translates texts and vectors; `Embeddings` batches and caches; a backend computes one chunk at a
-time, so that running answers go on."""
+"""Embeddings: the ports of APIs that ask for vectors, and of a backend that computes them.
+`Embeddings` batches and caches; a backend computes chunk by chunk, so that running answers go
+on."""
 
 from __future__ import annotations
 
@@ -63,13 +63,10 @@ class EmbeddingPort(Protocol):
         truncate: bool = False,
         keep: bool = True,
     ) -> Embedded:
-        """Return the vectors of `texts`, the first `dimensions` of each, of length 1 again.
-
-        With `truncate` a text that is too long loses its end. Without `keep` the cache stays as it
-        is. Raises InvalidRequestError for an empty text and for more dimensions than there are,
-        ContextOverflowError for a text that is too long, and OverloadedError if too many requests
-        wait.
-        """
+        """Return the vectors of `texts`, the first `dimensions` of each, scaled to length 1. With
+        `truncate` a text that is too long loses its end. Without `keep` the cache stays as it is.
+        Raises InvalidRequestError for an empty text and too many dimensions, ContextOverflowError
+        for a text that is too long, and OverloadedError if too many requests wait."""
 
 
 class EmbeddingRun(Protocol):
@@ -99,8 +96,7 @@ class Embedder(Protocol):
         """A text of more characters has more than `max_tokens` tokens."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of `text` with those that the model wants around it. Any thread may call
-        it."""
+        """The tokens of `text` with those that the model wants around it. Thread-safe."""
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """`tokens` of a text without its end: at most `max_tokens`, with those around it."""

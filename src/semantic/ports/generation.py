@@ -1,6 +1,6 @@
 """The engine's ports: its own, and those of a backend, a tokenizer, a model provider and a clock.
-Each docstring is a contract, and tests hold every implementation to it, fakes included. The data in
-a block is `BlockData`, which only the backend reads."""
+Each docstring is a contract; tests hold every implementation to it, fakes included. Only the
+backend reads the data in a block, `BlockData`."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class GenerationEnginePort(Protocol):
     ) -> str:
         """Queue a request and return its uid.
 
-        `prompt` is the whole prompt, as text or token ids; the engine does not compute its longest
-        prefix in `cache` or in the agent's own cache again. With `append` the prompt follows the
-        cached tokens instead. Agents of different tenants never share anything, even under the same
-        name. `note` is opaque text saved with the agent. Without `keep` the request reuses caches
-        and adds nothing to them: its end frees its blocks, and its agent stays as it was.
+        `prompt` is the whole prompt, as text or token ids; the engine reuses its longest prefix in
+        `cache` or in the agent's own cache. With `append` the prompt follows the cached tokens
+        instead. Agents of different tenants never share anything, even under the same name. `note`
+        is opaque text saved with the agent. Without `keep` the request reuses caches and adds
+        nothing to them, and its agent stays as it was.
 
-        Raises InvalidRequestError (empty prompt, max_tokens below 1, a token id the model does
-        not have, `append` without a cache), CacheReconstructionError (another model's cache) and
+        Raises InvalidRequestError (empty prompt, max_tokens below 1, a token id the model does not
+        have, `append` without a cache), CacheReconstructionError (another model's cache) and
         PoolExhaustedError (could not fit even alone), before any state changes.
         """
 
@@ -75,8 +75,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Slices = Generator[Future[object] | None, None, T]
-"""Work in slices that yields a future that the next slice waits for, or None. Its result is the
-generator's; `close` ends it between two slices."""
+"""Work in slices that yields a future that the next slice waits for, or None. `close` ends it
+between two slices."""
 
 
 def at_once(work: Slices[T]) -> T:
@@ -92,7 +92,7 @@ def at_once(work: Slices[T]) -> T:
 
 
 def done_at_once(work: Callable[P, Slices[T]]) -> Callable[P, T]:
-    """The function that does all of `work` of its arguments."""
+    """A function that does all of `work`."""
 
     @functools.wraps(work)
     def run(*args: P.args, **named: P.kwargs) -> T:
@@ -128,8 +128,8 @@ class Tokenizer(Protocol):
         """The text of one token where it follows others."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """A new detokenizer, whose pieces together are what `decode` makes of all the tokens, or of
-        tokens that follow those of `after`."""
+        """A new detokenizer. Its pieces together are the `decode` of all tokens, which follow those
+        of `after`."""
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -157,9 +157,9 @@ class BodyTarget(Protocol):
 class BatchBackend(Protocol):
     """A loaded model that runs many sequences, each with a cache of its own.
 
-    A sequence opens empty or restored, gets its prompt in chunks, starts, and then takes part in
-    every `decode` until it closes. One thread makes all calls. Every call either succeeds or
-    raises BackendError and leaves the other sequences as they were.
+    A sequence opens empty or restored, gets its prompt in chunks, starts, and takes part in every
+    `decode` until it closes. One thread makes all calls. A call that fails raises BackendError and
+    leaves the other sequences as they were.
     """
 
     @property
@@ -201,9 +201,9 @@ class BatchBackend(Protocol):
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
         """Open a sequence that holds the first `length` tokens of `blocks`. `exclusive`: nothing
-        reads `blocks` again, so the sequence may adopt their memory, and `capacity` includes it;
-        the caller drops the remaining references afterwards. Otherwise the backend copies them.
-        Raises CacheReconstructionError if `blocks` cannot provide the tokens."""
+        reads `blocks` again, so the sequence may adopt their memory, which `capacity` includes; the
+        caller then drops its references. Otherwise the backend copies them. Raises
+        CacheReconstructionError if `blocks` cannot provide the tokens."""
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
         """Grow to `capacity` tokens (a multiple of 256); never shrinks."""
@@ -224,13 +224,13 @@ class BatchBackend(Protocol):
         much as the longest."""
 
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Return whether `prefill_together` computes `n_tokens` of the sequence with those of
-        others in one pass, which may take less time than one after the other."""
+        """Return whether `prefill_together` computes `n_tokens` of the sequence in one pass with
+        those of others, which may take less time."""
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """`prefill` of several sequences in one forward pass, each with tokens of its own. Each
-        must be one that `joins`, or all `side_by_side`, with equally many tokens unless it
-        `pads_chunks`. On BackendError none has grown."""
+        """`prefill` of several sequences in one forward pass. Each must be one that `joins`, or all
+        `side_by_side`, with equally many tokens unless it `pads_chunks`. On BackendError none has
+        grown."""
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         """Prefill `tokens` (two or more) except the last, and return their log-probabilities.
@@ -239,8 +239,7 @@ class BatchBackend(Protocol):
         empty sequence give the same bits, whatever else is open."""
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError with the reason unless a mask can hold `grammar`.
-        Thread-safe."""
+        """Raise InvalidRequestError, with the reason, unless a mask can hold it. Thread-safe."""
 
     def start(
         self,
@@ -259,16 +258,16 @@ class BatchBackend(Protocol):
         """One decode step: one new token for each sequence started before the previous step.
 
         A sequence started since may return its first token one step later. A returned token counts
-        as in the cache, so before every call each started sequence must have capacity for one token
-        more than it holds, and one just started for two: its last prompt token and the first new
-        one. A sequence whose grammar fails gets a token with an error, and one whose logits have a
-        NaN or are infinite a token that is not finite; the others continue.
+        as in the cache: before every call each started sequence needs capacity for one token more
+        than it holds, and one just started for two, its last prompt token and the first new one. A
+        sequence whose grammar fails gets a token with an error, one with NaN or infinite logits a
+        token that is not finite; the others continue.
         """
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
-        """Close `sequence` and put its cache into `blocks` (its blocks, per layer, in order). It
-        closes even if this fails. Sets `start`, `token_count` and `layer_data`. Returns surplus
-        blocks, which hold no memory. Copies nothing without surplus."""
+        """Close `sequence`, even on failure, and put its cache into `blocks` (per layer, in order):
+        sets `start`, `token_count` and `layer_data`. Returns surplus blocks, which hold no memory.
+        Copies nothing without surplus."""
 
     def close(self, sequence: SequenceId) -> None:
         """Free `sequence` and its memory, at any time."""
@@ -281,30 +280,29 @@ class BatchBackend(Protocol):
     def pause(self, sequence: SequenceId) -> SampledToken | None:
         """Remove `sequence` from the decode batch; it stays open with its cache.
 
-        The caller may then export, prefill and start it again. Returns its token in flight, which
-        the next decode would have returned, if known: the cache lacks it. A caller that accepts it
-        starts the sequence with it; otherwise the backend samples it again. Always returns one that
-        is not finite: the sequence may hold such values.
+        The caller may then export, prefill and start it again. Returns the token that the next
+        decode would have returned, if known: the cache lacks it. A caller that accepts it starts
+        the sequence with it; otherwise the backend samples it again. Always returns one that is not
+        finite: the sequence may hold such values.
         """
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
-        """The body of tokens `start` to `stop`, all of one block, as a copy. A deferred body is
-        that of this moment, whatever happens to the sequence. `part` is FULL or WINDOW. Raises
+        """A copy of the body of tokens `start` to `stop`, all of one block. A deferred body is that
+        of this moment, whatever happens to the sequence. `part` is FULL or WINDOW. Raises
         BackendError if the layers do not hold those tokens."""
 
     def is_finite(self, part: Part, body: bytes) -> bool:
         """Return whether an exported body of `part` has neither NaN nor infinite values."""
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
-        """Return the rest for resuming `sequence` where it is, besides the bodies of its blocks.
-        Resuming needs WINDOW blocks only where they lie entirely inside the window before the next
-        token; where the window begins inside a block, the checkpoint holds that edge."""
+        """Return the rest for resuming `sequence` here, besides the bodies of its blocks. Resuming
+        needs WINDOW blocks only where they lie entirely inside the window before the next token;
+        where the window begins inside a block, the checkpoint holds that edge."""
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
         """Return the targets of the bodies of tokens `start` to `stop`, one per block. `start` is a
         multiple of 256, and for FULL the current length of the sequence, which must have the
-        capacity. The caller closes all targets, or drops them unused, before `loaded`; nothing
-        reads them before."""
+        capacity. The caller closes all targets, or drops them unused, before `loaded`."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
         """Take the memory of `loading` into the cache, filled up to `length` tokens. `checkpoint`
@@ -336,26 +334,25 @@ class ModelProviderPort(Protocol):
     ) -> tuple[BatchBackend, Tokenizer]:
         """Load the model and tokenizer of `model_id`, a folder or a hub id, under the adapter in a
         folder; loaded ones of the same files share their weights. Raises ModelNotFoundError if
-        there is none or it does not load, and UnsupportedModelError if its cache is of an
-        unsupported kind."""
+        there is none or it does not load, and UnsupportedModelError for an unsupported kind of
+        cache."""
 
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
-        """`load_model`, so that the thread can compute with other models between two slices. Raises
-        WeightsTooLargeError, before it reads any, if those of `model_id` take more than
-        `max_bytes`; not if a loaded model shares them."""
+        """`load_model` in slices: the thread computes with other models between two. Raises
+        WeightsTooLargeError, before it reads any weights, if they take more than `max_bytes` and no
+        loaded model shares them."""
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """Return the cache of `model` per sequence."""
 
 
 class StepObserver(Protocol):
-    """Learns how long an engine's steps take. Called on the thread that steps it: returns at
-    once."""
+    """Learns the duration of an engine's steps, on the engine's thread; returns at once."""
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
-        """A step has ended in which `n_decoding` requests decoded; `prefilled`: it computed prompts
+        """A step of `n_decoding` decoding requests has ended; `prefilled`: it computed prompts
         too."""
 
 

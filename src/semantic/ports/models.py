@@ -1,5 +1,5 @@
-"""ModelsPort: the models of a server, some loaded. A client asks for a load, or it comes with a
-request. Runs on an event loop and never blocks it."""
+"""ModelsPort: the models of a server, some of them loaded. A client or a request loads one. Runs on
+an event loop and never blocks it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ OnArrived = Callable[[Arrived], None]
 
 
 class ModelsPort(Protocol):
-    """The models of a server, of which the first is the one of requests that name none. Methods
-    that name a model take any name that it accepts, and raise ModelNotFoundError for another
-    one."""
+    """The models of a server; the first serves requests that name none. Methods take any name that
+    a model accepts, and raise ModelNotFoundError for another one."""
 
     def serving_of(self, name: str | None = None) -> ServingPort:
         """A model. Its requests load it, and wait for that."""
@@ -57,7 +56,7 @@ class ModelsPort(Protocol):
         """The agents of a model. Calls for them load it; requests are those of all models."""
 
     def statuses(self) -> Sequence[ModelStatus]:
-        """All models, in their order."""
+        """All models, in order."""
 
     def status(self, name: str) -> ModelStatus:
         """One of them."""
@@ -69,12 +68,11 @@ class ModelsPort(Protocol):
         """Load the model, if it is not. Raises ModelLoadError and OverloadedError."""
 
     def unload(self, name: str) -> Coroutine[object, object, ModelStatus]:
-        """Unload the model when the requests that use it have ended. Requests that come meanwhile
-        load it again."""
+        """Unload the model when the requests that use it have ended. New ones load it again."""
 
     def fetch(self, hub_id: str, on_arrived: OnArrived) -> Coroutine[object, object, ModelStatus]:
-        """Download a model of the hub, or complete it, and serve it: a request that names it loads
-        it. Fetches nothing of a served one. One at a time; calls `on_arrived` on the event loop. A
+        """Download or complete a model of the hub, one at a time, and serve it: a request that
+        names it loads it. Fetches nothing of a served one. Calls `on_arrived` on the event loop. A
         cancellation stops it; the next call goes on from there.
 
         Raises InvalidRequestError, before it fetches anything, for an invalid hub id or a model

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Op(IntEnum):
-    """The kinds of frames. Members without a comment are the calls of `BatchBackend`, from rank
-    0."""
+    """Kinds of frames. Members without a comment are calls of `BatchBackend`, from rank 0."""
 
     BEAT = auto()  # either way: the sender lives
     END = auto()  # from rank 0: the work has ended
@@ -72,7 +71,7 @@ class Pins(Protocol):
 
 
 class MappedPort(Protocol):
-    """The memory of rank 0 that this rank has mapped. One thread adds and drops pieces; others use
+    """Rank 0's memory, as mapped by this rank. One thread adds and drops pieces; others use
     them."""
 
     driver: Pins | None
@@ -91,7 +90,7 @@ class MappedPort(Protocol):
         """Record the place for the body of a call; an empty `where` means a frame."""
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for the place that rank 0 offers for a body of `n_bytes`; None for a frame. Raises
+        """Wait for rank 0's place for a body of `n_bytes`; None means a frame. Raises
         RuntimeError."""
 
     def leave(self, call: int) -> None:
@@ -106,8 +105,7 @@ class ChannelPort(Protocol):
     mapped: MappedPort
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, and after it a `descriptor` of this process. Other code ends the process
-        for a lost peer."""
+        """Send a frame, then a `descriptor`. Other code ends the process for a lost peer."""
 
 
 class LinksPort(Protocol):
@@ -126,8 +124,7 @@ class LinksPort(Protocol):
         """The time limit of a call, which may wait for other ranks."""
 
     def finish(self) -> None:
-        """End the work in good order: nothing that the others do from now on counts as a
-        failure."""
+        """End the work in good order: no later act of the others counts as a failure."""
 
     def end(self, reason: str) -> None:
         """End this process because the ranks cannot go on; the others then end too."""
@@ -140,13 +137,12 @@ class CollectivePort(Protocol):
     size: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of all ranks by rank, of equal length each, without reading text or
-        objects."""
+        """Return the `data` of all ranks, of equal length, by rank; reads no text or objects."""
 
 
 class PlacementPort(Protocol):
-    """One process of those that compute a model: its `rank` of `size`, how many are `here`, on this
-    machine."""
+    """One process of those that compute a model: its `rank` of `size`, and how many are `here`, on
+    this machine."""
 
     @property
     def rank(self) -> int: ...
@@ -162,7 +158,7 @@ class PlacementPort(Protocol):
         """The framework's backend between the ranks."""
 
     def meeting(self) -> AbstractContextManager[None]:
-        """The time limit for all ranks to meet over the transport; the process ends after it."""
+        """The time limit for all ranks to meet; the process ends after it."""
 
     def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> LinksPort:
         """Connect this rank with the others, each channel with a `mapped` of its own. Raises

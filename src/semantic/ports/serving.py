@@ -1,6 +1,5 @@
 """ServingPort: a served model's interface for APIs; answers are streams of events. Runs on an event
-loop and never blocks it. An API translates; it makes no decisions. `Figures` are those of an
-engine's thread, its stores and the process' memory, for monitoring."""
+loop and never blocks it. An API translates and decides nothing. `Figures` are for monitoring."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ class Ask:
     `max_tokens` of None is the rest of the context. An `agent` of None is the one whose history the
     prompt continues, or a new one; with an `identity`, one of that identity's agents. Tenants share
     nothing. `thinking_tokens` limits the reasoning of the answer, if the model has marks of it:
-    None for any number, 0 for none. Without `keep` nothing of the request stays after its end: it
-    may read caches, and adds nothing to them. `context_tokens` limits prompt and answer together
-    below the model's limit. With `numbered_calls` the ids of the answer's calls are `numbered_call`
-    of their place in the conversation, else random. The store keeps `note`, one line of text, with
-    the agent. `hints` are the agent's.
+    None for any number, 0 for none. Without `keep` the request may read caches and adds nothing to
+    them. `context_tokens` limits prompt and answer together below the model's limit. With
+    `numbered_calls` the ids of the answer's calls are `numbered_call` of their place in the
+    conversation, else random. The store keeps `note`, one line of text, with the agent. `hints` are
+    the agent's.
     """
 
     prompt: Prompt
@@ -48,8 +47,8 @@ class Ask:
 
 
 ToolSupport = Literal["native", "text", "unknown"]
-"""The way of tools to a model: its chat template, or text where that has none, or none whose calls
-a parser knows."""
+"""How tools reach a model: by its chat template, as text where that has none, or unknown, where no
+parser reads its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class ServingPort(Protocol):
         """The text of `tokens`. Raises InvalidRequestError for an unknown id."""
 
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
-        """The text of each token alone, for wires that report log-probabilities by text."""
+        """The text of each token alone, for APIs that report log-probabilities by text."""
 
 
 class EngineState(StrEnum):
@@ -183,7 +182,7 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """Bytes that the process has, as the system counts them, and may have: now, which is less than
+    """Bytes that the process has, as the system counts them, and may have: now, less than
     `max_bytes` while the system is short of memory, and otherwise. `steps` are what pressure took
     and has not ended yet, in order; `counts` how often each was, since the start."""
 
@@ -202,19 +201,18 @@ class MemoryLimit(Protocol):
         """Figures of the last measurement, None without a limit. Thread-safe."""
 
     async def look_at_memory(self) -> None:
-        """Measure now, unless the guard did so lately: an idle thread does not measure."""
+        """Measure, unless the guard did so lately: an idle thread does not."""
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
-        """Set another limit, None for that of the start; return when the process has freed what
-        exceeds it. Raises InvalidRequestError, with nothing changed, for a limit that the process
+        """Set another limit, None for that of the start; return when the process has freed the
+        excess. Raises InvalidRequestError, with nothing changed, for a limit that the process
         cannot keep, or where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Figures of the engine, and statistics of each tier of its store. With several models `engine`
-    is the sum of their engines, and `models` has each loaded one. `memory` is that
-    of the process, None without a limit."""
+    is their sum, and `models` has each loaded one. `memory` is None without a limit."""
 
     engine: EngineFigures
     stores: tuple[StoreStats, ...] = ()

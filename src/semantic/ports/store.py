@@ -30,15 +30,15 @@ from semantic.domain.stored import (
 
 
 class ResponsesPort(Protocol):
-    """Responses by tenant and id, within a budget of bytes. It evicts the oldest, those of the
-    tenant that has most first. Thread-safe. Calls may block, so no event loop makes them, and raise
-    StoreError on failure. Nothing calls it after `close`."""
+    """Responses by tenant and id, within a budget of bytes; evicts the oldest of the tenant that
+    has most. Thread-safe. Calls may block, so no event loop makes them, and raise StoreError.
+    Nothing calls it after `close`."""
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Return the response as stored; None if unknown, another tenant's, deleted or damaged."""
+        """The response as stored; None if unknown, another tenant's, deleted or damaged."""
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """Store `response`, replacing one with its id. Drops one larger than the budget."""
+        """Store `response`, replacing one with its id; drop one larger than the budget."""
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Delete a response; returns whether there was one."""
@@ -55,7 +55,7 @@ class DiskResponsesPort(ResponsesPort, Protocol):
 
 
 MOST_WAIT = 2.0
-"""Seconds that the end of an answer waits at most for what another machine needs to continue it."""
+"""Seconds that the end of an answer waits at most until another machine can continue it."""
 
 
 class TurnsPort(Protocol):
@@ -66,13 +66,13 @@ class TurnsPort(Protocol):
 
     def put(self, turn: Turn) -> Future[None] | None:
         """Store `turn`, replacing an earlier one at its point; one without tokens replaces none.
-        Never raises: it drops a turn on failure. The future ends when other machines of a fleet
-        find the turn, or never will; the end of an answer waits for it, `MOST_WAIT` at most. None
+        Never raises: drops a turn on failure. The future ends when other machines of a fleet find
+        the turn, or never will; the end of an answer waits for it, `MOST_WAIT` at most. None
         without a fleet, or if its store failed last or is late."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """Let `get` know what a fleet has of the turns at `points`, of one conversation in order,
-        and of one owner. May wait for a network, one deadline at most; nothing without a fleet."""
+        """Let `get` know a fleet's turns at `points`, of one owner's conversation, in order. May
+        wait for a network, one deadline at most; does nothing without a fleet."""
 
     def close(self) -> None:
         """Flush and close."""
@@ -87,7 +87,7 @@ class SharedTurnsPort(Protocol):
         one answer waits for a store that hangs, and the next does not. Does not wait."""
 
     def put(self, turn: Turn) -> None:
-        """Store `turn`, and return when other machines find it; drops it on failure. One without
+        """Store `turn`, and return when other machines find it; drop it on failure. One without
         tokens replaces none. May wait."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
@@ -108,29 +108,27 @@ class CacheStorePort(Protocol):
 
     @property
     def holds_back(self) -> bool:
-        """True while interim blocks go neither to disk, past the day's limit, nor to other
-        machines, if uploads fail or are behind."""
+        """True while interim blocks go neither to disk (past the day's limit) nor to other machines
+        (uploads fail or are behind)."""
 
     def put(self, block: StoredBlock) -> bool:
         """Store `block`; does nothing if it is stored already.
 
         Returns False if it stores nothing: pins fill the quota, backpressure, a failing disk. The
         quota holds at any time: it evicts least recently used blocks, a chain's tail first, of the
-        tenant that has most while that has more than this one. No tenant loses an equal part of
-        the quota to others, and none keeps more by pins. The store shares `block` and never changes
-        it. While `holds_back`, an interim one stays in memory alone.
+        tenant that has most while that has more than this one. No tenant loses an equal part of the
+        quota to others, and none keeps more by pins. The store shares `block` and never changes it.
+        While `holds_back`, an interim one stays in memory alone.
         """
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """Delete blocks, used and pinned ones too, so that no request finds them again; blocks that
-        follow them stay."""
+        """Delete blocks, used and pinned ones too; blocks that follow them stay."""
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         """The indexed ones of `keys`, without reading them. Does not count as a use."""
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """Return the `keys` to `put`, possibly again, so that every tier has them; none while it
-        refuses puts."""
+        """Return the `keys` that some tier lacks, for another `put`; none while it refuses puts."""
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         """The headers of all indexed blocks that follow `parent`, without reading them."""
@@ -140,9 +138,8 @@ class CacheStorePort(Protocol):
         tokens `like` begins with, and the one that shares most with it, if `begins_like` holds."""
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
-        """The bodies of those `headers` that are in this process's memory, as they lie there.
-        Copies nothing, changes nothing and waits for bodies on their way. The caller reads
-        others."""
+        """The bodies of `headers` in this process's memory, without copies. Changes nothing, and
+        waits for bodies on their way. The caller reads others."""
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         """Fill the targets of each read, in parallel; True for each verified body. False leaves the
@@ -152,8 +149,8 @@ class CacheStorePort(Protocol):
         """The body, verified as in `read_into`, or None."""
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """Copy a body from disk to memory, verified, within the quota; return whether memory has it
-        then. A hint that counts as a use: a store without two tiers copies nothing."""
+        """Copy a body from disk to memory, verified, within the quota; return whether memory has
+        it. Counts as a use. A store without two tiers copies nothing."""
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """Record a use of `keys`, a chain in order, so that its root goes last."""
@@ -162,7 +159,7 @@ class CacheStorePort(Protocol):
         """One entry per tier."""
 
     def flush(self) -> None:
-        """Return when everything accepted is as durable as this store can make it."""
+        """Return when all accepted is as durable as this store can make it."""
 
     def close(self) -> None:
         """Flush, and release files and threads. Nothing calls the store afterwards."""
@@ -189,7 +186,7 @@ class AgentIndexPort(Protocol):
         """The names of a scope's agents whose manifest has this `parent`, sorted."""
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
-        """Two at most of the agents whose newest manifest needs each of the blocks."""
+        """For each block, two at most of the agents whose newest manifest needs it."""
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
         """Remove the agent's manifest; False if there is none. Its blocks stay until evicted."""
@@ -207,18 +204,18 @@ class StorePort(CacheStorePort, Protocol):
 
 
 class BlockObserver(Protocol):
-    """Learns which whole blocks (`BlockHeader.is_whole_block`) a tier of a store has. The tier
-    calls it in the order of the changes, under its locks and from any thread: it returns at once
-    and calls no store. False if it could not take a change, which is then lost."""
+    """Learns which whole blocks (`BlockHeader.is_whole_block`) a tier has. The tier calls it in the
+    order of the changes, under its locks and from any thread: it returns at once and calls no
+    store. False for a change that it lost."""
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
-        """Learn that requests find the block from now on, perhaps also before."""
+        """Requests find the block from now on, perhaps also before."""
 
     def removed(self, name: BlockHash, tier: Tier) -> bool:
-        """Learn that no request finds the block any more."""
+        """No request finds the block any more."""
 
     def listed_anew(self) -> None:
-        """Learn that a tier's contents may have changed in any way."""
+        """A tier's contents may have changed in any way."""
 
 
 class ListedTier(Protocol):
@@ -244,12 +241,12 @@ class EventsPort(BlockObserver, Protocol):
 
 OpensEvents: TypeAlias = Callable[[str, str], EventsPort]
 """Takes an address and a topic. Raises InvalidRequestError for a malformed address, and
-OperatorError for one out of use or if packages are missing."""
+OperatorError for an unusable one or if packages are missing."""
 
 
 class SharedStorePort(Protocol):
-    """Blocks, turns and responses that the processes of a fleet share under one URL. Opening it
-    sends no request."""
+    """Blocks, turns and responses that a fleet shares under one URL. Opening it sends no
+    request."""
 
     def blocks(self) -> StorePort:
         """The tier of blocks and agents, also a `LookUpPort`, which keeps to its budget, if any."""
@@ -262,7 +259,7 @@ class SharedStorePort(Protocol):
 
     def try_out(self) -> tuple[float, bool]:
         """Write, read, list and delete an object. Return the seconds taken, and whether the bucket
-        keeps versions of deleted objects. Raises StoreError on failure."""
+        keeps versions of deleted objects. Raises StoreError."""
 
     def last_pass(self) -> tuple[str, Mapping[str, object]] | None:
         """Return the last eviction, in words and as fields; None before. Raises StoreError."""
@@ -270,14 +267,14 @@ class SharedStorePort(Protocol):
 
 OpensShared: TypeAlias = Callable[[str, bytes, int | None], SharedStorePort]
 """Takes a URL, the fleet's secret, and the bytes that this process keeps it to. Raises
-InvalidRequestError for a URL that is none, and OperatorError if packages are missing."""
+InvalidRequestError for a malformed URL, and OperatorError if packages are missing."""
 
 
 @runtime_checkable
 class LookUpPort(Protocol):
-    """A tier too slow to ask between two steps: a thread that may wait asks it before the engine
-    queues a request. No call raises for a failure. A call makes some requests, one after the other;
-    a late one ends it."""
+    """A tier too slow to ask between two steps: another thread asks it before the engine queues a
+    request. No call raises for a failure. A call makes a few requests in turn; a late one ends
+    it."""
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
         """Learn the agent's newest manifest."""
