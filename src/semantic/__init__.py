@@ -77,7 +77,6 @@ _MODULES = {
     "ToolChoice": "domain.chat",
     "load": "bootstrap",
 }
-"""Where each public name is."""
 
 
 def __getattr__(name: str) -> object:
@@ -91,5 +90,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names too, imported or not."""
     return sorted({*globals(), *__all__})

@@ -1,9 +1,6 @@
-"""Composition root: builds an engine from settings and chooses the adapter for each port.
-
-Imports adapters and the engine inside functions: importing `semantic` loads no framework, and a
-command that only prints its help not even the engine. `serve` has the additions for HTTP,
-`composition` single parts.
-"""
+"""Composition root: builds an engine from settings and chooses the adapter for each port. Imports
+adapters and the engine inside functions: `import semantic` loads no framework. `serve` has the
+additions for HTTP, `composition` single parts."""
 
 from __future__ import annotations
 
@@ -43,8 +40,6 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """An engine and its parts."""
-
     engine: BlockPoolBatchEngine
     model: BatchBackend
     tokenizer: Tokenizer
@@ -56,8 +51,8 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The common parts of one server's models: the thread, the open store and its turns, and the
-    weights that `provider` loads from the same files. `settings` are those of the open store."""
+    """The common parts of one server's models; `provider` loads weights of the same files once.
+    `settings` are those of the open store."""
 
     loop: StepLoop
     provider: ModelProviderPort
@@ -76,9 +71,8 @@ def build_engine(
     observer: BlockObserver | None = None,
 ) -> App:
     """Load the model and build its engine; `engine.close` also stops the store's threads. The
-    store's tiers of this machine report to `observer`. Raises as `load`, InvalidRequestError for a
-    pool without a block, and StoreError if the disk tier fails without an
-    `on_store_unavailable`."""
+    store's tiers on this machine report to `observer`. Raises as `load`, InvalidRequestError for a
+    pool without a block, and StoreError if the disk tier fails without `on_store_unavailable`."""
     return assemble(settings, mlx_provider(settings), on_store_unavailable, observer)
 
 
@@ -150,7 +144,7 @@ def _open_or_report(
     on_store_unavailable: OnStoreUnavailable | None,
     observer: BlockObserver | None = None,
 ) -> tuple[StorePort, Settings]:
-    """Return the store, and its settings: without a disk after a report of its failure."""
+    """Return the store and its settings, without a disk after reporting its failure."""
     try:
         return open_store(settings, observer), settings
     except StoreError as error:

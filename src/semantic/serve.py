@@ -94,12 +94,12 @@ class ServeSettings:
 
     `names` are the model's names, by default `model_name(engine.model)`. Requests may also use that
     name and the path, and `DEFAULT_NAME` if it `is_first` of several. A model under an adapter
-    accepts only `names`, by default the adapter's behind the model's, and `aliases`; `parent` is
-    the id of the model whose weights it shares. `max_context` limits prompt and answer together,
-    in tokens, by default to the model's own limit or what the pool holds. Sampling parameters that
-    are None are the model makers'. `max_tokens` limits an answer in requests without a limit; None:
-    up to the end of the context. `image_input` is the rule for a picture in the newest message,
-    see `Attachments`. `parsers` read the model's answers. All tenants share prefixes of the
+    accepts only `names`, by default the adapter's behind the model's, and `aliases`; it shares the
+    weights of `parent`, a model's id. `max_context` limits prompt and answer together, in tokens,
+    by default to the model's own limit or what the pool holds. Sampling parameters that are None
+    are the model makers'. `max_tokens` limits an answer in requests without a limit; None: up to
+    the end of the context. `image_input` is the rule for a picture in the newest message, see
+    `Attachments`. `parsers` read the model's answers. All tenants share prefixes of the
     conversations in `public`. `tenants` are the names behind the keys, in their order: the log has
     their ids. `events` are the address that publishes changes of the store, and their topic.
     """
@@ -130,9 +130,8 @@ async def load_serving(
     loop: StepLoop | None = None,
 ) -> Serving:
     """Load the model on the engine's thread, and return once it serves requests. With `shared` it
-    is one of several, around a store that stays open. `loop` is a thread that others use too.
-    Raises as `bootstrap.build_engine`, `open_events` and `Serving.publish`, and InvalidRequestError
-    for a `max_context` that is too large."""
+    is one of several. Other engines may use `loop` too. Raises as `bootstrap.build_engine`,
+    `open_events` and `Serving.publish`, and InvalidRequestError for too large a `max_context`."""
     apps: list[App] = []
     public: list[tuple[int, ...]] = []
     publisher = None if settings.events is None else open_events(*settings.events)
@@ -198,8 +197,8 @@ async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
 
 
 async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) -> Embeddings:
-    """Load an embedding model on the thread of `loop`, where it computes between the steps of
-    engines. Requests may use `names`, its own name, its path and `DEFAULT_NAME`. Raises as
+    """Load an embedding model that computes on the thread of `loop`, between the steps of engines.
+    Requests may use `names`, its own name and path, and `DEFAULT_NAME`. Raises as
     `load_embedder`."""
 
     def load() -> tuple[Embedder, ModelDetails]:
@@ -248,7 +247,7 @@ def _pool_tokens(pool: BlockPool) -> int:
 def _build_serving(
     thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
 ) -> Serving:
-    """The application on top of an engine. With `turns` it is one of several models'."""
+    """Build the application on top of an engine; with `turns` for one of several models."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.description import read_context
     from semantic.adapters.mlx.model.provider import find_folder
@@ -299,7 +298,7 @@ def _build_serving(
 
 
 def _grammar_checks(model: MLXBackend) -> GrammarChecks:
-    """Checks grammars in processes of their own, and keeps the model's from rejected ones."""
+    """Check grammars in processes of their own; the model's gets only accepted ones."""
     from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
 
     grammars, verdicts = model.grammars, Verdicts()
@@ -316,7 +315,6 @@ def _served_model(
     limit: int,
     sampling: SamplingParams,
 ) -> ServedModel:
-    """The model as clients see it."""
     from semantic.adapters.mlx.model.description import read_details
 
     names, aliases = served_names(settings)
@@ -349,14 +347,12 @@ def _own_turns(app: App, settings: ServeSettings) -> TurnsPort:
 
 
 def _namespace(app: App) -> bytes:
-    """The namespace of the blocks that `app` stores."""
     return namespace_of(app.model.model_id, app.model.layout().name)
 
 
 def _transfers(
     thread: EngineThread, app: App, directory: AgentDirectory, tenants: Sequence[str]
 ) -> AgentTransfers:
-    """Exports and imports of the agents of `app`."""
     from semantic.adapters.exchange.archive import AgentArchives
 
     store = app.store
@@ -391,8 +387,7 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
 def with_adapters(
     models: Sequence[ServeSettings], given: Sequence[str]
 ) -> list[list[ServeSettings]]:
-    """Each model, and behind it what it is under each of its adapters. Raises
-    InvalidRequestError."""
+    """Each model, then its versions under its adapters. Raises InvalidRequestError."""
     adapters = [parse_adapter(one) for one in given]
     alone = Counter(adapter.name for _, adapter in adapters)
     groups = [[one] for one in models]
@@ -415,7 +410,7 @@ def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> i
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:
     """Return the settings of `model`, whose names are set, under `adapter`; the adapter's name
-    alone will do if it `is_alone` in having it."""
+    alone is another name if it `is_alone` in having it."""
     return replace(
         model,
         engine=replace(model.engine, adapter=adapter),

@@ -1,6 +1,5 @@
-"""Composition root of several models: one thread, one store, one budget of bytes. `serve` builds
-each model when it loads. In a server `residency` decides which models load, in a program all stay.
-Knows no API."""
+"""Composition root of several models: one thread, one store, one budget of bytes. In a server
+`residency` decides which models load, in a program all stay. Knows no API."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _TIER_FRACTION = 8
-"""The memory tier of the store takes at most one part in so many of the budget."""
+"""Divisor: the store's memory tier takes at most this fraction of the budget."""
 _MIN_TIER_BYTES = 64 << 20
 
 
@@ -101,9 +100,9 @@ async def load_models(
     on_store_unavailable: OnStoreUnavailable | None = None,
     loop: StepLoop | None = None,
 ) -> ManagedModels:
-    """Open what the models share, load the first, and load others in the background. `loop` is a
-    thread that others use too. Raises as `serve.load_serving`, and InvalidRequestError for two
-    models of one name, an unknown kept one, and one that does not fit into the budget."""
+    """Open what the models share, load the first, and load others in the background. Others may use
+    `loop` too. Raises as `serve.load_serving`, and InvalidRequestError for two models of one name,
+    an unknown kept one, and one that does not fit into the budget."""
     first = settings.models[0].engine
     loop = loop or guarded_loop(first, logger.info)
 
@@ -212,9 +211,8 @@ class ResidentModels:
 async def load_resident(
     models: Sequence[ServeSettings], on_store_unavailable: OnStoreUnavailable | None = None
 ) -> ResidentModels:
-    """Load a model, or several on the same weights, each with an equal part of the pool. The
-    settings of the first are those of the store. Raises as `serve.load_serving`; then nothing stays
-    loaded."""
+    """Load a model, or several on the same weights, each with an equal part of the pool. The first
+    one's settings are the store's. Raises as `serve.load_serving`; then nothing stays loaded."""
     if len(models) == 1:
         return ResidentModels([await load_serving(models[0], on_store_unavailable)])
     first = models[0].engine
@@ -259,7 +257,7 @@ def _residency(
 
 
 def _tier_bytes(budget: int) -> int:
-    """The memory tier of a store beside models, within their budget."""
+    """Bytes of the store's memory tier within the budget of the models."""
     return min(default_memory_tier_bytes(budget), max(_MIN_TIER_BYTES, budget // _TIER_FRACTION))
 
 
@@ -283,12 +281,11 @@ class _Loader:
         self._capacity = capacity
         self._given: dict[str, ServeSettings] = {}
         self.known: dict[str, KnownModel] = {}
-        """All models, by their ids."""
         self._has_frozen = False
 
     async def add(self, settings: ServeSettings) -> ServedModel:
-        """Add a model without reading its weights, downloading one of the hub that is missing.
-        Raises as loading it does."""
+        """Add a model without reading its weights; download a missing one of the hub. Raises as
+        `load`."""
         settings = replace(settings, is_first=not self.known)
         served, known = await self._described(settings)
         self._given[served.id], self.known[served.id] = settings, known
@@ -350,9 +347,8 @@ class _Loader:
         )
 
     async def freeze(self) -> None:
-        """Exempt the process's present objects, nearly all imported, from the collections of
-        `free`, which stop every model, until `close`. Does nothing if the program has frozen
-        its objects before."""
+        """Exempt present objects from the garbage collections of `free`, which stop every model,
+        until `close`. Does nothing if the program has frozen its objects before."""
         await self.free()
         self._has_frozen = gc.get_freeze_count() == 0
         if self._has_frozen:
@@ -373,7 +369,7 @@ class _Loader:
         return serving, self.known[name].weights
 
     def _weigh(self, weights: Weights, n_bytes: int) -> None:
-        """Know better how large `weights` are, of all models that have them."""
+        """Update the size of `weights` in all models that have them."""
         for name, known in self.known.items():
             if known.weights == weights:
                 self.known[name] = replace(known, weights=replace(weights, n_bytes=n_bytes))
@@ -420,8 +416,7 @@ def _describe(
 
 
 def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> Settings:
-    """A model's settings around the store that is open, with a pool that depends on no other
-    model."""
+    """A model's settings around the open store, with a pool that depends on no other model."""
     if own.pool_bytes is None and own.pool_blocks is None:
         own = replace(own, pool_bytes=default_pool_bytes(capacity, weights))
     return replace(own, use_disk=store.use_disk, memory_bytes=store.memory_bytes)

@@ -74,9 +74,8 @@ IsPinned = Annotated[
 
 @contextmanager
 def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
-    """Open the store on disk, and close it afterwards. Raises StoreError if it fails, and
-    InvalidRequestError, unless `create`, if the given folder does not exist: a typing error must
-    not create a store."""
+    """Open the store on disk, and close it afterwards. Raises StoreError, and without `create`
+    InvalidRequestError for a missing folder: a typing error must not create a store."""
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
         raise InvalidRequestError(f"there is no store {settings.store}")
@@ -104,8 +103,7 @@ def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
 def last_saved(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, limit: int
 ) -> tuple[list[Manifest], int]:
-    """At most `limit` agents of `scopes` that `only` accepts, last saved first; how many more there
-    are."""
+    """At most `limit` agents that `only` accepts, last saved first; the number of others."""
     if only != EVERY_AGENT:
         accepted = agents_where(store, scopes, only)
         return accepted[:limit], max(0, len(accepted) - limit)
@@ -122,8 +120,7 @@ def last_saved(
 def agents_where(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, model_id: str | None = None
 ) -> list[Manifest]:
-    """Return the agents of `scopes` that `only` accepts, last saved first; with the first digits
-    of a model's id, those of that model."""
+    """Return the agents that `only` accepts, last saved first; `model_id` may be a prefix."""
     of_model = (model_id or "").lower()
     found = [
         manifest

@@ -1,6 +1,5 @@
-"""`semantic chat`: a conversation with one agent that resumes after a restart. Its cache stays in
-the engine between turns, and in the store between runs. Knows where lines come from; what they do
-is `cli/dialogue/chat_session.py`."""
+"""`semantic chat`: a conversation with one agent that resumes after a restart. Knows where lines
+come from; what they do is `cli/dialogue/chat_session.py`."""
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ def joined(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _continued(line: str, more: Callable[[], str]) -> str:
-    """`line`, and while it ends with a backslash the next one instead of that."""
+    """`line`, with the next line in place of each backslash at its end."""
     while line.endswith("\\"):
         line = f"{line[:-1]}\n{more()}"
     return line

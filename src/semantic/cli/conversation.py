@@ -14,10 +14,9 @@ Message = dict[str, str]
 
 
 def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, ...] | None:
-    """Return the prompt of the user's message `text` after the agent's last answer; None if the
-    agent has no conversation. The agent's note has the messages up to the last question, its tokens
-    after the prompt the answer. Raises InvalidRequestError if the chat template refuses the
-    messages."""
+    """Return the prompt of the user's message `text` after the agent's last answer; None without a
+    conversation. The agent's note has the messages up to the last question, its tokens after the
+    prompt the answer. Raises InvalidRequestError if the chat template refuses the messages."""
     saved = messages_in(agent.note)
     if saved is None:
         return None
@@ -33,8 +32,8 @@ def _extended(
 ) -> tuple[int, ...]:
     """Return the rendered conversation, with the tokens of past turns where the text is the same. A
     model may generate other tokens for a text than the tokenizer does, and the cache holds the
-    model's. Where the template renders past turns differently (without thinking, for instance), the
-    rendered tokens count, and the cache holds up to the first difference."""
+    model's. Where the template renders past turns differently, as without thinking, the rendered
+    tokens count, and the cache holds up to the first difference."""
     text, before = tokenizer.decode(rendered), tokenizer.decode(past)
     # Without a round trip the text hides tokens (a BOS, for instance): no text to compare.
     hides = tokenizer.encode(text, add_special_tokens=False) != list(rendered)
@@ -46,7 +45,6 @@ def _extended(
 
 
 def message(role: str, content: str) -> Message:
-    """One message in the form of chat templates."""
     return {"role": role, "content": content}
 
 

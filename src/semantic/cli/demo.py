@@ -1,6 +1,6 @@
 """`semantic demo`: agents in one batch, resumed from their caches, and restored after `kill -9`.
-Answers to the same questions without a store show that no answer depends on a cache. The demo kills
-the process `python -m semantic.cli.demo`, which writes answers as lines of JSON."""
+Answers without a store show that none depends on a cache. The demo kills the process
+`python -m semantic.cli.demo`, which writes answers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ Message = dict[str, str]
 
 
 class Role(NamedTuple):
-    """An agent: the first message and its answer, how many sums follow, its task, its question and
-    the words that the answer must have."""
+    """An agent: the first message and its answer, the number of sums that follow, its task, its
+    question and the words that the answer must have."""
 
     agent: str
     told: str
@@ -75,8 +75,7 @@ CAST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, with the tokens of its prompt, the cached ones, and the seconds to its first
-    piece."""
+    """An answer, its prompt's tokens, the cached ones, and the seconds to its first piece."""
 
     text: str
     prompt_tokens: int

@@ -98,7 +98,6 @@ def doctor(
 
 
 def examine(models: Sequence[ServeSettings]) -> Iterator[Finding]:
-    """All checks, one after the other."""
     settings = models[0].engine
     yield Finding("semantic", "ok", __version__)
     yield Finding("python", "ok", platform.python_version())
@@ -121,7 +120,6 @@ def examine(models: Sequence[ServeSettings]) -> Iterator[Finding]:
 
 
 def check_version(package: str) -> Finding:
-    """Check that an installed package has a supported version."""
     from importlib.metadata import PackageNotFoundError, version
 
     first, below = SUPPORTED[package]
@@ -152,7 +150,6 @@ def check_memory() -> Finding:
 
 
 def check_blas() -> Finding:
-    """The BLAS of CPU computations."""
     status = blas_status()
     if status == "missing":
         return Finding(
@@ -259,7 +256,7 @@ def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings
 
 
 def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
-    """Each model; of several with the pool that a server gives it, and then all together."""
+    """Each model, with its pool in a server of several, then all together."""
     from semantic.serve_models import ModelsSettings, plan_models
 
     if len(models) == 1:
@@ -394,7 +391,6 @@ def check_caches(model: MLXBackend) -> Finding:
 
 
 def to_json(findings: Sequence[Finding]) -> Json:
-    """All findings as one document."""
     return {
         "passed": all(finding.verdict != "failed" for finding in findings),
         "findings": [asdict(finding) for finding in findings],

@@ -1,5 +1,4 @@
-"""Steps an engine until its requests have ended, and measures their latency. Knows the engine by
-its port alone, and no output."""
+"""Steps an engine until its requests have ended, and measures latency. Knows only its port."""
 
 from __future__ import annotations
 

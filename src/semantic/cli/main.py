@@ -1,6 +1,6 @@
-"""The `semantic` program: its commands and their groups, and its help as plain text. Importing it
-loads no framework: commands import what they need when they run. typer's own help imports rich's
-markdown, syntax and traceback modules, which takes longer than all of this program."""
+"""The `semantic` program: its commands and their groups, and its help as plain text. Commands
+import what they need when they run. typer's own help imports rich's markdown, syntax and traceback
+modules, which takes longer than all of this program."""
 
 from __future__ import annotations
 
@@ -32,22 +32,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Settings of every command's context."""
 
 _ARGUMENTS = "Arguments"
 _OPTIONS = "Options"
 
 
 class PlainCommand(TyperCommand):
-    """A command."""
-
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         _write_options(self.get_params(ctx), ctx, formatter)
 
 
 class PlainGroup(TyperGroup):
-    """A group of commands."""
-
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
         _write_options(self.get_params(ctx), ctx, formatter)
@@ -101,7 +96,6 @@ def _in_order(table: Mapping[str, T]) -> dict[str, T]:
 
 
 TABLE = _joined([_ENGINE, *(one for one in tables() if isinstance(one, CommandTable))])
-"""All commands."""
 
 app = typer.Typer(
     name="semantic",
@@ -175,7 +169,6 @@ for word, (words, commands) in TABLE.groups.items():
 
 
 def main() -> None:
-    """The `semantic` program."""
     escape_unencodable()
     if not sys.stderr.isatty():
         # Download bars are for a terminal only.

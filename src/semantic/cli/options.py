@@ -50,7 +50,6 @@ _GIB = 1 << 30
 
 
 def option(flag: Flag) -> object:
-    """The option of the command line that a `flag` describes."""
     return typer.Option(
         *flag.names,
         help=flag.text,
@@ -95,8 +94,6 @@ ConfigFile = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """The memory of a model's caches, and their store."""
-
     pool_gb: PoolGb = None
     pool_blocks: Annotated[int | None, option(POOL_BLOCKS)] = None
     store: StoreFolder = None
@@ -128,13 +125,11 @@ class CacheOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions(CacheOptions):
-    """The model, the memory of its caches, and their store."""
-
     model: Annotated[str, option(MODEL)] = DEFAULT_MODEL
 
     def settings(self, adapter: str | None = None) -> Settings:
-        """`settings_of` the model, under the `adapter` of `--adapter`. Raises InvalidRequestError
-        also for an adapter of another model."""
+        """`settings_of` the model under `adapter`. Raises InvalidRequestError also for a wrong
+        one."""
         found = self.settings_of(self.model)
         return found if adapter is None else replace(found, adapter=self._adapter(adapter))
 
@@ -150,15 +145,11 @@ class EngineOptions(CacheOptions):
 
 @dataclass(frozen=True, slots=True)
 class ModelsOptions(CacheOptions):
-    """Models, the memory of their caches, and their store."""
-
     model: Annotated[list[str] | None, option(MODELS)] = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The store on disk."""
-
     store: StoreFolder = None
     disk_gb: DiskGb = None
 
@@ -169,8 +160,6 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """The object store of a fleet."""
-
     remote_store: RemoteStore = None
     fleet_secret_file: FleetSecretFile = None
 
@@ -225,8 +214,8 @@ class SamplingOptions:
 
 
 class CommandTable(NamedTuple):
-    """Commands that a package adds to the program, by name: those with an engine's options, others,
-    and for each group of commands its help text and its commands."""
+    """Commands of a package, by name: those with an engine's options, others, and groups, each with
+    its help text and commands."""
 
     commands: Mapping[str, Command]
     apart: Mapping[str, Command]

@@ -1,5 +1,5 @@
-"""Progress bars of long work on stderr, on a terminal only, one line each, which fits it. Knows the
-engine's events and the server's observer; not what the engine loads or answers."""
+"""Progress bars of long work on stderr, on a terminal only, of one line each. Knows the engine's
+events and the server's observer; not what the engine loads or answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 _WIDE, _NARROW = 100, 50
-"""Columns of a terminal: from the one on bars have their whole length, below the other no rates."""
+"""Columns from which bars have their whole length, and below which they have no rates."""
 _BAR, _SHORT_BAR = 40, 12
 _NAME_CHARACTERS = 40
 """Characters of an agent's name in front of its bar."""
@@ -48,8 +48,7 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App:
-        """Call `build_engine` with a bar; without the disk tier, and with a notice, if that fails.
-        Raises as `build_engine`."""
+        """`build_engine` with a bar; if the disk tier fails, without it and with a notice."""
         self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)
         self.show("ready")
@@ -149,8 +148,7 @@ def server_progress() -> ServerProgress | None:
 
 @contextmanager
 def work_bar(words: str) -> Iterator[OnProgress]:
-    """A bar for the block, which says `words`; yields what advances it. Without a call it shows
-    that there is work."""
+    """A bar that says `words`; yields what advances it. Without a call it only shows work."""
     with ProgressBar() as progress:
         progress.show(words)
         yield partial(progress.advance, words)

@@ -73,7 +73,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def answer_json(model: str, done: CompletedGeneration, timing: Timing, view: PoolView) -> Json:
-    """One answer with its usage and timings."""
     return {
         "agent": done.agent_id,
         "model": model,
@@ -98,14 +97,12 @@ def answer_json(model: str, done: CompletedGeneration, timing: Timing, view: Poo
 
 
 def match_json(match: MatchReport | None) -> Json | None:
-    """A match as JSON; None without one."""
     if match is None:
         return None
     return {**asdict(match), "end": match.end.value, "computed_tokens": match.computed_tokens}
 
 
 def store_json(tiers: Sequence[StoreStats]) -> list[Json]:
-    """Size and event counts of each tier of a store."""
     return [
         {
             "tier": stats.tier.value,
@@ -155,7 +152,6 @@ def _wear_lines(wear: Wear) -> Iterator[str]:
 
 
 def to_line(document: Json) -> str:
-    """One JSON document on one line."""
     return json.dumps(document, ensure_ascii=False)
 
 

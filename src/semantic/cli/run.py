@@ -1,6 +1,6 @@
-"""`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch. It reads
-and checks requests before it loads the model, and writes answers in the order of the requests, each
-as early as that allows."""
+"""`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch. It checks
+requests before it loads the model, and writes answers in the order of the requests, each as early
+as possible."""
 
 from __future__ import annotations
 
@@ -342,6 +342,5 @@ class AnswerQueue:
             self._pending.popleft()
 
     def completed(self, uids: Iterable[str]) -> list[CompletedGeneration]:
-        """The generations of `uids` that have ended."""
         ends = (self._answers[uid].done for uid in uids)
         return [done for done in ends if done is not None]

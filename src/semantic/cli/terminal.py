@@ -15,7 +15,6 @@ from semantic.domain.errors import InvalidRequestError
 
 
 def is_interactive() -> bool:
-    """Return whether stdin and stdout are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -73,8 +72,7 @@ def require_text(prompt: str) -> str:
 
 @contextmanager
 def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` on Ctrl-C instead of raising KeyboardInterrupt, so that no exception interrupts
-    a step of the engine."""
+    """Call `action` on Ctrl-C; a KeyboardInterrupt might interrupt a step of the engine."""
     previous = signal.signal(signal.SIGINT, lambda *_: action())
     try:
         yield

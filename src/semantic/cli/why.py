@@ -1,6 +1,5 @@
 """`semantic agents why`: how much of an agent's last prompt the cache had, and why not more. With
---prompt, how much it has of another one. Loads a tokenizer only for that and for --text; never a
-model."""
+--prompt, of another one. Loads a tokenizer for that and for --text; never a model."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ADAPTER_MARK = "+"
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """An adapter in `folder`, by the name that its model has behind that of its base."""
+    """An adapter in `folder`. Its model has the base's name with `name` behind it."""
 
     name: str
     folder: Path
@@ -33,8 +33,8 @@ class NamedAdapter:
 class Settings:
     """An engine to build: its `model`, if any under an `adapter`.
 
-    `pool_bytes` and `pool_blocks` limit the pool; without either `default_pool_bytes` does.
-    At most `max_batch` requests decode in one step.
+    `pool_bytes` and `pool_blocks` limit the pool; without either `default_pool_bytes` does. At most
+    `max_batch` requests decode in one step.
 
     The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
     `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
@@ -45,10 +45,10 @@ class Settings:
     parts of it. The weights of one of several models may take `weights_bytes`.
 
     `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
-    file with the secret of tenants' tags, by default that in $SEMANTIC_FLEET_SECRET_FILE; without
-    one every store has its own secret. `remote` is the URL of the object store that a fleet shares;
-    with `remote_bytes` this process may evict bytes above that. `ranks` are the processes that
-    compute the model together, this one included.
+    file with the secret of tenants' tags, by default $SEMANTIC_FLEET_SECRET_FILE; without one every
+    store has its own. `remote` is the URL of the object store that a fleet shares; with
+    `remote_bytes` this process may evict bytes above that. `ranks` are the processes that compute
+    the model together, this one included.
     """
 
     model: str = DEFAULT_MODEL
@@ -81,8 +81,8 @@ class Settings:
 
 
 class Flag:
-    """A setting's place on the command line: under a heading of the help, by `names` where its
-    own is not its flag. With `completes_models` a shell completes names of models."""
+    """A setting's place on the command line: under a heading of the help, by `names` if its own is
+    not its flag. With `completes_models` a shell completes names of models."""
 
     def __init__(
         self,

@@ -39,8 +39,8 @@ def be_program() -> None:
 
 
 def _share_arenas() -> None:
-    """Let threads share glibc's arenas: with one for each, free memory stays scattered among them,
-    and a server that loads models in turn grows by megabytes a minute."""
+    """Let threads share glibc's arenas: with one each, free memory stays scattered, and a server
+    that loads models in turn grows by megabytes a minute."""
     import ctypes  # no command that prints its help needs it
 
     if sys.platform == "linux":
@@ -49,14 +49,14 @@ def _share_arenas() -> None:
 
 
 def kernel_folder() -> Path:
-    """Where MLX compiles: no other user can write there. Raises BackendError."""
+    """The folder where MLX compiles and no other user can write. Raises BackendError."""
     from semantic.adapters.mlx import kernel_files
 
     return kernel_files.own() if _is_program.is_set() else kernel_files.require_own()
 
 
 def free_memory() -> None:
-    """Give back what models took that nothing refers to any more; on MLX's thread."""
+    """Free memory of models that nothing refers to; on MLX's thread."""
     from semantic.adapters.mlx.device import free_memory
 
     free_memory()

@@ -53,16 +53,15 @@ def default_pool_of(settings: Settings) -> int:
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:
-    """Return the pool's limit in a process that may have `memory` bytes, with `weights` in use. A
-    quarter of the memory, at most what the weights, the memory tier and the unplanned part leave,
-    at least 64 MiB."""
+    """Return the pool's limit in a process that may have `memory` bytes: a quarter, at most what
+    `weights`, the memory tier and the unplanned part leave, at least 64 MiB."""
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
 
 
 def pool_share(settings: Settings, n_models: int) -> Settings:
-    """`settings` with one of `n_models` equal parts of the pool, all on the weights of its model;
-    on MLX's thread. Raises as `load`."""
+    """`settings` with one of `n_models` equal parts of the pool, all on the same weights; on MLX's
+    thread. Raises as `load`."""
     n_bytes, n_blocks = settings.pool_bytes, settings.pool_blocks
     if n_blocks is not None:
         settings = replace(settings, pool_blocks=n_blocks // n_models)
@@ -92,16 +91,15 @@ def memory_of(settings: Settings) -> int:
 
 
 def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) -> int:
-    """The memory that the process promises to keep to: nine tenths of what the system says that it
-    may have on `device`, one part of it where so many are `sharing` that, and more, up to all
-    memory, if `weights` need that."""
+    """The memory that the process promises to keep to: nine tenths of what the system allows on
+    `device`, divided by `sharing` processes; more, up to all memory, if `weights` need it."""
     part, whole = _PROCESS_SHARE
     share = device.free_bytes * part // whole // sharing
     return min(device.memory_bytes, max(share, least_process_bytes(weights)))
 
 
 def least_process_bytes(weights: int) -> int:
-    """The least memory in which a model of so many bytes is of use."""
+    """The least memory in which a model of `weights` bytes is of use."""
     least = _BASE_BYTES + weights + _MIN_POOL_BYTES
     unplanned, tier = _UNPLANNED_FRACTION, _MEMORY_TIER_FRACTION
     with_part = least * unplanned * tier // (unplanned * tier - unplanned - tier)
@@ -116,9 +114,9 @@ def promised(
     sharing: int = 1,
 ) -> Settings:
     """Return `settings` with the memory of the process, if they have none, as one of `sharing` on
-    the machine; on MLX's thread. One at a time of `others` must fit, as the model of `settings`,
-    together with `embedding`. Raises as `load`, and CapacityError, before it reads any weights, if
-    that does not fit."""
+    the machine; on MLX's thread. Each of `others`, as the model of `settings`, must fit together
+    with `embedding`. Raises as `load`, and CapacityError, before it reads any weights, if that does
+    not fit."""
     device, (beside, *answering) = (
         read_device(),
         map(_weights_of, (embedding, settings.model, *others)),
@@ -142,7 +140,6 @@ def promised(
 
 
 def _weights_of(model: str | None) -> int:
-    """Return the bytes of a model's weights in memory."""
     if model is None:
         return 0
     from semantic.adapters.mlx.model.description import weights_bytes
@@ -195,7 +192,6 @@ def heed_ranks(loop: StepLoop, model: BatchBackend) -> None:
 
 
 def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
-    """A loop with `guard_memory`."""
     from semantic.application.engine.step_loop import StepLoop
 
     loop = StepLoop()
@@ -204,8 +200,8 @@ def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
 
 
 def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
-    """Let the guard of `loop` give up the memory tier of `store`, then idle caches. Raises
-    InvalidRequestError if what is in use now leaves no room."""
+    """Let the guard of `loop` free the memory tier of `store`, then idle caches. Raises
+    InvalidRequestError if the memory in use leaves no room."""
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import TieredStore
 

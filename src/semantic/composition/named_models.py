@@ -33,8 +33,8 @@ _HUB_CACHE = "models--"
 
 
 def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
-    """An adapter as `[[BASE+]NAME=]PATH`: the name of its base, if there is one, and the adapter,
-    by default named after its folder. Raises InvalidRequestError."""
+    """Parse `[[BASE+]NAME=]PATH`: the base's name, if any, and the adapter, by default named after
+    its folder. Raises InvalidRequestError."""
     named, mark, path = given.partition("=")
     if not mark:
         named, path = model_path(given).name, given
@@ -53,8 +53,8 @@ def named_adapter(name: str, path: str | Path) -> NamedAdapter:
 
 
 def model_name(model: str) -> str:
-    """Return the name of a model from `model`: a folder's last part, the hub id of one in the hub's
-    cache, anything else itself. Needs no such folder to exist."""
+    """Return a model's name: a folder's last part, the hub id of one in the hub's cache, else
+    `model`. The folder need not exist."""
     path = model_path(model)
     if not model.startswith(("/", "~", ".")) and not path.is_dir():
         return model
@@ -65,7 +65,7 @@ def model_name(model: str) -> str:
 
 
 def model_path(model: str) -> Path:
-    """The absolute path that `model` is if it is a folder; its links keep their own names."""
+    """The absolute path of `model` as a folder, with links unresolved."""
     path = Path(model)
     with suppress(RuntimeError):  # without a known home folder
         path = path.expanduser()
@@ -73,8 +73,8 @@ def model_path(model: str) -> Path:
 
 
 def model_of(name: str) -> str:
-    """Return the model that `name` means: an alias's, else `name` itself. A folder precedes an
-    alias. Raises InvalidRequestError if `name` may be an alias and their file is not readable."""
+    """Return the model that `name` means: that of an alias, unless a folder has the name, else
+    `name`. Raises InvalidRequestError if `name` may be an alias and their file is unreadable."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases
 
     if name == DEFAULT_MODEL or not is_alias_name(name) or model_path(name).is_dir():
@@ -113,8 +113,7 @@ def suggesting(model: str) -> Iterator[None]:
 
 
 def similar_model(name: str) -> str | None:
-    """The most similar of all aliases and models on this machine, whole or behind its slash; None
-    if none is."""
+    """The most similar known alias or model, whole or behind its slash, if any."""
     from semantic.adapters.hub.aliases import read_aliases
     from semantic.adapters.hub.hub_cache import cached_ids
 
@@ -125,8 +124,7 @@ def similar_model(name: str) -> str | None:
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
-    """A model's tokenizer without its weights; under an adapter it is that of its base. Raises as
-    `load`."""
+    """A model's tokenizer, without its weights; under an adapter the base's. Raises as `load`."""
     mlx_provider()
     from semantic.adapters.mlx.model.provider import load_tokenizer
 
@@ -158,8 +156,8 @@ def find_model(model: str) -> Path:
 
 
 def file_states(settings: Settings) -> Mapping[str, object]:
-    """The files of a model and of its adapter, with what changes whenever their content does.
-    Raises as `find_model`, and OSError."""
+    """Files of a model and its adapter, each with a state that changes with its content. Raises as
+    `find_model`, and OSError."""
     from semantic.adapters.mlx.model.adapter import adapter_files
     from semantic.adapters.mlx.model.fingerprint import FileState
     from semantic.adapters.mlx.model.fingerprint import file_states as of_model
@@ -183,7 +181,7 @@ def find_remote(hub_id: str) -> RemoteModel:
 def fetch_model(
     model: RemoteModel, on_arrived: OnArrived, is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Complete `model` in the hub's cache. Several threads call `on_arrived`. Raises as
+    """Complete `model` in the hub's cache; several threads call `on_arrived`. Raises as
     `download.pull`, also once `is_stopped`."""
     from semantic.adapters.hub import download
     from semantic.adapters.mlx.model.provider import HUB_FILES

@@ -1,9 +1,6 @@
-"""Additions of the packages above the engine: commands, shared stores, ranks of a model.
-
-This table names them, and the program imports them on demand; a missing package adds nothing. Entry
-points would name them in the metadata of a distribution, and reading that takes a sixth of the time
-of `semantic --help`.
-"""
+"""Additions of the packages above the engine: commands, shared stores, ranks of a model. The
+program imports them on demand; a missing package adds nothing. Reading entry points instead takes a
+sixth of the time of `semantic --help`."""
 
 from __future__ import annotations
 
@@ -47,8 +44,7 @@ def opener(kind: str) -> object:
 def placement(
     environment: Mapping[str, str], secret: Callable[[], bytes | None]
 ) -> PlacementPort | None:
-    """This process' place among those that `mlx.launch` started for one model; None if it is alone.
-    Raises as `Places`."""
+    """This process' place among those of `mlx.launch` for one model, if any. Raises as `Places`."""
     if _RANK not in environment:
         return None
     return cast("Places", opener("ranks"))(environment, secret)

@@ -88,8 +88,7 @@ _TURNS_MEMORY_BYTES = 64 * _MIB
 
 
 def open_store(settings: Settings, observer: BlockObserver | None = None) -> StorePort:
-    """Open the store of `settings`, whose tiers of this machine report to `observer`. Raises
-    StoreError if its folder fails."""
+    """Open the store; its tiers on this machine report to `observer`. Raises StoreError."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import SharedTiers, TieredStore
@@ -122,9 +121,8 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Sto
 
 
 def shared_store(settings: Settings) -> SharedStorePort | None:
-    """Return the store that the processes of a fleet share, sending no request; None without one.
-    Raises as `shared_place`, InvalidRequestError for a malformed URL, and OperatorError if packages
-    are missing."""
+    """Return the store that a fleet shares, if any, sending no request. Raises as `shared_place`,
+    InvalidRequestError for a malformed URL, and OperatorError if packages are missing."""
     place = shared_place(settings)
     if place is None:
         return None
@@ -133,7 +131,7 @@ def shared_store(settings: Settings) -> SharedStorePort | None:
 
 
 def require_shared(settings: Settings) -> SharedStorePort:
-    """The same. Raises InvalidRequestError for settings without a URL too."""
+    """`shared_store`, but raises InvalidRequestError for settings without a URL."""
     shared = shared_store(settings)
     if shared is None:
         raise InvalidRequestError("remote_store: expected a URL")
@@ -161,7 +159,7 @@ def upload_threads(cores: int) -> int:
 
 
 def new_step_observer(store: StorePort) -> StepObserver | None:
-    """Return the observer of steps of an engine in front of a store of `open_store`, if any."""
+    """Return the observer of an engine's steps that `store` needs, if any."""
     from semantic.adapters.stores.background import BackgroundStore
 
     queues = (one for one in _parts(store) if isinstance(one, BackgroundStore))
@@ -170,13 +168,12 @@ def new_step_observer(store: StorePort) -> StepObserver | None:
 
 
 def remote_tier(store: StorePort) -> LookUpPort | None:
-    """Return the tier of a store of `open_store` to ask before a request queues, if any."""
+    """Return the tier to ask before a request queues, if any."""
     return next((one for one in _parts(store) if isinstance(one, LookUpPort)), None)
 
 
 def durable_tier(store: StorePort) -> StorePort:
-    """The most durable tier on this machine of a store of `open_store`, without the queue before
-    it."""
+    """The most durable tier on this machine, without the queue before it."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -186,7 +183,7 @@ def durable_tier(store: StorePort) -> StorePort:
 
 
 def local_tiers(store: StorePort) -> dict[Tier, MemoryStore | DiskStore]:
-    """The tiers on this machine of a store of `open_store`."""
+    """The tiers on this machine."""
     from semantic.adapters.stores.disk.store import DiskStore
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.domain.stored import Tier
@@ -241,16 +238,15 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
 
 
 def fleet_secret(settings: Settings) -> bytes | None:
-    """Return the secret that the stores of a fleet have in common; None without one. Raises as
-    `read_fleet_secret`."""
+    """Return the common secret of a fleet's stores, if any. Raises as `read_fleet_secret`."""
     given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
     return read_fleet_secret(Path(given)) if given else None
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
-    """Return the store of responses that clients can continue: in the store's folder, or in memory;
-    and in a fleet's object store. Raises as `shared_store`. It opens on first use, when the block
-    store must be open. If the file fails, it calls `warn` with a sentence and uses memory."""
+    """Return the store of responses: in the store's folder or in memory, and in a fleet's object
+    store. Raises as `shared_store`. It opens on first use, when the block store must be open. If
+    the file fails, it calls `warn` and uses memory."""
     from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
@@ -269,7 +265,7 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
     """Return the cache of turns: in memory, and with `use_disk` also in the store's folder. It
-    calls `warn` with a sentence if the file fails."""
+    calls `warn` if the file fails."""
     from semantic.adapters.stores.conversations import DiskTurns
     from semantic.application.chat.turn_cache import TurnCache
 
@@ -282,8 +278,8 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
 
 
 def store_folder(settings: Settings) -> Path:
-    """The store's folder, where a link of this user's leads. Raises StoreError when there is no
-    home folder."""
+    """The store's folder, with this user's link resolved. Raises StoreError without a home
+    folder."""
     path = default_store_folder() if settings.store is None else settings.store
     if not path.is_symlink() or path.lstat().st_uid != os.geteuid():
         return path
@@ -291,13 +287,13 @@ def store_folder(settings: Settings) -> Path:
 
 
 def unfinished_folder(settings: Settings) -> Path | None:
-    """The folder of the open store for files that are not finished; None without a disk tier."""
+    """The open store's folder for unfinished files; None without a disk tier."""
     return store_folder(settings) / "tmp" if settings.use_disk else None
 
 
 def default_store_folder() -> Path:
-    """$SEMANTIC_STORE, else "semantic/store" in the user's folder of caches. Raises StoreError when
-    there is no home folder."""
+    """$SEMANTIC_STORE, else "semantic/store" in the user's folder of caches. Raises StoreError
+    without a home folder."""
     given = os.environ.get(STORE_VARIABLE)
     if given:
         return Path(given)
@@ -313,9 +309,8 @@ def default_store_folder() -> Path:
 
 
 def default_disk_bytes(free: int, used: int) -> int:
-    """Return the quota of a store of `used` bytes on a file system with `free` bytes left. The used
-    bytes and a tenth of the free ones, at most 32 GiB. Never less than the used ones: a missing
-    limit evicts nothing."""
+    """Return the quota of a store: `used` bytes and a tenth of the file system's `free` ones, at
+    most 32 GiB, but never less than `used`: a missing limit evicts nothing."""
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 
@@ -335,15 +330,13 @@ FEWEST_BYTES = 32
 _MOST_BYTES = 4096
 _FEWEST_DIFFERENT = 8
 _FOR_OTHERS = 0o037
-"""Permissions that a file of a secret must not give: its group may read it, as groups of mounted
-secrets do."""
+"""Permissions that a secret's file must not give; a mounted secret's group may read it."""
 
 
 def read_fleet_secret(path: Path) -> bytes:
-    """Return 32 bytes derived from the contents of `path`, without the end of its last line. No log
-    and no message has a part of them. Raises InvalidRequestError unless it is a file of this user's
-    or root's that others cannot read nor their groups write, with 32 to 4096 bytes that are not all
-    alike."""
+    """Return 32 bytes derived from the contents of `path` without a final line end. Logs and
+    messages never have a part of them. Raises InvalidRequestError unless this user or root owns the
+    file, others cannot read nor groups write it, and it has 32 to 4096 bytes, not all alike."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

@@ -60,8 +60,8 @@ class Answer:
 
 
 class AsyncAnswerStream:
-    """An answer as it comes: iterate over it for its text, or over `events` for everything. The end
-    of a `with` block, or `close`, cancels the rest. After the last piece `answer` has the whole."""
+    """An answer as it comes: iterate over it for its text, or over `events` for everything. Methods
+    without a docstring: see `AnswerStream`."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class AsyncAnswerStream:
         answer: Callable[[], Answer | None],
         cancel: Callable[[], Awaitable[object]],
     ) -> None:
-        """`started` is the event before `events`. `answer` returns the whole answer once they have
-        ended; `cancel` ends them."""
+        """`started` is the event before `events`. `answer` returns the whole answer after them;
+        `cancel` ends them."""
         self._started: AnswerEvent | None = started
         self._events = events
         self._answer = answer
@@ -79,15 +79,12 @@ class AsyncAnswerStream:
 
     @property
     def answer(self) -> Answer:
-        """The whole answer. Raises BackendError before the stream has ended."""
         found = self._answer()
         if found is None:
             raise BackendError("the answer has not ended: iterate its stream first")
         return found
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        """Every event: progress of the prompt, text, reasoning, tool calls, the end. Raises
-        BackendError if the answer fails."""
         if self._started is not None:
             started, self._started = self._started, None
             yield started
@@ -95,17 +92,14 @@ class AsyncAnswerStream:
             yield event
 
     async def __aiter__(self) -> AsyncGenerator[str, None]:
-        """The answer's text, piece by piece. Raises BackendError if the answer fails."""
         async for event in self._events:
             if isinstance(event, TextDelta) and event.text:
                 yield event.text
 
     async def cancel(self) -> None:
-        """End the answer at the next step; its stream ends with the text so far."""
         await self._cancel()
 
     async def close(self) -> None:
-        """Cancel the rest and read no more. Does nothing after the engine's end."""
         await self._events.aclose()
 
     async def __aenter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""AsyncAgent: one agent of an engine: its conversation, its cache, and the operations on both. The
-store keeps its messages with its cache, so that another process continues the conversation. An
-archive gets its name when it is whole. Knows the served model; no thread and no transport."""
+"""AsyncAgent: an agent's conversation, its cache, and the operations on both. The store keeps the
+messages with the cache, so that another process continues the conversation. Knows the served model;
+no thread and no transport."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
-    """Write `pieces` to `path`, readable by its owner alone; what fails leaves what was there.
+    """Write `pieces` to `path`, readable by its owner alone; a failure leaves the earlier file.
     Raises OperatorError, and what `pieces` raises."""
     with _named(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -87,9 +87,7 @@ _TURNS_TO_CLOSE: Final = 32
 
 
 class AsyncAgent:
-    """An agent: a conversation, and the cache of all its tokens. Get one with `AsyncEngine.agent`.
-    One turn runs at a time; different agents answer together. Methods without a docstring: see
-    `Agent`."""
+    """An agent, as `AsyncEngine.agent` returns it. Methods without a docstring: see `Agent`."""
 
     def __init__(
         self, name: str, serving: Callable[[], Serving], agents: dict[str, AsyncAgent]
@@ -318,6 +316,5 @@ def _begun(system: str | None) -> tuple[Message, ...]:
 
 
 def _system_of(messages: tuple[Message, ...]) -> str | None:
-    """The system message at the beginning, if there is one."""
     first = messages[:1]
     return first[0].content if first and first[0].role in ("system", "developer") else None

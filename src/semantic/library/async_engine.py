@@ -1,6 +1,5 @@
 """AsyncEngine: a model for programs on an event loop, with its agents as objects. It serves one
-program as a server serves its clients: the same preparation, replay and engine thread. Knows no
-transport."""
+program as a server serves its clients. Knows no transport."""
 
 from __future__ import annotations
 
@@ -55,20 +54,9 @@ class AsyncEngine:
         on_store_unavailable: OnStoreUnavailable | None = None,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        """`model` is a folder, a hub id, an alias or the model inside the package; or `Settings`,
-        which have the store and all budgets too.
-
-        `adapters` are folders with adapters that mlx-lm trained, by name. Each makes a model of its
-        own, `base+name`, of the same weights, with an equal part of the pool: see `agent`.
-
-        With a folder as `store` agents outlive the process; True is the folder of the command line,
-        which one process at a time may use. `max_context` limits a prompt and its answer together,
-        in tokens. `on_store_unavailable` gets the reason why a store is not usable; without it that
-        is a StoreError.
-
-        `async with` or `start` loads the model. Raises InvalidRequestError for a store or adapters
-        together with `Settings` that have them, and for an invalid name of an adapter.
-        """
+        """The arguments are those of `Engine`. `async with` or `start` loads the model. Raises
+        InvalidRequestError for a store or adapters together with `Settings` that have them, and for
+        an invalid name of an adapter."""
         self._settings = serve_settings(model, store, max_context, adapters or {})
         self._on_store_unavailable = on_store_unavailable
         self._loaded: ResidentModels | None = None
@@ -89,8 +77,6 @@ class AsyncEngine:
         await self._models.flush()
 
     async def close(self) -> None:
-        """Cancel what runs, save every agent, and end all threads. A second call does nothing, or
-        waits for the first."""
         async with self._changing:
             loaded, self._loaded = self._loaded, None
             self._agents.clear()
@@ -225,8 +211,8 @@ def serve_settings(
     max_context: int | None,
     adapters: Mapping[str, str | Path],
 ) -> list[ServeSettings]:
-    """Return the arguments of `AsyncEngine` as `load_resident` takes them. One program waits for
-    its own requests: the queue has no limit."""
+    """Return the arguments of `AsyncEngine` as `load_resident` takes them. The queue has no limit:
+    one program waits for its own requests."""
     if isinstance(model, Settings) and store is not False:
         raise InvalidRequestError("expected Settings or a store, got both")
     if isinstance(model, str):
@@ -245,7 +231,7 @@ async def _answer(agent: AsyncAgent, messages: Messages, options: ChatOptions) -
 
 
 def _require_different(batch: Sequence[AsyncAgent]) -> None:
-    """Raises InvalidRequestError for an agent with two requests."""
+    """Raise InvalidRequestError for an agent with two requests."""
     seen: set[AsyncAgent] = set()
     for one in batch:
         if one in seen:

@@ -1,5 +1,4 @@
-"""Arguments of the library's callers: conversations and options, and their ask. Knows values of the
-domain; no engine."""
+"""Arguments of the library's callers, and their `Ask`. Knows values of the domain; no engine."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 
 Messages: TypeAlias = str | Sequence[Message | Mapping[str, object]]
-"""The user's next message as text, or a whole conversation. A message is a `Message` or an object
-with `role` and `content`."""
+"""The user's next message as text, or a whole conversation of messages, which may be objects with
+`role` and `content`."""
 
 
 class ChatOptions(TypedDict, total=False):
@@ -56,8 +55,8 @@ _KNOWN: Final = tuple(ChatOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a batch: an agent, its next message or whole conversation, options, and which
-    model's agent it is."""
+    """One request of a batch: an agent of `model`, its next message or whole conversation, and
+    options."""
 
     agent: str
     messages: Messages
@@ -66,16 +65,14 @@ class Request:
 
 
 def conversation(messages: Messages) -> tuple[Message, ...]:
-    """Return the messages of a whole conversation. Raises InvalidRequestError for none, or a
-    malformed one."""
+    """Return a conversation's messages. Raises InvalidRequestError for none or a malformed one."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"expected a text or a list of messages, got {messages!r:.80}")
     return tuple(message_of(one) for one in messages)
 
 
 def check_options(options: ChatOptions) -> None:
-    """Raise InvalidRequestError for an option that does not exist, one given twice, and a wrong
-    hint."""
+    """Raise InvalidRequestError for an unknown option, one given twice, and a wrong hint."""
     unknown = sorted(options.keys() - set(_KNOWN))
     if unknown:
         raise InvalidRequestError(

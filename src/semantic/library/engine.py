@@ -1,6 +1,5 @@
 """Engine and Agent: the library for programs without an event loop. Each method runs its twin of
-`AsyncEngine` or `AsyncAgent` on a loop in a thread of its own. Knows nothing that they do not
-know."""
+`AsyncEngine` or `AsyncAgent` on a loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -81,8 +80,8 @@ class Engine:
                 self._loop.close()
 
     def flush(self) -> None:
-        """Return when every agent is on disk as of its last turn, as far as there is a store: what
-        kills the process then takes nothing of it. `close` does this too."""
+        """Return when the store, if any, has every agent on disk as of its last turn. `close` does
+        this too."""
         self._loop.run(self._engine.flush())
 
     def close(self) -> None:
@@ -141,7 +140,7 @@ class Engine:
         **options: Unpack[ChatOptions],
     ) -> Answer | AnswerStream:
         """Answer an agent's next message (a text) or a whole conversation (messages). With `stream`
-        the caller iterates over the text as it comes. `model` is as in `agent`; `options` and
+        the caller iterates over the text as it comes. `model` is that of `agent`; options and
         errors are those of `Agent.chat`."""
         asked = self.agent(agent, model=model)
         if stream:
@@ -176,8 +175,7 @@ class Engine:
         return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
     def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
-        """All agents of a model that have a turn, those with a request first, then the last
-        used."""
+        """All agents of a model that have a turn: with a request first, then the last used."""
         return self._loop.run(self._engine.agents(model))
 
     def stores(self) -> Sequence[StoreStats]:
@@ -196,7 +194,7 @@ class Engine:
 
 
 class Agent:
-    """An agent: a conversation, and the cache of all its tokens. Get one with `Engine.agent`. One
+    """An agent: a conversation, and the cache of all its tokens. `Engine.agent` returns one. One
     turn runs at a time; different agents answer together."""
 
     def __init__(self, agent: AsyncAgent, loop: _LoopThread) -> None:
@@ -227,9 +225,9 @@ class Agent:
         """Answer the next message, or a whole conversation.
 
         A text continues the agent's conversation, also one of an earlier process if the engine has
-        a store. Messages replace it. The engine computes nothing again that is cached of either.
-        With `stream` the caller iterates over the text as it comes. `options` are those of
-        `ChatOptions`: `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
+        a store. Messages replace it. The engine reuses the cached tokens of either. With `stream`
+        the caller iterates over the text as it comes. `options` are those of `ChatOptions`:
+        `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
 
         Raises InvalidRequestError for wrong messages or options, and while the agent answers;
         ContextOverflowError for more than the context; BackendError if the model fails. An error
@@ -330,8 +328,6 @@ class AnswerStream:
 
 
 class _LoopThread:
-    """An event loop in a thread of its own."""
-
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="library", daemon=True)
@@ -387,9 +383,8 @@ async def _cancel_others() -> None:
 
 
 class _Items(Iterator[T]):
-    """The items of an asynchronous generator of a loop, each as it arrives. The loop closes an
-    iterator that its caller drops. Not a generator: its `finally` could run on the loop's own
-    thread, where waiting for the loop never ends."""
+    """The items of an asynchronous generator of a loop, each as it arrives. The loop closes a
+    dropped one. Not a generator: its `finally` could wait for the loop on the loop's own thread."""
 
     def __init__(self, items: AsyncGenerator[T, None], loop: _LoopThread) -> None:
         self._items = items

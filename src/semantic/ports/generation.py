@@ -302,7 +302,8 @@ class BatchBackend(Protocol):
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
         """Return the targets of the bodies of tokens `start` to `stop`, one per block. `start` is a
         multiple of 256, and for FULL the current length of the sequence, which must have the
-        capacity. The caller closes all targets, or drops them unused, before `loaded`."""
+        capacity. The caller closes all targets, or drops them unused, before `loaded`; nothing
+        reads them before."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
         """Take the memory of `loading` into the cache, filled up to `length` tokens. `checkpoint`

@@ -1,6 +1,5 @@
-"""`semantic launch`: starts a coding agent with a running server, or enters that into its settings.
-Starting it changes no file; --write changes its settings and starts nothing, --show does neither.
-Starts no server."""
+"""`semantic launch`: starts a coding agent with a running server, changing no file; --write enters
+the server into its settings and starts nothing, --show does neither. Starts no server."""
 
 from __future__ import annotations
 
@@ -36,8 +35,6 @@ _ENOUGH_CONTEXT = 32_768
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """The server, and whether to write."""
-
     url: ServerUrl = DEFAULT_SERVER
     model: Annotated[
         str | None,
@@ -56,7 +53,7 @@ class LaunchOptions:
     ] = False
 
     def server(self) -> RunningServer:
-        """The server of these options. Raises as `find_server`."""
+        """The server. Raises as `find_server`."""
         from semantic_server.clients.coding_agents import find_server
 
         return find_server(self.url, self.model, self.key_variable)

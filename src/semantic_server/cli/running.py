@@ -1,6 +1,5 @@
 """`semantic models ps`, `load`, `unload`, `semantic memory` and `semantic agents export`, `import`:
-what a running server holds. An archive may also come from the store, as two files. Knows files and
-a terminal; not what a server unloads by itself, nor how to make archives."""
+what a running server holds. An archive may also come from the store, as two files."""
 
 from __future__ import annotations
 
@@ -131,8 +130,6 @@ def _row(row: Mapping[str, object]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """The server, and its limit from now on."""
-
     url: ServerUrl = DEFAULT_SERVER
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
     limit: Annotated[
@@ -212,7 +209,6 @@ class RemoteOptions:
         return self.server
 
     def owner(self, tenant: str | None) -> Owner:
-        """Return the owner of the agent on the server."""
         from semantic_server.clients.server_connection import Owner
 
         return Owner(self.model, tenant)
@@ -255,7 +251,6 @@ def import_archive(
 
 
 def is_stdout(file: Path) -> bool:
-    """Return whether an archive goes to stdout instead of a file."""
     return file == _STDOUT
 
 

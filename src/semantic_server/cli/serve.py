@@ -49,7 +49,7 @@ _GIB = 1 << 30
 
 
 def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
-    """Give a class a field for the flag of each setting of `declared`: None without the flag."""
+    """Give a class a field for each setting of `declared`: None without the flag."""
 
     def add(options: type[T]) -> type[T]:
         hints = get_type_hints(declared, include_extras=True)
@@ -312,7 +312,6 @@ def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings
 async def _load_and_remember(
     settings: ServerSettings, store_unavailable: OnStoreUnavailable
 ) -> RunnableServing:
-    """`load_model`, then `remember`."""
     serving = await load_model(settings, store_unavailable)
     remember(settings)
     return serving
@@ -332,8 +331,7 @@ def served_names(settings: ServerSettings) -> tuple[str, ...]:
 
 
 def engine_settings(settings: ServerSettings) -> Settings:
-    """The engine's part of a server's settings, an alias replaced by its model. Raises
-    InvalidRequestError."""
+    """The engine's part of `settings`, aliases replaced by models. Raises InvalidRequestError."""
     engine = Settings(
         model_of(settings.model[0]),
         pool_bytes=gib("pool_gb", settings.pool_gb),
@@ -394,7 +392,7 @@ def run_server(
 
 
 def require_keys(settings: ServerSettings) -> None:
-    """Raises InvalidRequestError for an address that is not loopback without keys."""
+    """Raise InvalidRequestError for an address that is not loopback without keys."""
     if not settings.is_local and not settings.api_keys:
         raise InvalidRequestError(
             f"others can reach {settings.host}: expected --api-key, --api-key-file or "
@@ -417,6 +415,6 @@ def notify_store_unavailable(error: StoreError) -> None:
 
 
 def _print_line(message: str) -> None:
-    """A notice. A closed stderr must not end a server, nor keep it from saving its agents."""
+    """Print a notice. A closed stderr must not end a server, nor keep it from saving its agents."""
     with suppress(OSError):
         print_notice(message)

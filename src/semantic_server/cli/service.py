@@ -95,8 +95,8 @@ def service_manager(host: HostPort | None = None) -> ServicePort:
 
 
 def require_known_to_the_service(loaded: LoadedSettings) -> None:
-    """Raises InvalidRequestError for a key on the command line, which would be in the file's text,
-    and for a variable of this shell, which the service has not."""
+    """Raise InvalidRequestError for a key on the command line, which the file would contain, and
+    for a variable of this shell, which the service lacks."""
     from semantic_server.http.settings import KEY_FILES
 
     for name, origin in loaded.origins.items():
@@ -132,8 +132,7 @@ def flags(options: ServeOptions, config: Path | None) -> Iterator[str]:
 
 
 def _flag(name: str, hint: object) -> str:
-    """A setting's flag: the first of its declarations, which typer keeps as its default, or its
-    name."""
+    """A setting's flag: the first declaration, which typer keeps as its default, or its name."""
     (option,) = get_args(hint)[1:]
     declared = option.default
     return declared if isinstance(declared, str) else f"--{name.replace('_', '-')}"

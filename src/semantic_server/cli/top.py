@@ -45,8 +45,6 @@ _TIERS = {"process": "process", "pool": "pool", "memory": "RAM tier", "disk": "d
 
 @dataclass(frozen=True, slots=True)
 class TopOptions:
-    """The server, and how often."""
-
     url: ServerUrl = DEFAULT_SERVER
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
     once: Annotated[
@@ -78,8 +76,8 @@ def watch(
     console: Console,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show the events of `follow` on the whole of `console`, and again when the stream ends. Raises
-    OperatorError if the first one cannot be had."""
+    """Show the events of `follow` on all of `console`, and follow again when the stream ends.
+    Raises OperatorError if the first one fails."""
     from rich.live import Live
     from rich.text import Text
 
@@ -138,7 +136,6 @@ class View:
             ) from None
 
     def lines(self) -> Iterator[str]:
-        """The lines of the terminal."""
         overview, changes = self._overview, self._changes
         if overview is None or changes is None:
             return

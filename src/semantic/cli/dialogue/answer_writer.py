@@ -1,5 +1,4 @@
-"""An answer on stdout as it streams: plain, or as Markdown where a terminal can show it. Knows
-text; neither agents nor events."""
+"""An answer on stdout as it streams, plain or as Markdown. Knows neither agents nor events."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ _FENCE: Final = re.compile(r" {0,3}(```|~~~)")
 
 
 class AnswerWriter(Protocol):
-    """Writes one answer. The end of a `with` block leaves the terminal as it was, also after an
-    error."""
+    """Writes one answer. The end of a `with` block restores the terminal, also after an error."""
 
     def __enter__(self) -> object: ...
 

@@ -41,8 +41,6 @@ A line that ends with \\ continues in the next one; pasted lines are one message
 
 
 class ChatSession:
-    """The conversation with one agent."""
-
     def __init__(
         self, engine: Engine, agent: str, max_tokens: int, sampling: SamplingParams
     ) -> None:
@@ -71,7 +69,7 @@ class ChatSession:
         return True
 
     def cancel(self) -> None:
-        """Cancel the current answer; it ends at the next step. A signal handler may call it."""
+        """Cancel the current answer at the next step. A signal handler may call it."""
         self._is_cancelled = True
         if self._stream is not None:
             self._stream.cancel()
@@ -214,7 +212,6 @@ class ChatSession:
         self._last = stream.answer, timing
 
     def _write(self, stream: AnswerStream, timing: Timing) -> None:
-        """Write the answer as it streams."""
         writer = answer_writer()
         with ProgressBar() as progress, writer:
             for event in stream.events():

@@ -1,5 +1,4 @@
-"""`semantic models`: list, show, download and delete models, and give them short names; what a
-running server has of them is in `cli.remote`."""
+"""`semantic models`: lists, shows, downloads and deletes models, and gives them short names."""
 
 from __future__ import annotations
 

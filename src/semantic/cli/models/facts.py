@@ -69,7 +69,6 @@ class ModelFacts:
     problem: str | None = None
 
     def as_json(self) -> Json:
-        """All of it as one document."""
         place, found, capacity = self.place, self.description, self.capacity
         document: Json = {
             "name": place.name,

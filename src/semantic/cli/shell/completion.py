@@ -1,8 +1,8 @@
 """Completions of agents' names and models, for `semantic --install-completion`.
 
-A shell asks with every press of a key: the answer is short, soon, and empty where a store or folder
-is unreadable. It has only words that a shell takes as they are: a client names its agents, and a
-shell may evaluate completions. Knows no store and no model.
+The answer is short, soon, and empty where a store or folder is unreadable. It has only words that a
+shell takes as they are: clients name agents, and a shell may evaluate completions. Knows no store
+and no model.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _cached_models() -> Iterator[str]:
 
 
 def _hub_cache() -> Path:
-    """Where huggingface_hub keeps models; importing it takes longer than a completion may."""
+    """The folder of huggingface_hub's models; importing it takes longer than a completion may."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given)
     if given := os.environ.get("HF_HOME"):
