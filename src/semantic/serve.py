@@ -409,8 +409,8 @@ def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> i
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:
-    """Return the settings of `model`, whose names are set, under `adapter`; the adapter's name
-    alone is another name if it `is_alone` in having it."""
+    """Return `model` under `adapter`; its `names` must be set. With `is_alone` the adapter's name
+    is an alias."""
     return replace(
         model,
         engine=replace(model.engine, adapter=adapter),

@@ -284,7 +284,7 @@ class _Loader:
         self._has_frozen = False
 
     async def add(self, settings: ServeSettings) -> ServedModel:
-        """Add a model without reading its weights; download a missing one of the hub. Raises as
+        """Add a model without reading its weights; fetch a missing one of the hub. Raises as
         `load`."""
         settings = replace(settings, is_first=not self.known)
         served, known = await self._described(settings)

@@ -128,8 +128,8 @@ class EngineOptions(CacheOptions):
     model: Annotated[str, option(MODEL)] = DEFAULT_MODEL
 
     def settings(self, adapter: str | None = None) -> Settings:
-        """`settings_of` the model under `adapter`. Raises InvalidRequestError also for a wrong
-        one."""
+        """`settings_of` the model, under the `adapter` of `--adapter`. Raises InvalidRequestError
+        also for an adapter of another model."""
         found = self.settings_of(self.model)
         return found if adapter is None else replace(found, adapter=self._adapter(adapter))
 

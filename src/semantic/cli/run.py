@@ -1,6 +1,5 @@
 """`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch. It checks
-requests before it loads the model, and writes answers in the order of the requests, each as early
-as possible."""
+requests before it loads the model, and writes answers early, in the order of the requests."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _GIB = 1 << 30
 
-# All memory of the process, of what the system says that it may have: some is for files, and for
-# what other programs take later.
+# The process' part of what the system allows: the rest is for files and for later programs.
 _PROCESS_SHARE = 9, 10
 
 # The unplanned part of it: for a step, and for the guard's reserve.
@@ -115,8 +114,8 @@ def promised(
 ) -> Settings:
     """Return `settings` with the memory of the process, if they have none, as one of `sharing` on
     the machine; on MLX's thread. Each of `others`, as the model of `settings`, must fit together
-    with `embedding`. Raises as `load`, and CapacityError, before it reads any weights, if that does
-    not fit."""
+    with `embedding`. Raises as `load`, and CapacityError, before reading weights, if that does not
+    fit."""
     device, (beside, *answering) = (
         read_device(),
         map(_weights_of, (embedding, settings.model, *others)),

@@ -60,8 +60,7 @@ _QUEUE_FRACTION = 1
 
 _MIN_QUEUE_BYTES = 64 * _MIB
 
-# Threads that upload to a fleet's object store, at least one: a part of the cores. One seals and
-# sends less than a network of 10 Gbit/s takes.
+# Cores for each thread that uploads to a fleet's object store. One thread sends below 10 Gbit/s.
 _CORES_PER_UPLOAD = 4
 
 _MOST_UPLOADS = 8
@@ -278,8 +277,7 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
 
 
 def store_folder(settings: Settings) -> Path:
-    """The store's folder, with this user's link resolved. Raises StoreError without a home
-    folder."""
+    """The store's folder, this user's link resolved. Raises StoreError without a home folder."""
     path = default_store_folder() if settings.store is None else settings.store
     if not path.is_symlink() or path.lstat().st_uid != os.geteuid():
         return path

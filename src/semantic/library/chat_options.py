@@ -55,7 +55,7 @@ _KNOWN: Final = tuple(ChatOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a batch: an agent of `model`, its next message or whole conversation, and
+    """One request of a batch: an agent of `model`, its next message or conversation, and
     options."""
 
     agent: str

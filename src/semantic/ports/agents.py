@@ -202,7 +202,7 @@ class AgentsPort(Protocol):
         """The requests that run or wait, in the order of their arrival; None: of all tenants."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """End a request of `tenant` (None: any) at the next step, keeping its tokens; False without
+        """End a request of `tenant` (None: any) at the next step; keep its tokens. False without
         one."""
 
     async def page(

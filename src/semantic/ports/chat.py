@@ -52,12 +52,12 @@ class CallTags:
     An argument lasts from `start` to the `end` before another argument or the call's end. Its value
     begins after the first `key_end`; `key` matches the text between `start` and `key_end`, with the
     key in its group "key", and in a group "kind" the tag's kind of value: JSON, unless that is
-    "string" or "true". `call_end`, or if empty the end mark, ends the arguments. Text between
-    arguments has no meaning.
+    "string" or "true". `call_end`, or if empty the end mark, ends the arguments. Text between them
+    has no meaning.
 
     `trims`: the layout around a value: nothing, or one line break on either side. A value may be
-    within the marks of `wrap`. `untyped_is_text`: a value without a type is text, even if it is
-    valid JSON.
+    within the marks of `wrap`. `untyped_is_text`: a value without a type is text, even if valid
+    JSON.
     """
 
     start: str

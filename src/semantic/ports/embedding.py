@@ -1,6 +1,5 @@
 """Embeddings: the ports of APIs that ask for vectors, and of a backend that computes them.
-`Embeddings` batches and caches; a backend computes chunk by chunk, so that running answers go
-on."""
+`Embeddings` batches and caches; a backend computes in chunks, so that running answers go on."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ class Tokenizer(Protocol):
         """The text of one token where it follows others."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """A new detokenizer. Its pieces together are the `decode` of all tokens, which follow those
-        of `after`."""
+        """A new detokenizer of tokens behind `after`. Its pieces together are their `decode`
+        there."""
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -228,7 +228,7 @@ class BatchBackend(Protocol):
         those of others, which may take less time."""
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """`prefill` of several sequences in one forward pass. Each must be one that `joins`, or all
+        """`prefill` of several sequences in one forward pass. Each `joins`, or all are
         `side_by_side`, with equally many tokens unless it `pads_chunks`. On BackendError none has
         grown."""
 
@@ -334,9 +334,8 @@ class ModelProviderPort(Protocol):
         self, model_id: str, adapter: Path | None = None
     ) -> tuple[BatchBackend, Tokenizer]:
         """Load the model and tokenizer of `model_id`, a folder or a hub id, under the adapter in a
-        folder; loaded ones of the same files share their weights. Raises ModelNotFoundError if
-        there is none or it does not load, and UnsupportedModelError for an unsupported kind of
-        cache."""
+        folder; models of the same files share weights. Raises ModelNotFoundError if there is none
+        or it does not load, and UnsupportedModelError for an unsupported kind of cache."""
 
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
@@ -353,8 +352,7 @@ class StepObserver(Protocol):
     """Learns the duration of an engine's steps, on the engine's thread; returns at once."""
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
-        """A step of `n_decoding` decoding requests has ended; `prefilled`: it computed prompts
-        too."""
+        """A step has ended: `n_decoding` requests decoded; `prefilled`: it computed prompts too."""
 
 
 class Clock(Protocol):

@@ -71,8 +71,7 @@ class Pins(Protocol):
 
 
 class MappedPort(Protocol):
-    """Rank 0's memory, as mapped by this rank. One thread adds and drops pieces; others use
-    them."""
+    """Rank 0's memory, mapped by this rank. One thread adds and drops pieces; others use them."""
 
     driver: Pins | None
     """Pins what the device is to reach."""
@@ -90,8 +89,7 @@ class MappedPort(Protocol):
         """Record the place for the body of a call; an empty `where` means a frame."""
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for rank 0's place for a body of `n_bytes`; None means a frame. Raises
-        RuntimeError."""
+        """Wait for rank 0's place for a body of `n_bytes`; None: a frame. Raises RuntimeError."""
 
     def leave(self, call: int) -> None:
         """Forget the offer for a call."""
@@ -141,8 +139,8 @@ class CollectivePort(Protocol):
 
 
 class PlacementPort(Protocol):
-    """One process of those that compute a model: its `rank` of `size`, and how many are `here`, on
-    this machine."""
+    """One process of those that compute a model: `rank` of `size`, `here` of them on this
+    machine."""
 
     @property
     def rank(self) -> int: ...

@@ -28,8 +28,8 @@ class Ask:
     None for any number, 0 for none. Without `keep` the request may read caches and adds nothing to
     them. `context_tokens` limits prompt and answer together below the model's limit. With
     `numbered_calls` the ids of the answer's calls are `numbered_call` of their place in the
-    conversation, else random. The store keeps `note`, one line of text, with the agent. `hints` are
-    the agent's.
+    conversation, else random. The store keeps `note`, one line, with the agent. `hints` are the
+    agent's.
     """
 
     prompt: Prompt

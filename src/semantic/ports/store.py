@@ -245,8 +245,7 @@ OperatorError for an unusable one or if packages are missing."""
 
 
 class SharedStorePort(Protocol):
-    """Blocks, turns and responses that a fleet shares under one URL. Opening it sends no
-    request."""
+    """Blocks, turns and responses of a fleet under one URL. Opening it sends no request."""
 
     def blocks(self) -> StorePort:
         """The tier of blocks and agents, also a `LookUpPort`, which keeps to its budget, if any."""
@@ -273,8 +272,7 @@ InvalidRequestError for a malformed URL, and OperatorError if packages are missi
 @runtime_checkable
 class LookUpPort(Protocol):
     """A tier too slow to ask between two steps: another thread asks it before the engine queues a
-    request. No call raises for a failure. A call makes a few requests in turn; a late one ends
-    it."""
+    request. Failures raise nothing. A call makes a few requests in turn; a late one ends it."""
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
         """Learn the agent's newest manifest."""
