@@ -1,7 +1,5 @@
 """FairThreads: threads that tenants share by the time they use, one of them for short work alone.
-
-Knows functions; not what they do.
-"""
+Knows functions; not what they do."""
 
 from __future__ import annotations
 
@@ -86,11 +84,9 @@ class _Task:
 
 
 class FairThreads:
-    """`n` threads. The tenant that has used the least time runs next.
-
-    Work that is not short has all threads but one, so that short work never waits for it. A
-    tenant's short work goes before its other work.
-    """
+    """`n` threads. The tenant that has used the least time runs next. Work that is not short has
+    all threads but one, so that short work never waits for it. A tenant's short work goes before
+    its other work."""
 
     def __init__(
         self, n: int, name: str, clock: Clock = time.monotonic, *, rests: bool = False

@@ -101,10 +101,8 @@ _Part = Literal["text", "thought", "call"]
 
 
 class ThinkingMeter:
-    """Counts the reasoning of one answer, token by token; tokens that complete a mark are none.
-
-    A call ends reasoning, and marks of reasoning within it are text.
-    """
+    """Counts the reasoning of one answer, token by token; tokens that complete a mark are none. A
+    call ends reasoning, and marks of reasoning within it are text."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._budget = budget
@@ -335,11 +333,8 @@ class Request:
 
     def next_stop(self, limit: int, checkpoint_at: int | None = None) -> int:
         """Return the end of the next chunk: after at most `limit` tokens, not beyond a
-        `checkpoint_at` ahead.
-
-        It leaves several tokens for the last chunk, or none: some models compute a chunk of one
-        token differently.
-        """
+        `checkpoint_at` ahead. It leaves several tokens for the last chunk, or none: some models
+        compute a chunk of one token differently."""
         end = self.n_tokens - 1
         stop = min(self.computed + limit, end)
         if stop == end - 1 and stop - self.computed > 1:
@@ -376,10 +371,8 @@ class Request:
         return cache
 
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
-        """Append one generated token.
-
-        Returns the text that is final with it, and the finish reason if it is the last token.
-        """
+        """Append one generated token. Returns the text that is final with it, and the finish reason
+        if it is the last token."""
         _, token, logprob, error, _ = sampled
         self.generated.append(token)
         self.computed = len(self.prompt) + len(self.generated)
@@ -398,11 +391,8 @@ class Request:
         return event, reason
 
     def take_forced(self, n_computed: int) -> Iterator[tuple[TokenEvent, FinishReason | None]]:
-        """Append the `forced` tokens to the `n_computed` that its sequence holds.
-
-        Yields the event of each, with the finish reason if it is the last token. Their probability
-        is 1.
-        """
+        """Append the `forced` tokens to the `n_computed` that its sequence holds. Yields the event
+        of each, with the finish reason if it is the last token. Their probability is 1."""
         forced, self.forced = self.forced, ()
         for token in forced:
             certain = None if self.params.logprobs is None else TokenLogprob(token, 0.0)

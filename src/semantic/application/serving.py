@@ -196,11 +196,9 @@ class Serving:
                 self._thread.cancel(handle)
 
     async def history(self, agent: str, tenant: str = "") -> tuple[Message, ...]:
-        """Return the messages of a saved agent whose requests had its transcript as `Ask.note`.
-
-        Its tokens give the last answer; a tool call in it is text. Raises AgentNotFoundError for
-        another agent, and InvalidRequestError for one without messages.
-        """
+        """Return the messages of a saved agent whose requests had its transcript as `Ask.note`. Its
+        tokens give the last answer; a tool call in it is text. Raises AgentNotFoundError for
+        another agent, and InvalidRequestError for one without messages."""
         saved = await self.agents.saved(agent, tenant)
         return await self._workers.run(tenant, lambda: self._history(saved), is_short=False)
 
@@ -391,10 +389,8 @@ class Arrivals:
 
 
 class EventQueue:
-    """Events of one request, put by the engine's thread and iterated by one task of a loop.
-
-    The request bounds its length: one event per token and per prefill chunk.
-    """
+    """Events of one request, put by the engine's thread and iterated by one task of a loop. The
+    request bounds its length: one event per token and per prefill chunk."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals

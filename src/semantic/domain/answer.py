@@ -1,7 +1,5 @@
-"""Events of an answer: its pieces in the order of generation, then its end.
-
-A streamed response sends the pieces; a whole response joins the same ones.
-"""
+"""Events of an answer: its pieces in the order of generation, then its end. A streamed response
+sends the pieces; a whole response joins the same ones."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class PromptProgress:
 @dataclass(frozen=True, slots=True)
 class PromptScored:
     """Log-probabilities of the prompt's tokens; None for the first, which has no predecessor.
-
-    Precedes any text; present only if requested.
-    """
+    Precedes any text; present only if requested."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob | None, ...]
@@ -44,10 +40,8 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of the answer.
-
-    `text` is empty only with `logprobs`: those of a token whose character is still incomplete.
-    """
+    """More text of the answer. `text` is empty only with `logprobs`: those of a token whose
+    character is still incomplete."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()

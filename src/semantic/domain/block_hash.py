@@ -55,10 +55,8 @@ class BlockKey:
 
 
 def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
-    """Return whether both have the same first 16 tokens, or all those of the shorter one.
-
-    Fewer tokens are not worth a read: with a chat template all conversations begin alike.
-    """
+    """Return whether both have the same first 16 tokens, or all those of the shorter one. Fewer
+    tokens are not worth a read: with a chat template all conversations begin alike."""
     n = min(HEAD_TOKENS, len(tokens), len(like))
     return n > 0 and tuple(tokens[:n]) == tuple(like[:n])
 
@@ -81,11 +79,9 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 
 
 def namespace_of(model_id: str, layout: str) -> bytes:
-    """The namespace of all blocks that a model computes, 32 bytes.
-
-    `model_id` covers the content of weights, configuration and tokenizer and the numerics;
-    `layout` covers layer kinds, shapes, dtypes and the order of a body's bytes.
-    """
+    """The namespace of all blocks that a model computes, 32 bytes. `model_id` covers the content of
+    weights, configuration and tokenizer and the numerics; `layout` covers layer kinds, shapes,
+    dtypes and the order of a body's bytes."""
     size = BLOCK_TOKENS.to_bytes(8, "little")
     return digest("ns-v1", model_id.encode(), layout.encode(), size, _LAYOUT_VERSION)
 
@@ -102,21 +98,17 @@ def tenant_tag(secret: bytes, tenant: str) -> bytes:
 
 
 def tenant_id(secret: bytes, tag: bytes) -> str:
-    """The name of a tenant for operators, which reveals neither its key nor its tag.
-
-    "local" if it has no key, "public", or 16 hexadecimal digits.
-    """
+    """The name of a tenant for operators, which reveals neither its key nor its tag. "local" if it
+    has no key, "public", or 16 hexadecimal digits."""
     named = {tenant_tag(secret, LOCAL_TENANT): "local", tenant_tag(secret, PUBLIC_TENANT): "public"}
     return named.get(tag) or digest("tenant-id-v1", tag)[:_ID_BYTES].hex()
 
 
 @dataclass(frozen=True)  # no slots: caches `root`
 class Scope:
-    """The bounds of sharing: one model's content and one tenant, 32 bytes each.
-
-    A `salt` limits sharing to agents of one import. The scope's identity, which names and lists
-    a tenant's agents, leaves it out.
-    """
+    """The bounds of sharing: one model's content and one tenant, 32 bytes each. A `salt` limits
+    sharing to agents of one import. The scope's identity, which names and lists a tenant's agents,
+    leaves it out."""
 
     namespace: bytes
     tenant: bytes
@@ -137,10 +129,8 @@ class Scope:
     def chain(
         self, tokens: Sequence[int], *, parent: BlockHash | None = None, start: int = 0
     ) -> Iterator[BlockLink]:
-        """The blocks of a sequence in order; the last one may be partial.
-
-        `tokens` begin at position `start`, a multiple of 256, after the block `parent`.
-        """
+        """The blocks of a sequence in order; the last one may be partial. `tokens` begin at
+        position `start`, a multiple of 256, after the block `parent`."""
         before = self.root if parent is None else parent
         for at in range(0, len(tokens), BLOCK_TOKENS):
             own = tuple(tokens[at : at + BLOCK_TOKENS])

@@ -55,10 +55,8 @@ def numbered_call(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A picture, a sound or a document in a message, in whose text a note stands for it.
-
-    `what` says so in the note's words; equal ones have the same `digest`.
-    """
+    """A picture, a sound or a document in a message, in whose text a note stands for it. `what`
+    says so in the note's words; equal ones have the same `digest`."""
 
     what: str
     digest: bytes
@@ -84,10 +82,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. With `strict`, calls always match `parameters`.
-
-    `kind` is what its client takes it for: of no concern to the model.
-    """
+    """A function that the model may call. With `strict`, calls always match `parameters`. `kind` is
+    what its client takes it for: of no concern to the model."""
 
     name: str
     description: str = ""
@@ -116,10 +112,8 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation that the assistant continues.
-
-    The chat template gets `template_options` (enable_thinking, reasoning_effort).
-    """
+    """A conversation that the assistant continues. The chat template gets `template_options`
+    (enable_thinking, reasoning_effort)."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -222,11 +216,9 @@ class Turn:
 
 
 def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) -> list[Point]:
-    """The point before the first message and the one after each, valid within `scope`.
-
-    Tools and template options are part of every point, since templates render them first.
-    `tool_texts` are the results of `tool_text`, if already computed.
-    """
+    """The point before the first message and the one after each, valid within `scope`. Tools and
+    template options are part of every point, since templates render them first. `tool_texts` are
+    the results of `tool_text`, if already computed."""
     options, defaults = canonical(dict(chat.template_options)), defaults_of(chat.tools)
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
     found = [digest("history-v1", scope, options, *texts)]
@@ -321,10 +313,8 @@ def _trimmed(value: object) -> object:
 
 
 def _number(text: str) -> int | float:
-    """Return a number as JavaScript represents it: 1.0 is 1, large integers lose digits.
-
-    Raises ValueError for one beyond the range of a float.
-    """
+    """Return a number as JavaScript represents it: 1.0 is 1, large integers lose digits. Raises
+    ValueError for one beyond the range of a float."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text:.40} is too large")

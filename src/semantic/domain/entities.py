@@ -1,8 +1,6 @@
-"""KVBlock and AgentBlocks: a block of cached tokens, and an agent's cache as blocks per layer.
-
-A block identifies its layer and tokens; their keys and values (`layer_data`) belong to a backend
-and are opaque here.
-"""
+"""KVBlock and AgentBlocks: a block of cached tokens, and an agent's cache as blocks per layer. A
+block identifies its layer and tokens; their keys and values (`layer_data`) belong to a backend and
+are opaque here."""
 
 from __future__ import annotations
 
@@ -19,11 +17,9 @@ BlockId = NewType("BlockId", int)
 
 @dataclass(slots=True)
 class KVBlock:
-    """Up to 256 consecutive tokens of one layer.
-
-    `start` is the position of its first token in the sequence, `token_count` the number of tokens
-    it holds; `layer_data` is None until a backend fills it.
-    """
+    """Up to 256 consecutive tokens of one layer. `start` is the position of its first token in the
+    sequence, `token_count` the number of tokens it holds; `layer_data` is None until a backend
+    fills it."""
 
     block_id: BlockId
     layer_id: int
@@ -87,10 +83,8 @@ class AgentBlocks:
         return sum(len(blocks) for blocks in self._layers.values())
 
     def snapshot(self, agent_id: str | None = None, owner: str | None = None) -> AgentBlocks:
-        """A copy that refers to the same blocks and stays valid when this one retires.
-
-        `agent_id` and `owner` replace those of this one, if given.
-        """
+        """A copy that refers to the same blocks and stays valid when this one retires. `agent_id`
+        and `owner` replace those of this one, if given."""
         copy = AgentBlocks(
             self.agent_id if agent_id is None else agent_id,
             self.total_tokens,

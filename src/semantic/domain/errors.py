@@ -53,10 +53,8 @@ class InvalidRequestError(RequestError, ValueError):
 
 
 class ContextOverflowError(RequestError, ValueError):
-    """The prompt and at least one token of an answer exceed the model's context.
-
-    `prompt_tokens` may be a lower bound; `is_chat`: the prompt is a conversation.
-    """
+    """The prompt and at least one token of an answer exceed the model's context. `prompt_tokens`
+    may be a lower bound; `is_chat`: the prompt is a conversation."""
 
     def __init__(
         self, message: str, *, prompt_tokens: int, limit: int, is_chat: bool = True
@@ -112,10 +110,8 @@ class WeightsTooLargeError(CapacityError):
 
 
 class UncheckedGrammarError(CapacityError):
-    """`grammars` may be expensive to compile and need a check first.
-
-    `compiles`: they belong to answers; else they are parts of such.
-    """
+    """`grammars` may be expensive to compile and need a check first. `compiles`: they belong to
+    answers; else they are parts of such."""
 
     def __init__(self, grammars: Sequence[Grammar], *, compiles: bool) -> None:
         super().__init__("the grammar of the answer is not checked yet; retry")

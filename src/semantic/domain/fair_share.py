@@ -19,11 +19,8 @@ V = TypeVar("V")
 
 
 class FairShare:
-    """The use of each tenant, in any unit; one that was away gets nothing for that time.
-
-    Between two tenants that always want something, the use differs by at most the largest cost of
-    each.
-    """
+    """The use of each tenant, in any unit; one that was away gets nothing for that time. Between
+    two tenants that always want something, the use differs by at most the largest cost of each."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -83,11 +80,9 @@ class RoundRobin(Generic[V]):
 
 
 class FairRoom:
-    """Room for `most`, in any unit. A tenant that has some gets more while as much stays free.
-
-    One tenant gets half, each of two a third, and there is always room for another one. With
-    `times` it gets more while it has at most `times` what stays free.
-    """
+    """Room for `most`, in any unit. A tenant that has some gets more while as much stays free. One
+    tenant gets half, each of two a third, and there is always room for another one. With `times` it
+    gets more while it has at most `times` what stays free."""
 
     def __init__(self, most: int, times: int = 1) -> None:
         self.most = most
@@ -122,10 +117,8 @@ class FairRoom:
 
 
 class FairLru(Generic[K, V]):
-    """Values by tenant and key, of at most `most` in weight altogether.
-
-    Only a tenant's name finds its values. A call compares by the number of tenants.
-    """
+    """Values by tenant and key, of at most `most` in weight altogether. Only a tenant's name finds
+    its values. A call compares by the number of tenants."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,7 +1,5 @@
-"""Grammar: the constraint of structured output, as a value next to the sampling parameters.
-
-Knows no masks of tokens and no library.
-"""
+"""Grammar: the constraint of structured output, as a value next to the sampling parameters. Knows
+no masks of tokens and no library."""
 
 from __future__ import annotations
 

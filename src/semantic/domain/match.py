@@ -31,11 +31,9 @@ class MatchEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Tokens that an agent had cached and a request computed again.
-
-    `seconds` is their share of the prefill time. `part` is the part of the request that changed;
-    None if none did or it is unknown.
-    """
+    """Tokens that an agent had cached and a request computed again. `seconds` is their share of the
+    prefill time. `part` is the part of the request that changed; None if none did or it is
+    unknown."""
 
     tokens: int
     seconds: float

@@ -1,8 +1,6 @@
-"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse.
-
-A request reuses a token only if it is equal at the same position and every layer can return to it,
-so reuse never changes an answer.
-"""
+"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. A request reuses a
+token only if it is equal at the same position and every layer can return to it, so reuse never
+changes an answer."""
 
 from __future__ import annotations
 
@@ -28,11 +26,9 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def without_generation_prompt(n_tokens: int) -> int:
-    """Return how many of a prompt's tokens the agent's next prompt probably repeats.
-
-    A rendered conversation ends with the marks that open the answer; a template may write them
-    differently in front of a known answer.
-    """
+    """Return how many of a prompt's tokens the agent's next prompt probably repeats. A rendered
+    conversation ends with the marks that open the answer; a template may write them differently in
+    front of a known answer."""
     return n_tokens - min(_MAX_GENERATION_PROMPT, n_tokens // _MAX_GENERATION_SHARE)
 
 
@@ -57,11 +53,9 @@ def _repeated(turn: Manifest) -> int:
 
 
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
-    """Return the shortest length for a layer that holds positions `held` of `total`.
-
-    A window layer cut to n tokens must still hold the window before token n. A layer that lacks
-    tokens needed at any length gets a length that no cache has.
-    """
+    """Return the shortest length for a layer that holds positions `held` of `total`. A window layer
+    cut to n tokens must still hold the window before token n. A layer that lacks tokens needed at
+    any length gets a length that no cache has."""
     if held.stop != total or (held.start > 0 and layer.kind is LayerKind.FULL):
         return total + 1
     if layer.kind is LayerKind.STATE:
@@ -72,10 +66,8 @@ def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
 
 
 def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Sequence[int]) -> int:
-    """Return how many tokens of `prompt` a request can reuse from `blocks`.
-
-    Never all: the last token gives the logits of the next.
-    """
+    """Return how many tokens of `prompt` a request can reuse from `blocks`. Never all: the last
+    token gives the logits of the next."""
     if blocks is None or blocks.retired:
         return 0
     length = spec.reusable(min(common_prefix(blocks.token_ids, prompt), len(prompt) - 1))

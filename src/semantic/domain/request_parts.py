@@ -91,11 +91,8 @@ _RENDERED_BECAUSE = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A part that differs.
-
-    Numbers of tools, and of messages after the leading system messages, begin at 1. `name` is the
-    name of a tool or option, or the role of a message.
-    """
+    """A part that differs. Numbers of tools, and of messages after the leading system messages,
+    begin at 1. `name` is the name of a tool or option, or the role of a message."""
 
     kind: PartKind
     change: Change
@@ -123,11 +120,8 @@ class MessageDigest:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a request.
-
-    `messages` has the first 4096 of its `n_messages` messages; the first `n_replayed` continue
-    verbatim, in their computed tokens.
-    """
+    """The parts of a request. `messages` has the first 4096 of its `n_messages` messages; the first
+    `n_replayed` continue verbatim, in their computed tokens."""
 
     options: tuple[Named, ...] = ()
     tools: tuple[Named, ...] = ()
@@ -153,11 +147,9 @@ def parts_of(
     answers: Mapping[int, Answered] | None = None,
     tool_texts: Sequence[bytes] | None = None,
 ) -> Parts:
-    """Return the parts of `chat`, whose first `n_replayed` messages continue verbatim.
-
-    `answers` is the knowledge of its answers, by their index among all messages; `tool_texts` are
-    the results of `tool_text`, if the caller has them.
-    """
+    """Return the parts of `chat`, whose first `n_replayed` messages continue verbatim. `answers` is
+    the knowledge of its answers, by their index among all messages; `tool_texts` are the results of
+    `tool_text`, if the caller has them."""
     options = sorted(chat.template_options.items())
     known, defaults = answers or {}, defaults_of(chat.tools)
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
@@ -174,10 +166,8 @@ def parts_of(
 
 
 def changed_part(before: Parts, now: Parts) -> Difference | None:
-    """The first part that differs; None if `now` equals or extends `before`.
-
-    Reasoning that a replayed message lacks does not count.
-    """
+    """The first part that differs; None if `now` equals or extends `before`. Reasoning that a
+    replayed message lacks does not count."""
     return (
         _first_named(PartKind.OPTION, before.options, now.options)
         or _first_named(PartKind.TOOL, before.tools, now.tools)

@@ -1,8 +1,6 @@
-"""StoredResponse: one response of the Responses API, its key and its encoding as bytes.
-
-Decoding refuses bytes that differ from the written ones. Knows messages and the agent; neither APIs
-nor storage.
-"""
+"""StoredResponse: one response of the Responses API, its key and its encoding as bytes. Decoding
+refuses bytes that differ from the written ones. Knows messages and the agent; neither APIs nor
+storage."""
 
 from __future__ import annotations
 

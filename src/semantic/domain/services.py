@@ -93,10 +93,8 @@ class BlockPool:
         return self._evictable_bytes
 
     def can_allocate(self, counts: Sequence[int], *, after_eviction: bool = False) -> bool:
-        """Return whether the pool has `counts[layer]` blocks of every layer now.
-
-        With `after_eviction` evictable references count as free.
-        """
+        """Return whether the pool has `counts[layer]` blocks of every layer now. With
+        `after_eviction` evictable references count as free."""
         with self._lock:
             n_blocks, n_bytes = len(self._references), self._used_bytes
             if after_eviction:
@@ -148,11 +146,9 @@ class BlockPool:
     # Allocating and freeing
 
     def allocate(self, n_blocks: int, layer_id: int, agent_id: str) -> list[KVBlock]:
-        """Allocate `n_blocks` empty blocks of one layer to `agent_id`.
-
-        Raises InvalidRequestError for a negative count or an unknown layer, and
-        PoolExhaustedError, with nothing changed, when the budget does not allow it.
-        """
+        """Allocate `n_blocks` empty blocks of one layer to `agent_id`. Raises InvalidRequestError
+        for a negative count or an unknown layer, and PoolExhaustedError, with nothing changed, when
+        the budget does not allow it."""
         if not 0 <= layer_id < self.spec.n_layers:
             raise InvalidRequestError(
                 f"layer_id must be between 0 and {self.spec.n_layers - 1}, got {layer_id}"
@@ -162,10 +158,8 @@ class BlockPool:
         return self.allocate_layers(counts, agent_id)[layer_id]
 
     def allocate_layers(self, counts: Sequence[int], agent_id: str) -> list[list[KVBlock]]:
-        """Allocate `counts[layer]` empty blocks of each layer to `agent_id`: all, or none.
-
-        Raises as `allocate`.
-        """
+        """Allocate `counts[layer]` empty blocks of each layer to `agent_id`: all, or none. Raises
+        as `allocate`."""
         if len(counts) != self.spec.n_layers:
             raise InvalidRequestError(
                 f"expected a count for each of {self.spec.n_layers} layers, got {len(counts)}"
@@ -180,10 +174,8 @@ class BlockPool:
             ]
 
     def share(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Add `agent_id` as a holder of every one of `blocks`.
-
-        Raises InvalidRequestError, with nothing changed, if one of them is free.
-        """
+        """Add `agent_id` as a holder of every one of `blocks`. Raises InvalidRequestError, with
+        nothing changed, if one of them is free."""
         with self._lock:
             ids = [block.block_id for block in blocks]
             self._require_known(ids, self._references, "it has no holder")
@@ -194,10 +186,8 @@ class BlockPool:
             self._settle(agent_id)
 
     def free(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Remove `agent_id` as a holder of `blocks`; those without a holder are free.
-
-        Raises InvalidRequestError, with nothing changed, if the agent does not hold one of them.
-        """
+        """Remove `agent_id` as a holder of `blocks`; those without a holder are free. Raises
+        InvalidRequestError, with nothing changed, if the agent does not hold one of them."""
         with self._lock:
             ids = Counter(block.block_id for block in blocks)
             held = self._held.get(agent_id, {})
@@ -214,9 +204,7 @@ class BlockPool:
 
     def mark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
         """Let the caller free one reference of `agent_id` to every one of `blocks` at any time.
-
-        Call `unmark_evictable` before it frees or uses them again.
-        """
+        Call `unmark_evictable` before it frees or uses them again."""
         with self._lock:
             self._change([block.block_id for block in blocks], 0, 1)
             self._idle[agent_id] += 1
@@ -303,10 +291,8 @@ class BlockPool:
             self._busy.pop(agent_id, None)
 
     def _change(self, ids: Iterable[BlockId], references: int, marks: int) -> None:
-        """Change the references and the evictable ones of those blocks that are in use.
-
-        One loop without calls: a long sequence has thousands of blocks, marked twice a turn.
-        """
+        """Change the references and the evictable ones of those blocks that are in use. One loop
+        without calls: a long sequence has thousands of blocks, marked twice a turn."""
         in_use, marked = self._references, self._marks
         layer_of, block_bytes = self._layer_of, self._block_bytes
         n_blocks = n_bytes = 0

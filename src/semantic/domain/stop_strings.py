@@ -20,10 +20,8 @@ MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
 
 
 def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
-    """The position of the first of `marks` in `text`, from `start` on, and that mark.
-
-    Without one: the position up to which the text cannot be part of one, and None.
-    """
+    """The position of the first of `marks` in `text`, from `start` on, and that mark. Without one:
+    the position up to which the text cannot be part of one, and None."""
     found: tuple[int, str] | None = None
     for mark in marks:
         at = text.find(mark, start, None if found is None else found[0] + len(mark) - 1)
@@ -39,11 +37,8 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
 
 class StopStrings:
     """Cuts a stream of text at the first stop string outside `thoughts`. A text that mentions their
-    opening mark, as a word of a line, does not open one.
-
-    When two end at the same character the one that began first wins, so the division of the text
-    does not matter.
-    """
+    opening mark, as a word of a line, does not open one. When two end at the same character the one
+    that began first wins, so the division of the text does not matter."""
 
     def __init__(self, stops: Sequence[str], thoughts: Thoughts | None = None) -> None:
         self._stops = tuple(stops)

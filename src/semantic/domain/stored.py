@@ -1,7 +1,5 @@
-"""Values of a block store: block bodies with their headers, and one manifest per agent.
-
-Bodies are plain bytes here. Knows neither how they are stored nor how a backend reads them.
-"""
+"""Values of a block store: block bodies with their headers, and one manifest per agent. Bodies are
+plain bytes here. Knows neither how they are stored nor how a backend reads them."""
 
 from __future__ import annotations
 
@@ -88,11 +86,8 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """A body to read into given memory.
-
-    Segment `s` of the body goes to the front of `targets[s]`, which has the size of 256 tokens of
-    that segment.
-    """
+    """A body to read into given memory. Segment `s` of the body goes to the front of `targets[s]`,
+    which has the size of 256 tokens of that segment."""
 
     header: BlockHeader
     targets: Sequence[memoryview]
@@ -196,8 +191,7 @@ QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
 @dataclass(frozen=True, slots=True)
 class Pinned:
     """A tenant's pinned bytes, and `max_bytes`, the part of the quota that stays whatever others
-    store: an equal part; None if the tenant is alone.
-    """
+    store: an equal part; None if the tenant is alone."""
 
     n_bytes: int
     max_bytes: int | None
@@ -259,9 +253,7 @@ _LEFT_FRACTION = 4
 
 def left_at(first: int, now: int) -> int:
     """Return the use since which a history that its agent left, as after a compaction, counts as
-    unused: a quarter of the way from `first`, the last use of the next victim, to `now`.
-
-    A store that turns over soon evicts it soon, a large one evicts older histories before it. See
-    `benchmarks.left_histories`.
-    """
+    unused: a quarter of the way from `first`, the last use of the next victim, to `now`. A store
+    that turns over soon evicts it soon, a large one evicts older histories before it. See
+    `benchmarks.left_histories`."""
     return first + (now - first) // _LEFT_FRACTION

@@ -1,8 +1,6 @@
 """Values of the domain: cache specs of a model, sampling parameters, events of a request.
-
 Immutable, compared by content. Knows no arrays, no framework and no model files; sizes are plain
-integers (tokens, bytes).
-"""
+integers (tokens, bytes)."""
 
 from __future__ import annotations
 
@@ -46,11 +44,9 @@ class LayerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The cache of one layer per sequence.
-
-    `kv_heads`, `k_head_dim` and `v_head_dim` are 0 for a STATE layer, whose size is
-    `state_bytes`: bytes per sequence, or per block when `state_grows`.
-    """
+    """The cache of one layer per sequence. `kv_heads`, `k_head_dim` and `v_head_dim` are 0 for a
+    STATE layer, whose size is `state_bytes`: bytes per sequence, or per block when
+    `state_grows`."""
 
     kind: LayerKind
     kv_heads: int = 0
@@ -77,12 +73,10 @@ class LayerSpec:
 
     @property
     def max_blocks(self) -> int | None:
-        """The most blocks a sequence ever owns here; None when it grows with the sequence.
-
-        A window owns the blocks that hold it, and one more when those leave less than half a
-        block of room: tokens go there, and the window moves to the front only when the room is
-        full, so many steps share the cost of a move.
-        """
+        """The most blocks a sequence ever owns here; None when it grows with the sequence. A window
+        owns the blocks that hold it, and one more when those leave less than half a block of room:
+        tokens go there, and the window moves to the front only when the room is full, so many steps
+        share the cost of a move."""
         if self.kind is LayerKind.STATE:
             return None if self.state_grows else 1
         if self.window is None:
@@ -123,9 +117,7 @@ class ModelCacheSpec:
     @classmethod
     def from_model(cls, model: object) -> ModelCacheSpec:
         """The spec of `model`: one that describes its cache, or a framework's own model object.
-
-        Raises InvalidRequestError if no reader recognises it.
-        """
+        Raises InvalidRequestError if no reader recognises it."""
         if isinstance(model, DescribesCache):
             return model.cache_spec()
         for reader in cls.readers:
@@ -187,9 +179,7 @@ class CacheKey:
     @property
     def owner(self) -> str:
         """The pool's name for the holder of the agent's blocks: the agent's id if it has no tenant.
-
-        It has a hash of a tenant's agent, so that a tenant cannot choose another's.
-        """
+        It has a hash of a tenant's agent, so that a tenant cannot choose another's."""
         if not self.tenant:
             return self.agent_id
         return f"tenant:{digest('owner-v1', _utf8(self.tenant), _utf8(self.agent_id)).hex()}"
@@ -364,10 +354,8 @@ class SampledToken(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """A token of a running request, and the text that is final with it.
-
-    `text` may be empty: a character or a possible stop string is still incomplete.
-    """
+    """A token of a running request, and the text that is final with it. `text` may be empty: a
+    character or a possible stop string is still incomplete."""
 
     uid: str
     agent_id: str

@@ -186,9 +186,8 @@ class AnswerReader:
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
-        """Return whether the text only mentions a mark, and continues; it ends with `before`.
-
-        Code mentions marks. A line mentions the start of reasoning as a word, and any text after
+        """Return whether the text only mentions a mark, and continues; it ends with `before`. Code
+        mentions marks. A line mentions the start of reasoning as a word, and any text after
         reasoning mentions its end."""
         part = self._opens[mark]
         line = self._found.line.removesuffix(mark)
@@ -425,10 +424,8 @@ def message_in(reader: AnswerReader, text: str) -> Message:
 
 
 class AnswerStream:
-    """Turns the engine's events of one request into pieces, and collects its message.
-
-    Without a `reader`, for a plain prompt, the whole answer is text.
-    """
+    """Turns the engine's events of one request into pieces, and collects its message. Without a
+    `reader`, for a plain prompt, the whole answer is text."""
 
     def __init__(self, reader: AnswerReader | None) -> None:
         self._reader = reader

@@ -1,7 +1,5 @@
 """TokenText, MarkFinder, Trimmer and CallText: text that grows, split at marks, and its calls.
-
-Decides which text is final. Knows marks only as strings; not what they mean.
-"""
+Decides which text is final. Knows marks only as strings; not what they mean."""
 
 from __future__ import annotations
 
@@ -106,10 +104,8 @@ class MarkFinder:
         )
 
     def take(self) -> tuple[TokenText, str | None]:
-        """Take the text before the next mark, and that mark.
-
-        Without a complete mark: the text outside any possible one, and None.
-        """
+        """Take the text before the next mark, and that mark. Without a complete mark: the text
+        outside any possible one, and None."""
         text = self._held.text
         at, mark = first_mark(self._marks, text)
         while mark is not None and self._opens_quote(text[:at]):
@@ -259,12 +255,10 @@ class CallText:
         return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """Return the text's end at the answer's end; None if there is nothing of a call.
-
-        Text that was `cut` keeps the certain part of its calls; after a stop string (`stopped`) it
-        may be unfinished, and keeps the emitted part. Text without an end mark is complete if it
-        parses.
-        """
+        """Return the text's end at the answer's end; None if there is nothing of a call. Text that
+        was `cut` keeps the certain part of its calls; after a stop string (`stopped`) it may be
+        unfinished, and keeps the emitted part. Text without an end mark is complete if it
+        parses."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)

@@ -1,8 +1,6 @@
-"""Grammars for structured output: answers that must be JSON or contain tool calls.
-
-In llguidance's Lark dialect for constrained decoding. Knows how the options of a chat become a
-grammar, given the spelling of marks; no tokenizer, and no limits of schemas.
-"""
+"""Grammars for structured output: answers that must be JSON or contain tool calls. In llguidance's
+Lark dialect for constrained decoding. Knows how the options of a chat become a grammar, given the
+spelling of marks; no tokenizer, and no limits of schemas."""
 
 from __future__ import annotations
 
@@ -301,11 +299,8 @@ _COMBINING = frozenset(
 
 
 def closed(schema: JsonSchema) -> JsonSchema:
-    """Return `schema` with its plain objects closed: those that only `properties` describe.
-
-    A model without a next idea writes ever more properties. A value of the closed schema fits
-    `schema`.
-    """
+    """Return `schema` with its plain objects closed: those that only `properties` describe. A model
+    without a next idea writes ever more properties. A value of the closed schema fits `schema`."""
     found = dict(schema)
     properties = found.get("properties")
     if isinstance(properties, Mapping):

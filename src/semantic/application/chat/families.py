@@ -328,9 +328,7 @@ def thought_of(template: str) -> Marks | None:
 @dataclass(frozen=True, slots=True)
 class Parsers:
     """The parsers of calls and reasoning that an operator names; None: the model's files decide.
-
-    Raises InvalidRequestError for an unknown name.
-    """
+    Raises InvalidRequestError for an unknown name."""
 
     calls: str | None = None
     reasoning: str | None = None

@@ -72,10 +72,8 @@ class _Check:
 
 
 class GrammarChecks:
-    """Checks grammars, as many at a time as there are probes, and one of each tenant.
-
-    Tenants take turns. A check without a waiting request ends, or never begins.
-    """
+    """Checks grammars, as many at a time as there are probes, and one of each tenant. Tenants take
+    turns. A check without a waiting request ends, or never begins."""
 
     def __init__(
         self,
@@ -95,10 +93,8 @@ class GrammarChecks:
         self._busy: set[str] = set()  # tenants
 
     async def check(self, unchecked: UncheckedGrammarError, tenant: str) -> None:
-        """Check every grammar of `unchecked` and remember the verdicts.
-
-        Raises InvalidRequestError after several refusals, and OverloadedError if too many wait.
-        """
+        """Check every grammar of `unchecked` and remember the verdicts. Raises InvalidRequestError
+        after several refusals, and OverloadedError if too many wait."""
         refused = 0
         for grammar in unchecked.grammars:
             problem = await self._problem(grammar, tenant, compiles=unchecked.compiles)

@@ -1,7 +1,5 @@
-"""Calls in JSON: out of a whole text of an answer, and arguments out of history.
-
-Knows what may be wrong in what a model generates. Knows no template and no other spelling.
-"""
+"""Calls in JSON: out of a whole text of an answer, and arguments out of history. Knows what may be
+wrong in what a model generates. Knows no template and no other spelling."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
 
 def parse_arguments(arguments: str) -> object:
     """The arguments of a call in the history as an object; null and blank text are an empty one.
-
-    Returns the text itself if it is not the JSON of an object, or nested too deeply to render.
-    """
+    Returns the text itself if it is not the JSON of an object, or nested too deeply to render."""
     if not arguments.strip():
         return {}
     try:

@@ -1,7 +1,5 @@
-"""ObjectText: the text of a JSON object, checked while the model writes it.
-
-Decides how much of it is certain. Knows JSON; not the purpose of the object.
-"""
+"""ObjectText: the text of a JSON object, checked while the model writes it. Decides how much of it
+is certain. Knows JSON; not the purpose of the object."""
 
 from __future__ import annotations
 
@@ -82,10 +80,7 @@ class ObjectText:
 
     def closing(self, name: str | None = None, value: str = "") -> str:
         """Return the rest that makes an object of the text so far, with a last member if it has a
-        `name`.
-
-        Only for an open object.
-        """
+        `name`. Only for an open object."""
         end = '"' if self._string == "value" else ""
         end += "".join(reversed(self._closers[1:]))
         if not self._closers:

@@ -63,11 +63,9 @@ _MOST_REFUSED = 1 << 14
 
 
 class Attachments:
-    """Refuses what a user has just attached and this model cannot read. Thread-safe.
-
-    "reject-once" refuses it the first time: a client keeps the message and sends it again in every
-    later request, which would all fail.
-    """
+    """Refuses what a user has just attached and this model cannot read. Thread-safe. "reject-once"
+    refuses it the first time: a client keeps the message and sends it again in every later request,
+    which would all fail."""
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy
@@ -171,10 +169,8 @@ class Preparation:
     def tokens(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """The tokens of a prompt of `tenant`, even if they exceed the context.
-
-        Raises InvalidRequestError, and ContextOverflowError for a text too long to tokenize.
-        """
+        """The tokens of a prompt of `tenant`, even if they exceed the context. Raises
+        InvalidRequestError, and ContextOverflowError for a text too long to tokenize."""
         rendered, _ = self._rendered(
             _ordered(prompt), tenant, keep=False, add_special_tokens=add_special_tokens
         )

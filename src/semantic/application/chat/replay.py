@@ -52,11 +52,9 @@ class ToolSpellings:
     def first(
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
     ) -> tuple[Tool, ...]:
-        """`tools` in their order, each in its first spelling in `scope`.
-
-        `texts` are the canonical texts of the tools, independent of the order of keys. Without
-        `keep` it records no new spelling.
-        """
+        """`tools` in their order, each in its first spelling in `scope`. `texts` are the canonical
+        texts of the tools, independent of the order of keys. Without `keep` it records no new
+        spelling."""
         found: list[Tool] = []
         with self._lock:
             for tool, text in zip(tools, texts, strict=True):
@@ -128,10 +126,8 @@ class Replay:
         self._spellings = ToolSpellings()
 
     def render(self, chat: Chat, tenant: str, *, keep: bool = True) -> Replayed:
-        """Return the conversation as tokens; without `keep` record nothing of it.
-
-        Raises InvalidRequestError if the template refuses it.
-        """
+        """Return the conversation as tokens; without `keep` record nothing of it. Raises
+        InvalidRequestError if the template refuses it."""
         name = tenant.encode("utf-8", "surrogatepass")
         owner = turns_owner(tenant)
         scope = digest("turns-v1", self._namespace, name)

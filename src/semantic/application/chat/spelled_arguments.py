@@ -1,8 +1,7 @@
 """Arguments of one call in a model's own spelling, as JSON while the model writes them.
-
 SpelledArguments is what spellings have in common, ListedArguments the arguments that a model lists
-with separators: it decides how much of a string is certain, and reads another value once complete.
-"""
+with separators: it decides how much of a string is certain, and reads another value once
+complete."""
 
 from __future__ import annotations
 
@@ -103,10 +102,8 @@ class SpelledArguments(ABC):
 
 
 class ListedArguments(SpelledArguments):
-    """The arguments of one call in a list, pushed in any pieces.
-
-    Only a string shows its type before it is complete.
-    """
+    """The arguments of one call in a list, pushed in any pieces. Only a string shows its type
+    before it is complete."""
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()

@@ -1,7 +1,5 @@
-"""Spellings of calls: how families of models write a name and its arguments.
-
-Each comment shows a call. Knows no family's name and no template.
-"""
+"""Spellings of calls: how families of models write a name and its arguments. Each comment shows a
+call. Knows no family's name and no template."""
 
 from __future__ import annotations
 

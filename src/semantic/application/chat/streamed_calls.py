@@ -1,9 +1,7 @@
-"""StreamedCalls: reads calls in a known spelling while the model writes them.
-
-A call is certain once its name is whole and its arguments begin; then their text passes on at once.
-Knows the order of calls and marks, and how models write a name before arguments in JSON; the caller
-gives other spellings.
-"""
+"""StreamedCalls: reads calls in a known spelling while the model writes them. A call is certain
+once its name is whole and its arguments begin; then their text passes on at once. Knows the order
+of calls and marks, and how models write a name before arguments in JSON; the caller gives other
+spellings."""
 
 from __future__ import annotations
 
@@ -142,10 +140,8 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The form of one chat's calls: between `marks`, in JSON or in the model's `spelling`.
-
-    `tools` are the chat's, by name.
-    """
+    """The form of one chat's calls: between `marks`, in JSON or in the model's `spelling`. `tools`
+    are the chat's, by name."""
 
     marks: Marks
     tools: Mapping[str, Tool]
@@ -242,10 +238,8 @@ class StreamedCalls:
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
         """Return the rest when the answer ends; a call that was `cut`, or that a stop string ended
-        (`stopped`), keeps its certain part.
-
-        A call without arguments keeps its name, if that is whole.
-        """
+        (`stopped`), keeps its certain part. A call without arguments keeps its name, if that is
+        whole."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:
@@ -348,11 +342,9 @@ class StreamedCalls:
     # Arguments
 
     def _read_arguments(self) -> bool:
-        """Read more of the arguments; False if it takes more text.
-
-        From an end mark within them on nothing is certain before their end: a string may contain
-        the mark, or the model may have forgotten to close them.
-        """
+        """Read more of the arguments; False if it takes more text. From an end mark within them on
+        nothing is certain before their end: a string may contain the mark, or the model may have
+        forgotten to close them."""
         read = self._arguments
         if read is None:
             return True

@@ -26,11 +26,8 @@ _State = Literal["between", "key", "value", "end"]
 
 
 class TaggedArguments(SpelledArguments):
-    """The arguments of one call in tags, pushed in any pieces.
-
-    `push` returns a value that is its text without a possible end and without white space around
-    it.
-    """
+    """The arguments of one call in tags, pushed in any pieces. `push` returns a value that is its
+    text without a possible end and without white space around it."""
 
     def __init__(self, tags: CallTags, types: ArgumentTypes) -> None:
         super().__init__()

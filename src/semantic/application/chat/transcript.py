@@ -47,10 +47,8 @@ def messages_in(note: str) -> tuple[Message, ...] | None:
 
 def message_of(given: object) -> Message:
     """A message, or one as an object with `role` and `content`, and where it has them `reasoning`,
-    `tool_calls` (objects with `id`, `name` and `arguments`), `tool_call_id` and `name`.
-
-    Raises InvalidRequestError for anything else.
-    """
+    `tool_calls` (objects with `id`, `name` and `arguments`), `tool_call_id` and `name`. Raises
+    InvalidRequestError for anything else."""
     if isinstance(given, Message):
         return given
     if not isinstance(given, Mapping) or not {"role", "content"} <= given.keys() <= _FIELDS:

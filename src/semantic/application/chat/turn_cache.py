@@ -1,7 +1,5 @@
 """TurnCache: an LRU cache of conversation turns in memory, in front of slower stores of turns.
-
-Knows turns and their ports; not their use.
-"""
+Knows turns and their ports; not their use."""
 
 from __future__ import annotations
 
@@ -75,11 +73,8 @@ class Writes:
 
 class TurnCache:
     """Implements `TurnsPort`. A turn is readable at once; a thread writes it to `below`, and others
-    upload it to `shared` meanwhile.
-
-    One without tokens is readable when `below`, if there is any, has written it: that may have one
-    with tokens, and reading it would hold up who puts.
-    """
+    upload it to `shared` meanwhile. One without tokens is readable when `below`, if there is any,
+    has written it: that may have one with tokens, and reading it would hold up who puts."""
 
     def __init__(
         self,

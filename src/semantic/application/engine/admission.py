@@ -1,8 +1,6 @@
-"""Admission: limits the queue of submissions, with a Retry-After for refused ones.
-
-Counts submissions and the bytes that their caches may need, and leaves each tenant room beside the
-others. Knows no engine; thread-safe.
-"""
+"""Admission: limits the queue of submissions, with a Retry-After for refused ones. Counts
+submissions and the bytes that their caches may need, and leaves each tenant room beside the others.
+Knows no engine; thread-safe."""
 
 from __future__ import annotations
 

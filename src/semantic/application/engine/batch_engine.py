@@ -1,8 +1,6 @@
-"""BlockPoolBatchEngine: continuous batching of many agents' requests over one pool of blocks.
-
-The scheduler decides what runs when, the pool counts blocks, the backend computes, and the prefix
-store saves and restores caches. Knows no framework, no transport and no chat format.
-"""
+"""BlockPoolBatchEngine: continuous batching of many agents' requests over one pool of blocks. The
+scheduler decides what runs when, the pool counts blocks, the backend computes, and the prefix store
+saves and restores caches. Knows no framework, no transport and no chat format."""
 
 from __future__ import annotations
 
@@ -74,13 +72,10 @@ class BlockPoolBatchEngine:
         clock: Clock = time.perf_counter,
         model_name: str = "",
     ) -> None:
-        """At most `max_batch` requests run together.
-
-        Idle caches stay in the pool until their eviction; with a `store` they outlive that, and the
-        process if the store does. The store shows `model_name` with each agent.
-
-        Raises InvalidRequestError if model, spec and pool do not describe the same cache.
-        """
+        """At most `max_batch` requests run together. Idle caches stay in the pool until their
+        eviction; with a `store` they outlive that, and the process if the store does. The store
+        shows `model_name` with each agent. Raises InvalidRequestError if model, spec and pool do
+        not describe the same cache."""
         if model.cache_spec() != spec or pool.spec != spec:
             raise InvalidRequestError("model, spec and pool must describe the same cache")
         if max_batch < 1:
@@ -259,10 +254,8 @@ class BlockPoolBatchEngine:
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
         """Evict idle caches of the given bytes, if that returns memory to the system; return
-        whether it evicted any. A store restores them later.
-
-        Where freed blocks keep their memory the others must move first, within `room` bytes.
-        """
+        whether it evicted any. A store restores them later. Where freed blocks keep their memory
+        the others must move first, within `room` bytes."""
         moves = not self._model.returns_memory
         with self._lock:
             least = self.pool.used_bytes - n_bytes
@@ -279,10 +272,8 @@ class BlockPoolBatchEngine:
         return self._agents.forget(agent_id, tenant)
 
     def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
-        """Share everything that `agent_id` has cached with a new agent; copies no blocks.
-
-        Raises InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists.
-        """
+        """Share everything that `agent_id` has cached with a new agent; copies no blocks. Raises
+        InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists."""
         self._agents.fork(agent_id, new_agent_id, tenant)
 
     def manifest(self, agent_id: str, *, tenant: str = "") -> Manifest | None:

@@ -1,8 +1,6 @@
 """EngineThread: builds an engine, steps it, rebuilds it and closes it on the one thread for that.
-
 Submissions go through an inbox, so callers never wait for a step; events go to listeners. Knows
-engines and threads; no event loop, no transport and no model format.
-"""
+engines and threads; no event loop, no transport and no model format."""
 
 from __future__ import annotations
 
@@ -56,11 +54,9 @@ class _Stop:
 
 
 class EngineThread:
-    """Runs one engine on a loop's thread, from loading the model to saving every agent.
-
-    Methods are thread-safe and, except `stop`, return at once. An exception in a step fails the
-    engine's requests; the thread builds another around the same store, and keeps the inbox.
-    """
+    """Runs one engine on a loop's thread, from loading the model to saving every agent. Methods are
+    thread-safe and, except `stop`, return at once. An exception in a step fails the engine's
+    requests; the thread builds another around the same store, and keeps the inbox."""
 
     def __init__(
         self,
@@ -111,10 +107,8 @@ class EngineThread:
     # Life
 
     def start(self) -> None:
-        """Start to build the engine; call once.
-
-        `ready` completes with the engine, or raises the exception of `build`.
-        """
+        """Start to build the engine; call once. `ready` completes with the engine, or raises the
+        exception of `build`."""
         self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for all
         self._is_started = True
         self._loop.add(self)
@@ -152,11 +146,9 @@ class EngineThread:
     # Submissions
 
     def submit(self, submission: Submission, listener: Listener) -> RequestHandle:
-        """Queue `submission`; the engine validates it before its next step (see `accepted`).
-
-        Raises OverloadedError when the queue is full, memory is short, the model loads or the
-        thread stops, and BackendError when the engine has failed for good.
-        """
+        """Queue `submission`; the engine validates it before its next step (see `accepted`). Raises
+        OverloadedError when the queue is full, memory is short, the model loads or the thread
+        stops, and BackendError when the engine has failed for good."""
         handle = RequestHandle(submission, listener)
         with self._changed:
             if not self._state.accepts_submissions or self._admission is None:
@@ -179,10 +171,8 @@ class EngineThread:
             self._changed.notify_all()
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
-        """Call `function` with the engine, between two steps, on the thread.
-
-        The future has its result or exception. Raises as `submit` when the thread has ended.
-        """
+        """Call `function` with the engine, between two steps, on the thread. The future has its
+        result or exception. Raises as `submit` when the thread has ended."""
         call, result = engine_call(function)
         with self._changed:
             if self._state.is_over:
@@ -297,9 +287,7 @@ class EngineThread:
 
     def _iterate(self, engine: BlockPoolBatchEngine) -> Failure | None:
         """Empty the queues and run one step; returns the exception that broke the engine, if any.
-
-        Only this thread removes from the queues, so their lengths can only grow meanwhile.
-        """
+        Only this thread removes from the queues, so their lengths can only grow meanwhile."""
         for _ in range(len(self._calls)):
             self._calls.popleft().run(engine)
         self._cancel_overdue(engine)
@@ -376,10 +364,8 @@ class EngineThread:
     # Failing and ending, on the thread
 
     def _rebuilt(self, broken: BlockPoolBatchEngine, failure: Failure) -> BlockPoolBatchEngine:
-        """Fail the broken engine's requests and build another one around the same store.
-
-        Raises BackendError if it cannot be rebuilt.
-        """
+        """Fail the broken engine's requests and build another one around the same store. Raises
+        BackendError if it cannot be rebuilt."""
         self._set_state(EngineState.REBUILDING)
         self._report(failure)
         failure.drop_frames()  # they refer to the broken engine and its caches

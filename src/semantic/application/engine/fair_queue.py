@@ -1,7 +1,5 @@
-"""FairQueue: the queue of requests that wait for blocks, fair between tenants and agents.
-
-Knows requests; no pool, no backend, no clock.
-"""
+"""FairQueue: the queue of requests that wait for blocks, fair between tenants and agents. Knows
+requests; no pool, no backend, no clock."""
 
 from __future__ import annotations
 
@@ -41,11 +39,8 @@ other tenants."""
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A request in the queue.
-
-    `arrived` is the number of requests admitted before it arrived, `passed` the number admitted
-    past it while it was first.
-    """
+    """A request in the queue. `arrived` is the number of requests admitted before it arrived,
+    `passed` the number admitted past it while it was first."""
 
     request: Request
     arrived: int
@@ -76,9 +71,7 @@ class _Agent:
 @dataclass(slots=True)
 class _Tenant:
     """The agents with waiting requests, and the `order` of those that have some in order.
-
-    `arrivals` are number and arrival of all waiting requests, by number.
-    """
+    `arrivals` are number and arrival of all waiting requests, by number."""
 
     served: int = 0
     agents: dict[str, _Agent] = field(default_factory=dict)

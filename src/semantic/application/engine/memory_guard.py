@@ -1,8 +1,6 @@
-"""MemoryGuard: keeps the process within its memory by freeing parts of it in a fixed order.
-
-Knows the memory in use, the parts to free and the sizes to narrow; neither engines nor stores.
-StepMemory learns what a pass over prompt tokens takes for a moment.
-"""
+"""MemoryGuard: keeps the process within its memory by freeing parts of it in a fixed order. Knows
+the memory in use, the parts to free and the sizes to narrow; neither engines nor stores. StepMemory
+learns what a pass over prompt tokens takes for a moment."""
 
 from __future__ import annotations
 
@@ -172,9 +170,7 @@ class MemoryGuard:
 
     def room(self, n_bytes: int) -> int:
         """Return how much of `n_bytes` the caller may take for a moment; free caches as needed.
-
-        Half of the reserve stays for memory that nothing asks for.
-        """
+        Half of the reserve stays for memory that nothing asks for."""
         most = self._limit - self._part // 2
         if n_bytes <= self._part // 4:
             return n_bytes
@@ -298,9 +294,7 @@ class _Measured(NamedTuple):
 
 class StepMemory:
     """Expects a pass to take what the last ones at a similar place of a prompt took per token.
-
-    Further on in a prompt a token may take more, at most in proportion to those before it.
-    """
+    Further on in a prompt a token may take more, at most in proportion to those before it."""
 
     def __init__(self) -> None:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context

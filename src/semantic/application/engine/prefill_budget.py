@@ -1,8 +1,6 @@
-"""PrefillBudget: sizes the chunks of chunked prefill so that running requests keep decoding.
-
-Learns what a pass over prompt tokens costs, a fixed part and a part per token, and how long a
-decode step takes. Knows neither requests nor a clock.
-"""
+"""PrefillBudget: sizes the chunks of chunked prefill so that running requests keep decoding. Learns
+what a pass over prompt tokens costs, a fixed part and a part per token, and how long a decode step
+takes. Knows neither requests nor a clock."""
 
 from __future__ import annotations
 
@@ -44,11 +42,9 @@ SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 
 
 class MeasuredPass(NamedTuple):
-    """A pass over `n_tokens` of one prompt, and `n_beside` of others, padding included.
-
-    `allowed` is how many tokens its step might have, with those before it: the rest of a step may
-    be small, and does not show how many a pass could have.
-    """
+    """A pass over `n_tokens` of one prompt, and `n_beside` of others, padding included. `allowed`
+    is how many tokens its step might have, with those before it: the rest of a step may be small,
+    and does not show how many a pass could have."""
 
     n_tokens: int
     seconds: float
@@ -57,11 +53,9 @@ class MeasuredPass(NamedTuple):
 
 
 class SharedPass(NamedTuple):
-    """A pass over at most `width` tokens of each of several prompts, the first and `others`.
-
-    A token of another one costs `share` of one alone; `gained` are the seconds by which first
-    tokens come sooner, all together.
-    """
+    """A pass over at most `width` tokens of each of several prompts, the first and `others`. A
+    token of another one costs `share` of one alone; `gained` are the seconds by which first tokens
+    come sooner, all together."""
 
     width: int
     others: list[int]
@@ -91,11 +85,9 @@ class PassCost:
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
     ) -> None:
         """Learn from a pass over `n_tokens` of a sequence and `n_beside` of others beside them;
-        `limited`: there were more tokens to compute.
-
-        A limited pass shows the rate even if it is small: a device that becomes slow makes chunks
-        small, and that must not pass for a fixed cost.
-        """
+        `limited`: there were more tokens to compute. A limited pass shows the rate even if it is
+        small: a device that becomes slow makes chunks small, and that must not pass for a fixed
+        cost."""
         if seconds <= 0:
             return
         if n_beside and self.rate is not None:
@@ -168,9 +160,7 @@ class PrefillBudget:
 
     def seconds(self, n_tokens: int) -> float | None:
         """Return the expected seconds of more prompt tokens alone; None before the first chunk.
-
-        Fewer than a pass has share its fixed cost with tokens that run in any case.
-        """
+        Fewer than a pass has share its fixed cost with tokens that run in any case."""
         rate = self._cost.rate
         return (
             None if rate is None else n_tokens / rate + self._cost.fixed * n_tokens / self.largest
@@ -283,8 +273,6 @@ class PrefillBudget:
 
 
 def chunk_size(limit: int) -> int:
-    """The size of a chunk of at most `limit` tokens that does not end its prompt.
-
-    A power of two or three halves of one; `limit` itself below 16.
-    """
+    """The size of a chunk of at most `limit` tokens that does not end its prompt. A power of two or
+    three halves of one; `limit` itself below 16."""
     return _SIZES[bisect_right(_SIZES, limit) - 1] if limit >= _SIZES[0] else limit

@@ -55,11 +55,9 @@ class PrefillOrder:
         requests: Sequence[Request],
         behind: Sequence[tuple[Request, Request | None]] = (),
     ) -> Request | None:
-        """Return the next request to prefill of those that are ready; None without any.
-
-        Each request `behind` waits for another one. Forgets counts and waits of agents and requests
-        that are not ready.
-        """
+        """Return the next request to prefill of those that are ready; None without any. Each
+        request `behind` waits for another one. Forgets counts and waits of agents and requests that
+        are not ready."""
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
@@ -171,10 +169,8 @@ class Prompts(Protocol):
 
 
 class Scheduler:
-    """The waiting and the running requests of one engine.
-
-    Called under the engine's lock where requests change between waiting and running.
-    """
+    """The waiting and the running requests of one engine. Called under the engine's lock where
+    requests change between waiting and running."""
 
     def __init__(
         self,
@@ -217,10 +213,8 @@ class Scheduler:
     # Admit
 
     def add(self, request: Request) -> None:
-        """Queue a new request.
-
-        Raises PoolExhaustedError if it could not finish even with the pool to itself.
-        """
+        """Queue a new request. Raises PoolExhaustedError if it could not finish even with the pool
+        to itself."""
         self._allocator.require_capacity(request, [other.owner for other in self.running])
         self.waiting.push(request)
 
@@ -254,10 +248,8 @@ class Scheduler:
         return self._allocator.admit(request, headroom)
 
     def stuck(self) -> Request | None:
-        """Return the first waiting request, if it does not fit although nothing runs.
-
-        Callers have allocated blocks of the pool outside the engine since its submission.
-        """
+        """Return the first waiting request, if it does not fit although nothing runs. Callers have
+        allocated blocks of the pool outside the engine since its submission."""
         if self.running or not self.waiting:
             return None
         return self.waiting.first(self.running)
@@ -423,10 +415,8 @@ class Scheduler:
 
     def grow(self, request: Request, close_sequence: Callable[[Request], None]) -> bool:
         """Allocate room for one more token of a decoding request, preempting others if need be.
-
         Calls `close_sequence` for each preempted request, which may be `request` itself. Returns
-        whether the request still runs and its capacity has grown.
-        """
+        whether the request still runs and its capacity has grown."""
         before = request.capacity
         while request.phase is Phase.DECODE and not self._allocator.grow(request):
             victim = preemption_victim(self.running)

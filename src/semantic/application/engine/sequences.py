@@ -81,12 +81,9 @@ class Sequences:
             self._model.reserve(request.sequence, request.capacity)
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[Prefilled]:
-        """Compute chunks of opened requests, several in one forward pass.
-
-        A scored prompt has chunks of a fixed size, whatever the limit. A request with nothing left
-        to compute begins to decode; one whose next blocks another request has computed meanwhile
-        loads them instead.
-        """
+        """Compute chunks of opened requests, several in one forward pass. A scored prompt has
+        chunks of a fixed size, whatever the limit. A request with nothing left to compute begins to
+        decode; one whose next blocks another request has computed meanwhile loads them instead."""
         before = [chunk.request.computed for chunk in chunks]
         if len(chunks) > 1:
             self._compute_together(chunks)
@@ -108,11 +105,8 @@ class Sequences:
         return [(self._requests[token.sequence], token) for token in self._model.decode()]
 
     def pause(self, request: Request) -> int:
-        """Take a decoding request out of the batch, without the token in flight.
-
-        Returns how many tokens its sequence holds. Raises BackendError, also for NaN or infinite
-        values.
-        """
+        """Take a decoding request out of the batch, without the token in flight. Returns how many
+        tokens its sequence holds. Raises BackendError, also for NaN or infinite values."""
         if request.sequence is None:
             raise AssertionError("only an opened request decodes")
         sampled = self._model.pause(request.sequence)
@@ -162,10 +156,8 @@ class Sequences:
 
     def preempt(self, request: Request) -> SampledToken | None:
         """Close the request's sequence; save its blocks where a restore can use them, unless `keep`
-        is false.
-
-        Returns the next token where only a request that accepts it can continue from the save.
-        """
+        is false. Returns the next token where only a request that accepts it can continue from the
+        save."""
         sampled = None
         saving = self._prefixes if request.keep else None  # else it runs again
         if saving is not None and saving.resumes(request):
@@ -196,11 +188,8 @@ class Sequences:
 
     def extract(self, request: Request) -> AgentBlocks | None:
         """Turn the request's sequence into an idle cache; None, with the sequence closed, if it
-        holds nothing or `keep` is false.
-
-        Saves its blocks to the store, and the agent's manifest if it has a generated token. Keeps
-        nothing of a sequence with NaN or infinite values.
-        """
+        holds nothing or `keep` is false. Saves its blocks to the store, and the agent's manifest if
+        it has a generated token. Keeps nothing of a sequence with NaN or infinite values."""
         sequence = request.sequence
         if sequence is None:
             return None
@@ -271,10 +260,8 @@ class Sequences:
             self._prefixes.shared.release(request)
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Compute the remaining tokens in one pass; nothing if that fails.
-
-        Each request then runs alone, so that only the one at fault fails.
-        """
+        """Compute the remaining tokens in one pass; nothing if that fails. Each request then runs
+        alone, so that only the one at fault fails."""
         try:
             together = [
                 (request, request.sequence, self._next_tokens(request, limit))
@@ -346,9 +333,7 @@ class Sequences:
 
     def _save(self, request: Request, *, ends_turn: bool = False) -> int | None:
         """Save the sequence to the store; return how many tokens, 0 if it has no form to save.
-
-        None, with nothing saved, if it holds values that are not finite.
-        """
+        None, with nothing saved, if it holds values that are not finite."""
         prefixes = self._prefixes
         if request.sequence is None or (prefixes is not None and prefixes.is_loading(request)):
             return 0
@@ -361,10 +346,8 @@ class Sequences:
             return 0
 
     def _save_with_next(self, prefixes: PrefixStore, request: Request) -> SampledToken | None:
-        """Save a decoding sequence, unless its next token is unknown or may be the last.
-
-        Returns that token. A last one would have to be in the cache that its agent keeps.
-        """
+        """Save a decoding sequence, unless its next token is unknown or may be the last. Returns
+        that token. A last one would have to be in the cache that its agent keeps."""
         if request.sequence is None:
             return None
         try:

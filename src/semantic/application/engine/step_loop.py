@@ -32,10 +32,8 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class EngineCall(Generic[E]):
-    """Work to do with the engine between two of its steps.
-
-    The loop calls either `run` or `refuse`, once. Neither raises.
-    """
+    """Work to do with the engine between two of its steps. The loop calls either `run` or `refuse`,
+    once. Neither raises."""
 
     run: Callable[[E], None]
     refuse: Callable[[SemanticError], None]
@@ -88,11 +86,9 @@ class Lane(Protocol):
 
 
 class StepLoop:
-    """Runs lanes in one thread, which starts with the first lane and never ends.
-
-    A thread that ends releases the framework's thread-local state, which needs the interpreter: a
-    process that exits in that moment would abort.
-    """
+    """Runs lanes in one thread, which starts with the first lane and never ends. A thread that ends
+    releases the framework's thread-local state, which needs the interpreter: a process that exits
+    in that moment would abort."""
 
     def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
         """Check `guard` before each turn."""
@@ -126,11 +122,8 @@ class StepLoop:
 
     def rest(self, seconds: float = _REST) -> bool:
         """Block the thread for good after its turn, for a process that exits; False if it still
-        runs after `seconds`.
-
-        A thread that needs the interpreter while the process ends dies by force, and the framework
-        aborts the process.
-        """
+        runs after `seconds`. A thread that needs the interpreter while the process ends dies by
+        force, and the framework aborts the process."""
         with self.changed:
             self._parking = self._parking or os.pipe()
             self.changed.notify_all()
@@ -203,10 +196,8 @@ class StepLoop:
             del lane, ready
 
     def _weights(self) -> dict[Lane, float]:
-        """Return the ready lanes by their part of the time: the number of their requests.
-
-        A lane in its build has as much as all that work: its requests wait for all of it.
-        """
+        """Return the ready lanes by their part of the time: the number of their requests. A lane in
+        its build has as much as all that work: its requests wait for all of it."""
         ready = [(one, one.n_requests) for one in self._lanes if one.is_ready]
         working = sum(max(1, n) for _, n in ready if n is not None)
         return {one: float(max(1, working if n is None else n)) for one, n in ready}

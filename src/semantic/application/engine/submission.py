@@ -1,8 +1,6 @@
-"""Submission: a request for an engine thread, the handle on it and the listener to its events.
-
-It becomes a request, or the engine refuses it before any state changes, after all checks that need
-no pool. Knows the model's vocabulary and tokenizer; not whether the pool has room.
-"""
+"""Submission: a request for an engine thread, the handle on it and the listener to its events. It
+becomes a request, or the engine refuses it before any state changes, after all checks that need no
+pool. Knows the model's vocabulary and tokenizer; not whether the pool has room."""
 
 from __future__ import annotations
 
@@ -50,10 +48,8 @@ class RequestValidator:
         self._check_cache(submission.cache)
 
     def accept(self, submission: Submission, cached: Reuse, number: int) -> Request:
-        """The request; without a given cache, `append` continues the tokens in `cached`.
-
-        Raises as `GenerationEnginePort.submit`.
-        """
+        """The request; without a given cache, `append` continues the tokens in `cached`. Raises as
+        `GenerationEnginePort.submit`."""
         self.check(submission)
         params = self._checked(submission.sampling, submission.tenant)
         tokens = self._tokens(submission.prompt, add_special_tokens=not submission.append)
@@ -163,10 +159,8 @@ CompletedGeneration."""
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The arguments of `GenerationEnginePort.submit`, before validation.
-
-    `continues`: the answer's text continues that of the prompt.
-    """
+    """The arguments of `GenerationEnginePort.submit`, before validation. `continues`: the answer's
+    text continues that of the prompt."""
 
     agent_id: str
     prompt: str | Sequence[int]

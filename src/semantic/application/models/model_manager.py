@@ -285,10 +285,8 @@ class ModelManager:
     # Inside
 
     async def _opened(self, name: str) -> Ticket:
-        """Return a ticket for a model that is open now; the caller uses or leaves it.
-
-        Raises for a faulty file before another model gives way to it.
-        """
+        """Return a ticket for a model that is open now; the caller uses or leaves it. Raises for a
+        faulty file before another model gives way to it."""
         if self._residency.state(name) == "unloaded":
             error = await _error_of(self._resize(name))
             if error is not None:

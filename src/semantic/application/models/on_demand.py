@@ -1,7 +1,5 @@
-"""A model that loads on demand, behind the ports of one that is always there.
-
-Each call holds the model loaded from its start to its end. Knows the manager; not when it loads.
-"""
+"""A model that loads on demand, behind the ports of one that is always there. Each call holds the
+model loaded from its start to its end. Knows the manager; not when it loads."""
 
 from __future__ import annotations
 

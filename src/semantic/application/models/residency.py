@@ -96,10 +96,8 @@ class _Model:
 
 
 class Residency:
-    """The models of a server. For one thread.
-
-    A caller tells it what happens and makes the changes that `next_change` returns, one at a time.
-    """
+    """The models of a server. For one thread. A caller tells it what happens and makes the changes
+    that `next_change` returns, one at a time."""
 
     def __init__(self, capacity: int, patience: Patience | None = None) -> None:
         """`capacity`: bytes for all loaded models together."""
@@ -228,10 +226,8 @@ class Residency:
             model.leaving = model.to_unload = True
 
     def resize(self, name: str, n_bytes: int, weights: Weights | None = None) -> None:
-        """Change the bytes of an unloaded model, see `add`.
-
-        Raises InvalidRequestError if it and the pinned ones do not fit together.
-        """
+        """Change the bytes of an unloaded model, see `add`. Raises InvalidRequestError if it and
+        the pinned ones do not fit together."""
         model = self._models[name]
         if model.state == "unloaded":
             model.n_bytes = n_bytes
