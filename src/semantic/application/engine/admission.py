@@ -1,6 +1,5 @@
-"""Admission: limits the queue of submissions, with a Retry-After for refused ones. Counts
-submissions and the bytes that their caches may need, and leaves each tenant room beside the others.
-Knows no engine; thread-safe."""
+"""Admission: limits the queue of submissions and the bytes that their caches may need, with a
+Retry-After for refused ones, and leaves each tenant room. Knows no engine; thread-safe."""
 
 from __future__ import annotations
 
@@ -27,11 +26,9 @@ _MEASURED = 32
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits of the queue: submissions, and bytes that their caches may need.
-
-    `max_waiting_bytes` of None is four times the pool. With `shared` a tenant may have only as much
-    of both as stays free. Raises InvalidRequestError below 1.
-    """
+    """Limits of the queue: submissions, and bytes that their caches may need (None: four times the
+    pool). With `shared` a tenant may have only as much of both as stays free. Raises
+    InvalidRequestError below 1."""
 
     max_waiting: int = 256
     max_waiting_bytes: int | None = None
@@ -56,8 +53,6 @@ def limit_bytes(pool: BlockPool) -> int:
 
 
 class Admission:
-    """Counts the queue against its limits."""
-
     def __init__(self, limits: QueueLimits, pool: BlockPool, clock: Clock) -> None:
         pool_bytes = limit_bytes(pool)
         self._spec = pool.spec
@@ -81,11 +76,9 @@ class Admission:
 
     def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:
         """Count `submission`, of at most `n_tokens`. Raises OverloadedError if the queue is full,
-        and TenantLimitError if the tenant's part of it is.
-
-        An empty queue is never full: retrying a submission that can never fit is useless. The queue
-        alone limits a tenant without submissions in it.
-        """
+        and TenantLimitError if the tenant's part of it is. An empty queue is never full: retrying a
+        submission that can never fit is useless. The queue alone limits a tenant without
+        submissions in it."""
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
             if self._waiting and not (self._requests.fits(1) and self._bytes.fits(n_bytes)):

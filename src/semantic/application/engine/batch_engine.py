@@ -73,9 +73,8 @@ class BlockPoolBatchEngine:
         model_name: str = "",
     ) -> None:
         """At most `max_batch` requests run together. Idle caches stay in the pool until their
-        eviction; with a `store` they outlive that, and the process if the store does. The store
-        shows `model_name` with each agent. Raises InvalidRequestError if model, spec and pool do
-        not describe the same cache."""
+        eviction; a `store` keeps them longer, and shows `model_name` with each agent. Raises
+        InvalidRequestError if model, spec and pool do not describe the same cache."""
         if model.cache_spec() != spec or pool.spec != spec:
             raise InvalidRequestError("model, spec and pool must describe the same cache")
         if max_batch < 1:
@@ -151,7 +150,6 @@ class BlockPoolBatchEngine:
             self._heed(self._allocator.key(agent_id, tenant), Hints(back_in=seconds))
 
     def seconds_of(self, request: Request) -> float:
-        """How long the engine has had `request`."""
         return self._clock() - request.arrived
 
     def cancel(self, uid: str) -> bool:
@@ -188,7 +186,6 @@ class BlockPoolBatchEngine:
 
     @property
     def has_work(self) -> bool:
-        """True while a request waits or runs."""
         return self.n_requests > 0
 
     def share(
@@ -206,12 +203,10 @@ class BlockPoolBatchEngine:
             self._prefixes.keep_within(guard.max_bytes)
 
     def report_steps(self, observer: StepObserver | None) -> None:
-        """Have `observer` learn how long steps take."""
         self._scheduler.observer = observer
 
     @property
     def n_requests(self) -> int:
-        """How many requests have not ended."""
         return len(self._scheduler)
 
     @property
@@ -221,7 +216,6 @@ class BlockPoolBatchEngine:
 
     @property
     def waiting(self) -> frozenset[str]:
-        """The uids of requests without blocks, new or preempted."""
         return self._scheduler.waiting.uids
 
     @property
@@ -231,7 +225,6 @@ class BlockPoolBatchEngine:
 
     @property
     def idle_caches(self) -> IdleCaches:
-        """The idle caches in the pool; read only."""
         return self._idle
 
     def caches_of(self, tenant: str, names: Collection[str] | None = None) -> list[AgentBlocks]:
@@ -254,8 +247,8 @@ class BlockPoolBatchEngine:
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
         """Evict idle caches of the given bytes, if that returns memory to the system; return
-        whether it evicted any. A store restores them later. Where freed blocks keep their memory
-        the others must move first, within `room` bytes."""
+        whether it evicted any. Where freed blocks keep their memory, the others first move within
+        `room` bytes."""
         moves = not self._model.returns_memory
         with self._lock:
             least = self.pool.used_bytes - n_bytes
@@ -343,7 +336,6 @@ class BlockPoolBatchEngine:
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
-        """Continue requests with a complete load; wait only if nothing else can run."""
         loading = self._scheduler.in_phase(Phase.LOAD)
         if loading and len(loading) == self.n_running:
             self._sequences.wait_for_load(loading, _LOAD_WAIT)
@@ -378,7 +370,6 @@ class BlockPoolBatchEngine:
         return events
 
     def _reserve(self, requests: Iterable[Request]) -> list[EngineEvent]:
-        """Reserve room for one more token of each, which may preempt others."""
         events: list[EngineEvent] = []
 
         def preempt(one: Request) -> None:
@@ -391,7 +382,6 @@ class BlockPoolBatchEngine:
         return events
 
     def _preempt(self, request: Request) -> list[EngineEvent]:
-        """Close the sequence of a request that returns to the queue."""
         sampled = self._sequences.preempt(request)
         events: list[EngineEvent] = [] if sampled is None else [request.take(sampled)[0]]
         return [*events, PrefillEvent(request.uid, request.agent_id, 0, request.n_tokens - 1)]

@@ -69,12 +69,10 @@ class EngineThread:
         clock: Clock = time.monotonic,
         on_failure: Callable[[Exception], None] = _ignore,
     ) -> None:
-        """Call all three functions on the thread. Between slices of `build` others step.
-
-        `rebuild` makes an engine around the store of the one that failed. `on_failure` receives
-        every unexpected exception of the engine or a listener, whose traceback goes afterwards.
-        Other engines share `loop`; with `keep_store` the store stays open at the end.
-        """
+        """Call all three functions on the thread. Between slices of `build` others step. `rebuild`
+        makes an engine around the store of the one that failed. `on_failure` receives every
+        unexpected exception of the engine or a listener, whose traceback goes afterwards. Other
+        engines share `loop`; with `keep_store` the store stays open at the end."""
         self.ready: Future[None] = Future()
         self._build = build
         self._rebuild = rebuild
@@ -123,12 +121,10 @@ class EngineThread:
         return self._reason
 
     def stop(self, *, drain: bool = True, timeout: float | None = None) -> bool:
-        """Refuse submissions, finish or cancel the accepted ones, save every agent, then return.
-
-        With `drain` requests may finish within `timeout` seconds; after that, or without it, the
-        thread cancels them and saves their tokens. A second call cancels them at once, and both
-        calls return. Returns whether the thread has ended.
-        """
+        """Refuse submissions, finish or cancel the accepted ones, save every agent, then return
+        whether the thread has ended. With `drain` requests may finish within `timeout` seconds;
+        after that, or without it, the thread cancels them and saves their tokens. A second call
+        cancels them at once, and both calls return."""
         with self._changed:
             again = self._stop is not None
             seconds = timeout if drain and not again else 0.0
@@ -183,7 +179,6 @@ class EngineThread:
 
     @property
     def figures(self) -> EngineFigures:
-        """Figures of this moment."""
         engine, admission = self._engine, self._admission
         if engine is None or admission is None:
             return EngineFigures(self._state)
@@ -243,7 +238,6 @@ class EngineThread:
         return True
 
     def _build_on(self) -> bool:
-        """Build a slice; False if the build ended early."""
         if self._building is None:
             built = self._build()
             if isinstance(built, BlockPoolBatchEngine):
@@ -264,7 +258,6 @@ class EngineThread:
         return True
 
     def _begin(self, engine: BlockPoolBatchEngine) -> None:
-        """Begin to step the finished engine."""
         self._engine = self._sharing(engine)
         self._admission = Admission(self._limits, engine.pool, self._clock)
         self._set_state(EngineState.READY)
@@ -384,7 +377,6 @@ class EngineThread:
         return self._sharing(engine)
 
     def _fail_all(self, reason: str) -> None:
-        """End every request of the failed engine with an error."""
         handles = list(self._handles.values())
         self._handles.clear()
         self._never_ran.clear()
@@ -393,7 +385,6 @@ class EngineThread:
             self._notify(handle, [handle.failed(reason)])
 
     def _cancel_overdue(self, engine: BlockPoolBatchEngine) -> None:
-        """Cancel all requests once the drain deadline has passed."""
         stop = self._stop
         if stop is None or stop.deadline is None or self._clock() < stop.deadline:
             return
@@ -430,7 +421,6 @@ class EngineThread:
             self.ready.set_exception(self._refusal() if outcome is None else outcome.error)
 
     def _refusal(self) -> SemanticError:
-        """Return the reason to refuse submissions now."""
         if self._state is EngineState.FAILED:
             return BackendError(f"the engine failed: {self._reason}")
         doing = "being loaded" if self._state is EngineState.LOADING else "stopping"

@@ -1,5 +1,4 @@
-"""FairQueue: the queue of requests that wait for blocks, fair between tenants and agents. Knows
-requests; no pool, no backend, no clock."""
+"""FairQueue: the queue of requests that wait for blocks, fair between tenants and agents."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _MAX_TRIED = 8
 """Requests tried per admission: each try searches the idle caches."""
 _PER_PRIORITY = 256
 """Admissions that a level of priority is worth: more than a queue usually holds, so that a higher
-one goes first, and so many only, so that a lower one does not wait for ever."""
+one goes first, but a lower one does not wait for ever."""
 
 
 _PREEMPTED, _PASSED, _IN_ORDER = range(3)
@@ -49,12 +48,10 @@ class _Place:
 
     @property
     def lead(self) -> int:
-        """How many admissions its priority is worth."""
         return _PER_PRIORITY * self.request.hints.priority
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Its order among its agent's requests."""
         return self.arrived - self.lead, self.request.number
 
 
@@ -81,7 +78,6 @@ class _Tenant:
 
     @property
     def since(self) -> int:
-        """The time of its last service, or of its arrival."""
         return max(self.served, self.arrivals[0][1])
 
 
@@ -95,10 +91,8 @@ class FairQueue:
        priority, then in order of arrival.
 
     Nothing overtakes a request of 1 or 2 that does not fit. A new tenant or agent counts as served
-    just before it arrived, so that a stream of new ones cannot starve the others; nor can a stream
-    of higher priority, which goes first for some hundred admissions.
-
-    A call compares by the running requests and the logarithm of the waiting ones.
+    just before it arrived, so that neither a stream of new ones nor one of higher priority starves
+    the others. A call takes the running requests and the logarithm of the waiting ones.
     """
 
     def __init__(self) -> None:
@@ -119,7 +113,6 @@ class FairQueue:
         return frozenset(self._places)
 
     def push(self, request: Request) -> None:
-        """Queue a new or preempted request."""
         rank = _PREEMPTED if request.preemptions else _IN_ORDER
         place = _Place(request, self._admitted, rank)
         self._places[request.uid] = place
@@ -130,7 +123,6 @@ class FairQueue:
         self._sort(request)
 
     def remove(self, request: Request) -> None:
-        """Remove a request before its service."""
         self._leave(self._places[request.uid])
 
     def first(self, running: Sequence[Request]) -> Request:
@@ -173,7 +165,6 @@ class FairQueue:
             yield self._first_of(name, agent)
 
     def _of_idle_tenants(self, busy: Counter[str]) -> Iterator[_Place]:
-        """Yield requests of tenants without a running one."""
         tenants = (entry for entry in self._order if entry[-1] not in busy)
         following = next(tenants, None)
         begun: list[tuple[_TenantEntry, int]] = []  # a heap of tenants and of their next agents
@@ -214,7 +205,6 @@ class FairQueue:
     # Changes
 
     def _pass(self, place: _Place) -> None:
-        """Note that another request overtakes this one."""
         place.passed += 1
         if place.passed >= _MAX_PASSED:
             self._step_out(place)
@@ -223,7 +213,7 @@ class FairQueue:
             self._sort(place.request)
 
     def _leave(self, place: _Place, served: int | None = None) -> None:
-        """Remove a place. Tenants and agents without waiting requests return as new ones."""
+        """Tenants and agents without waiting requests return as new ones."""
         request = place.request
         del self._places[request.uid]
         self._step_out(place)
@@ -257,7 +247,6 @@ class FairQueue:
             del places[bisect_left(places, place.turn, key=_turn)]
 
     def _sort(self, request: Request) -> None:
-        """Sort the request's agent and tenant into the orders, after a change of their places."""
         name, tenant = request.tenant, self._tenants[request.tenant]
         agent = tenant.agents[request.agent_id]
         if agent.entry is not None:

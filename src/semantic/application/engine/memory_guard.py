@@ -20,8 +20,7 @@ _PARTS = 16
 _CALM = 60.0
 """Seconds without pressure after which it is over; for reports alone."""
 _FORGET = 0.98
-"""The guard keeps room for the largest rise between two measurements; a rise decays by this factor
-with each, to half after some 9 seconds."""
+"""The guard keeps room for the largest rise between two measurements, which halves in some 9 s."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 64.0
 """Seconds with memory to spare before the guard widens a size by a step: twice as long whenever it
 had to narrow it again within twice that time."""
@@ -35,12 +34,10 @@ Free = Callable[[int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The process for the guard. All functions are for the framework's thread.
-
-    `in_use` returns bytes as the system counts them. `give_back` returns free memory to the system
-    that the framework keeps for later use, and `kept` counts it. `spare` is the rest that the
-    system can give, below 0 if it wants some back, None if it does not say.
-    """
+    """The process for the guard; all functions are for the framework's thread. `in_use` returns
+    bytes as the system counts them. `give_back` returns free memory that the framework keeps, which
+    `kept` counts. `spare` is the rest that the system can give, below 0 if it wants some back, None
+    if it does not say."""
 
     in_use: Callable[[], int]
     give_back: Callable[[], None]
@@ -57,7 +54,6 @@ class Narrowing:
         self.times = 0
 
     def of(self, size: int) -> int:
-        """Return the rest of `size`, at least 1."""
         return max(1, size >> self.times)
 
 
@@ -74,8 +70,8 @@ class MemoryGuard:
         report: Callable[[str], None],
         most: int | None = None,
     ) -> None:
-        """`report` gets a line when pressure begins, takes more than before, or ends. `most` is
-        what there is: a later limit is no more."""
+        """`report` gets a line when pressure begins, takes more than before, or ends. `most` bounds
+        later limits."""
         self.max_bytes = self._first = max_bytes
         self._most = most
         self._rise = 0.0
@@ -98,13 +94,11 @@ class MemoryGuard:
         self._counts: Counter[str] = Counter()
         self._least = 0
         self.on_limit: Callable[[int], None] = lambda _: None
-        """Called with every new limit."""
         self._limit = max_bytes  # what the process may have now
         self.is_exceeded = False
         """True if freeing everything was not enough: no more requests should begin."""
 
     def measure_by(self, memory: Memory) -> None:
-        """Take figures from `memory` from now on."""
         self._memory = memory
 
     def add(self, name: str, free: Free) -> None:
@@ -119,8 +113,8 @@ class MemoryGuard:
 
     def limit(self, n_bytes: int | None) -> None:
         """Let the process have `n_bytes`, None: its first limit. The next `check` is due, and frees
-        what exceeds it. Raises InvalidRequestError for less than the process has without a request,
-        and for more than there is."""
+        the excess. Raises InvalidRequestError for less than the process has without requests, and
+        for more than there is."""
         wanted = self._first if n_bytes is None else n_bytes
         given = f"a limit of {wanted / _GIB:.3g} GiB"
         if wanted < self._least:
@@ -165,7 +159,6 @@ class MemoryGuard:
         self._tell(now, used, taken)
 
     def left(self) -> int:
-        """Bytes that the process may still take."""
         return max(0, self._limit - self._memory.in_use())
 
     def room(self, n_bytes: int) -> int:
@@ -183,7 +176,7 @@ class MemoryGuard:
 
     @property
     def figures(self) -> MemoryFigures:
-        """Return the figures of the last measurement. Thread-safe."""
+        """Thread-safe."""
         steps = [name for name in tuple(self._steps) if name not in _LASTING]
         steps += [
             f"{one.name} halved {one.times} times" for one in (self.chunks, self.batch) if one.times
@@ -207,8 +200,8 @@ class MemoryGuard:
         return self._part + min(int(self._rise), self.max_bytes // 2)
 
     def _give_up(self, used: int, target: int, names: list[str]) -> int:
-        """Give up caches in order until no more than `target` is in use, and add the names of those
-        that had any; returns what is in use then."""
+        """Free caches in order until at most `target` is in use, and add the names of those that
+        had any; return what is in use then."""
         before, used = used, self._after()
         if used < before:
             names.append("buffers")
@@ -225,8 +218,8 @@ class MemoryGuard:
         return self._memory.in_use()
 
     def _narrow(self, now: float, names: list[str]) -> None:
-        """Halve chunks, if they are as short as they can be the batch; both as often as they can be
-        while the limit is at stake."""
+        """Halve the chunks, then the batch; both as often as they can be while the limit is at
+        stake."""
         before = self.chunks.times, self.batch.times
         for one in (self.chunks, self.batch):
             if one.times < one.most:
@@ -300,8 +293,7 @@ class StepMemory:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """Record a pass over `n_tokens`, up to `context`, that took `n_bytes`; 0 without a
-        measurement."""
+        """Record a pass over `n_tokens`, up to `context`, that took `n_bytes`; 0 if unmeasured."""
         if n_tokens < 1 or n_bytes < 1:
             return
         place = context.bit_length()

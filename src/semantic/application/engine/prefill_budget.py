@@ -28,8 +28,7 @@ _ASSUMED_BESIDE = 0.25
 _FIRST_BESIDE = 3
 """Others in the first pass over several; later ones have up to twice as many as any before."""
 _WORTH = 0.25
-"""Part of a pass that one over several prompts must save: it has costs of its own, as a new
-shape."""
+"""Part of a pass that one over several prompts must save, for it has costs of its own."""
 _FORGOTTEN = 0.995
 """Decay of the cost of tokens next to others with each pass without any: a measurement that came
 out too high, while the device did something else, comes up again."""
@@ -43,8 +42,8 @@ SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 
 class MeasuredPass(NamedTuple):
     """A pass over `n_tokens` of one prompt, and `n_beside` of others, padding included. `allowed`
-    is how many tokens its step might have, with those before it: the rest of a step may be small,
-    and does not show how many a pass could have."""
+    is how many tokens its step might have, with those before it: the rest of a step may be
+    small."""
 
     n_tokens: int
     seconds: float
@@ -65,14 +64,11 @@ class SharedPass(NamedTuple):
 
 class PassCost:
     """Seconds of a forward pass over prompt tokens: `fixed`, and one part in `rate` per token.
-
-    A pass has a fixed cost however few its tokens: weights to read, kernels to launch. Without
-    it a small chunk would pass for a low rate, chunks would shrink, and the rate with them. A token
-    computed beside one of another sequence costs `beside` of one alone.
-    """
+    Without the fixed cost (weights to read, kernels to launch) a small chunk would pass for a low
+    rate, chunks would shrink, and the rate with them. A token computed beside one of another
+    sequence costs `beside` of one alone."""
 
     def __init__(self, largest: int) -> None:
-        """`largest` is the maximum number of tokens of a pass."""
         self._small = max(1, largest // _SMALL)
         self._passes = 0
         self._samples: deque[float] = deque(maxlen=_FIXED_SAMPLES)
@@ -102,8 +98,8 @@ class PassCost:
         elif n_tokens <= self._small and not limited:
             self._learn_fixed(n_tokens, seconds, self.rate)
         else:
-            # At least half of the time is taken for that of the tokens: a fixed cost that was
-            # overestimated must not make the rate infinite.
+            # At least half of the time goes to the tokens: an overestimated fixed cost must not
+            # make the rate infinite.
             self._learn_rate(n_tokens / (seconds - min(self.fixed, seconds / 2)), self.rate)
 
     def _learn_fixed(self, n_tokens: float, seconds: float, rate: float) -> None:
@@ -130,10 +126,8 @@ class PrefillBudget:
 
     `target_gap` is that bound, and also bounds a chunk while more requests may come; `idle_gap` is
     the longest chunk of a request that is alone. Both in seconds; passes have `smallest` to
-    `largest` tokens.
-
-    The bound yields to progress: prompts get at least half of their share of the device, and a
-    pass spends at least as long on its tokens as its fixed cost, up to half of the target gap.
+    `largest` tokens. Prompts get at least half of their share of the device, and a pass spends at
+    least as long on its tokens as its fixed cost, up to half of the target gap.
     """
 
     def __init__(
@@ -169,11 +163,10 @@ class PrefillBudget:
     def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
         """Return the pass over several prompts that advances them soonest; None if one by one.
 
-        `chunks[i]` is how many tokens a pass of prompt i alone would have, of at most `left`. The
-        first is in every pass. `even`: all must have equally many tokens in it.
-
-        A token of another one costs the measured share. Each saves a pass of its own and gains half
-        of that: together all wait for the last, one by one for half of the others on average.
+        A pass of prompt i alone would have `chunks[i]` tokens, of at most `left`. The first is in
+        every pass; `even`: all must have equally many tokens in it. A token of another one costs
+        the measured share. Each saves a pass of its own and gains half of that: together all wait
+        for the last, one by one for half of the others on average.
         """
         rate = self._cost.rate
         if rate is None or len(chunks) <= 1:
@@ -211,12 +204,10 @@ class PrefillBudget:
 
     @property
     def smallest(self) -> int:
-        """Return the fewest tokens of a shortened pass."""
         return self._smallest
 
     @property
     def largest(self) -> int:
-        """The most tokens of a pass, as narrowed."""
         if self.narrowing is None:
             return self._largest
         return max(self._smallest, self.narrowing.of(self._largest))
@@ -224,12 +215,9 @@ class PrefillBudget:
     def tokens_left(
         self, n_prefilled: int, passes: int, *, decoding: int, prompts: int, concurrent: bool
     ) -> int:
-        """How many prompt tokens one more pass of a step may have; may be 0.
-
-        The step has spent the cost of `n_prefilled` tokens in `passes` passes.
-        `decoding` requests decode in the same step, `prompts` requests have a prompt to compute;
-        `concurrent`: more requests may come.
-        """
+        """Return how many prompt tokens one more pass of a step may have; may be 0. The step has
+        spent the cost of `n_prefilled` tokens in `passes` passes; `decoding` requests decode in it,
+        `prompts` have a prompt to compute. `concurrent`: more requests may come."""
         total = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
         return min(total - n_prefilled, self.largest)
 
@@ -250,11 +238,9 @@ class PrefillBudget:
         return max(self._smallest, min(self._largest, int(rate * seconds)))
 
     def observe(self, passes: Sequence[MeasuredPass], seconds: float, *, decoding: bool) -> None:
-        """Learn from a step of these passes that took `seconds`, decoding included.
-
-        `decoding`: requests decoded in the same step. The first pass bears the rest of a step
-        besides its passes and their decode step.
-        """
+        """Learn from a step of these passes that took `seconds`, decoding included. `decoding`:
+        requests decoded in it. The first pass bears the rest of a step besides its passes and their
+        decode step."""
         if passes:
             own = seconds - (self._decode_seconds if decoding else 0.0)
             rest = own - sum(one.seconds for one in passes)

@@ -1,10 +1,6 @@
-"""Scheduler: admits requests, chooses who prefills next, grows and preempts the running ones.
-
-In each engine step it admits waiting requests (`admit`), chooses the chunks of the next prefill
-pass (`next_pass`, in the order of `PrefillOrder`), and grows every decoding request by a token
-(`grow`), preempting if need be. Knows requests with their tenants and priorities, the block
-allocator and a clock; not what a backend computes.
-"""
+"""Scheduler: admits requests, chooses who prefills next, grows and preempts the running ones. Knows
+requests with their tenants and priorities, the block allocator and a clock; not what a backend
+computes."""
 
 from __future__ import annotations
 
@@ -33,14 +29,11 @@ went elsewhere: a stream of short prompts cannot starve a long one."""
 
 
 class PrefillOrder:
-    """The order in which prompts receive chunks.
-
-    The next chunk goes to the request whose agent will have computed the fewest tokens once this
-    prompt is complete: a short prompt does not wait for a long one, and an agent's many short
-    prompts count together. The count restarts for an agent that has no prompt ready. Within a
-    tenant only prompts of the highest priority have turns, and the one that has waited longest; no
-    tenant gains by it.
-    """
+    """The order in which prompts receive chunks: next is the request whose agent will have computed
+    the fewest tokens once this prompt is complete. A short prompt does not wait for a long one, and
+    an agent's many short prompts count together, until it has no prompt ready. Within a tenant only
+    prompts of the highest priority have turns, and the one that has waited longest; no tenant gains
+    by it."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -55,9 +48,8 @@ class PrefillOrder:
         requests: Sequence[Request],
         behind: Sequence[tuple[Request, Request | None]] = (),
     ) -> Request | None:
-        """Return the next request to prefill of those that are ready; None without any. Each
-        request `behind` waits for another one. Forgets counts and waits of agents and requests that
-        are not ready."""
+        """Return the next of the requests that are ready to prefill. Each request `behind` waits
+        for another one. Forgets counts and waits of agents and requests that are not ready."""
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
@@ -119,13 +111,10 @@ usually send their next request within this time."""
 
 @dataclass(slots=True)
 class Step:
-    """The measured prefill and decode of one engine step.
-
-    `decoding` requests decode in this step. `first_token_due`: a request awaits its first token,
-    so the step prefills nothing. `concurrent`: see `RecentConcurrency`. Its `passes` cost as
-    much as `cost` tokens of one prompt, of `allowed`. The pass to come has its start and the tokens
-    `beside` it.
-    """
+    """The measured prefill and decode of one engine step, in which `decoding` requests decode.
+    `first_token_due`: a request awaits its first token, so the step prefills nothing. `concurrent`:
+    see `RecentConcurrency`. Its `passes` cost as much as `cost` tokens of one prompt, of `allowed`.
+    The pass to come has its start and the tokens `beside` it."""
 
     started: float
     decoding: int
@@ -164,8 +153,7 @@ class Prompts(Protocol):
         """Return whether one pass can compute the rest of a prompt with that of others."""
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the tokens of the next chunk, at most `limit`, if others can share its pass; else
-        0."""
+        """The tokens of the next chunk, at most `limit`, if others can share its pass; else 0."""
 
 
 class Scheduler:
@@ -202,12 +190,10 @@ class Scheduler:
         return len(self.waiting) + len(self.running)
 
     def in_phase(self, phase: Phase) -> list[Request]:
-        """The running requests in `phase`."""
         return [request for request in tuple(self.running) if request.phase is phase]
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Have chunks and batch as `guard` narrows them, and begin nothing that it has no room
-        for."""
+        """Have chunks and batch as `guard` narrows them, and begin nothing without room."""
         self._guard, self._budget.narrowing = guard, guard.chunks
 
     # Admit
@@ -236,7 +222,7 @@ class Scheduler:
 
     @property
     def _most_running(self) -> int:
-        """How many requests may run: without memory one, which must end."""
+        """Without memory one may run, which must end."""
         if self._guard is None:
             return self._max_batch
         return 1 if self._guard.is_exceeded else self._guard.batch.of(self._max_batch)
@@ -248,14 +234,13 @@ class Scheduler:
         return self._allocator.admit(request, headroom)
 
     def stuck(self) -> Request | None:
-        """Return the first waiting request, if it does not fit although nothing runs. Callers have
-        allocated blocks of the pool outside the engine since its submission."""
+        """Return the first waiting request, if it does not fit although nothing runs: callers have
+        allocated blocks of the pool outside the engine since."""
         if self.running or not self.waiting:
             return None
         return self.waiting.first(self.running)
 
     def remove(self, request: Request) -> None:
-        """Forget a request that has ended."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -275,12 +260,10 @@ class Scheduler:
         )
 
     def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
-        """Chunked prefill: the chunks of the next forward pass; none ends the step's prefill.
-
-        Several chunks only if each is the rest of a prompt that joins others in a pass, or if they
-        run side by side. After a prompt is complete, only prompts that fit entirely go on: a first
-        token never waits for a long chunk.
-        """
+        """Return the chunks of the next forward pass; none ends the step's prefill. Several chunks
+        only if each is the rest of a prompt that joins others in a pass, or if they run side by
+        side. After a prompt is complete, only prompts that fit entirely go on: a first token never
+        waits for a long chunk."""
         if step.first_token_due:
             return []
         prefilling = self.in_phase(Phase.PREFILL)
@@ -345,8 +328,8 @@ class Scheduler:
         return [Chunk(one, width) for one in together]
 
     def _within_memory(self, step: Step, request: Request, left: int) -> int:
-        """At most `left` tokens of a prompt, for whose pass there is memory; 0 if it is better to
-        wait for requests that decode."""
+        """At most `left` tokens of a prompt, for whose pass there is memory; 0 to wait for
+        decodes."""
         n_tokens = min(left, request.to_prefill)
         fitting = self._fitting(n_tokens, request.computed + n_tokens)
         if fitting == n_tokens:
@@ -376,8 +359,7 @@ class Scheduler:
     def prefilled(
         self, step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0
     ) -> None:
-        """Account for a pass that computed these tokens of the requests, and took `n_bytes`, 0 if
-        unknown."""
+        """Account for a pass that computed these tokens and took `n_bytes`, 0 if unknown."""
         longest = max((request.computed for request, _ in n_tokens), default=0)
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         total, n_beside = sum(n for _, n in n_tokens), 0
@@ -394,11 +376,9 @@ class Scheduler:
         step.beside = None
 
     def end_prefill(self, step: Step) -> None:
-        """Take the time at the end of a step's prefill."""
         step.prefill_ended = self._clock()
 
     def end_step(self, step: Step) -> None:
-        """Learn the rates of prefill and decode from a finished step."""
         ended = self._clock() if step.decoding else step.prefill_ended
         seconds = ended - step.started
         self._budget.observe(step.passes, seconds, decoding=step.decoding > 0)
@@ -435,8 +415,7 @@ class Scheduler:
 
 
 def preemption_victim(requests: Sequence[Request]) -> Request | None:
-    """The request to preempt when the pool is full: the youngest. The oldest request always
-    progresses, so every request ends."""
+    """Return the youngest: the oldest request always progresses, so every request ends."""
     return max(requests, key=lambda request: request.number, default=None)
 
 

@@ -1,8 +1,6 @@
-"""Sequences: the backend's side of running requests. Opens, prefills, decodes and closes them.
-
-A failure in one sequence never affects another. Knows the backend and which sequence belongs to
-which request; not the order of requests, nor the pool beyond the block allocator.
-"""
+"""Sequences: opens, prefills, decodes and closes the backend's sequences of running requests. A
+failure in one never affects another. Knows neither the order of requests nor the pool beyond the
+block allocator."""
 
 from __future__ import annotations
 
@@ -42,11 +40,9 @@ class Sequences:
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
-        """Open the sequence of an admitted request, from a cache if there is one.
-
-        Threads read a stored prefix while the batch runs: the request is then in phase LOAD.
-        Raises BackendError.
-        """
+        """Open the sequence of an admitted request, from a cache if there is one. Threads read a
+        stored prefix while the batch runs: the request is then in phase LOAD. Raises
+        BackendError."""
         sequence = self._restored(request)
         if sequence is None:
             sequence = self._model.open(request.capacity)
@@ -65,7 +61,6 @@ class Sequences:
             self._prefixes.wait_for_load(requests, seconds)
 
     def is_loaded(self, request: Request) -> bool:
-        """Return whether the load of a request in phase LOAD is complete."""
         return self._prefixes is None or self._prefixes.is_loaded(request)
 
     def finish_load(self, request: Request) -> None:
@@ -147,8 +142,8 @@ class Sequences:
         return self._model.pads_chunks
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the tokens of the request's next chunk, at most `limit`, if others can share its
-        pass; else 0."""
+        """Return the tokens of the next chunk, at most `limit`, if others can share its pass; else
+        0."""
         if request.sequence is None or request.scoring:
             return 0
         n_tokens = request.next_stop(limit, self._checkpoint_at(request)) - request.computed
@@ -170,7 +165,6 @@ class Sequences:
         return sampled
 
     def close(self, request: Request) -> None:
-        """Close the request's sequence, if it has one."""
         sequence = self._forget(request)
         if sequence is None:
             return

@@ -1,10 +1,6 @@
-"""StepLoop: the one thread that may use the framework, and whose turn it is on it.
-
-Engines are lanes: each turn is one slice of building, one step or the end of one of them. Here
-alone, outside the command line, every exception is caught: a broken engine and a broken listener
-are defects of other code, and the thread that serves all requests goes on. Knows neither engines
-nor models.
-"""
+"""StepLoop: the one thread that may use the framework, and whose turn it is on it. Knows neither
+engines nor models. Here alone, outside the command line, every exception is caught: broken engines
+and listeners are defects of other code, and the thread that serves all requests goes on."""
 
 from __future__ import annotations
 
@@ -81,8 +77,7 @@ class Lane(Protocol):
         """One slice of work; False when there is no more to come. Never raises."""
 
     def evict_idle(self, n_bytes: int, room: int) -> bool:
-        """Evict idle caches of so many bytes from memory, which may take `room` bytes for a moment;
-        False if none was."""
+        """Evict idle caches of `n_bytes`, within `room` bytes of memory; return whether any was."""
 
 
 class StepLoop:
@@ -91,10 +86,8 @@ class StepLoop:
     in that moment would abort."""
 
     def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
-        """Check `guard` before each turn."""
         self.guard = guard
-        # Guards what any thread may write: the lanes, and what each lane is asked to do. Never held
-        # during a turn.
+        # Guards what any thread may write: the lanes and their calls. Never held during a turn.
         self.changed = threading.Condition()
         self.numbers = itertools.count()
         """Numbers of all requests, in the order of their arrival."""
@@ -138,8 +131,7 @@ class StepLoop:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Return whether new requests must wait for running ones to free memory. The caller holds
-        the condition."""
+        """Return whether new requests must wait for memory. The caller holds the condition."""
         if self.guard is None or not self.guard.is_exceeded:
             return False
         return any(lane.is_ready and lane.n_requests != 0 for lane in self._lanes)
@@ -205,10 +197,8 @@ class StepLoop:
 
 class FairTurns(Generic[K]):
     """Whose turn it is: of those that are ready, the one that has had least time for its weight.
-
     One that was not ready has had as much as the least of the others: it neither waits for them to
-    catch up nor catches up itself. Before that comes who has waited too long, see `_MOST_WAIT`.
-    """
+    catch up nor catches up itself. One that waited too long comes first, see `_MOST_WAIT`."""
 
     def __init__(self) -> None:
         self._had: dict[K, float] = {}
@@ -234,7 +224,6 @@ class FairTurns(Generic[K]):
                 self._waits[one] = _Wait()
 
     def forget(self, key: K) -> None:
-        """Refer to `key` no more."""
         self._had.pop(key, None)
         self._waits.pop(key, None)
 
@@ -252,8 +241,6 @@ class _Wait:
 
 
 class _Call:
-    """A lane of one turn."""
-
     is_ready = True
     n_requests = 0
 

@@ -1,6 +1,6 @@
-"""Submission: a request for an engine thread, the handle on it and the listener to its events. It
-becomes a request, or the engine refuses it before any state changes, after all checks that need no
-pool. Knows the model's vocabulary and tokenizer; not whether the pool has room."""
+"""Submission: a request for an engine thread, the handle on it and the listener to its events. The
+engine refuses it before any state changes. Knows the model's vocabulary and tokenizer; not the
+pool."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class RequestValidator:
         self._check_cache(submission.cache)
 
     def accept(self, submission: Submission, cached: Reuse, number: int) -> Request:
-        """The request; without a given cache, `append` continues the tokens in `cached`. Raises as
-        `GenerationEnginePort.submit`."""
+        """Return the request; without a given cache, `append` continues the tokens in `cached`.
+        Raises as `GenerationEnginePort.submit`."""
         self.check(submission)
         params = self._checked(submission.sampling, submission.tenant)
         tokens = self._tokens(submission.prompt, add_special_tokens=not submission.append)
@@ -78,8 +78,7 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Return validated parameters, with a seed where sampling needs one and the tenant's
-        grammar."""
+        """Validate, set a seed where sampling needs one, and take the tenant's grammar."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:
@@ -185,9 +184,9 @@ class RequestHandle:
     """The handle on a submission that an engine thread has queued.
 
     `accepted` resolves to the request's uid once the engine has validated it; it raises as
-    `GenerationEnginePort.submit`, and OverloadedError or BackendError if the engine ends before.
-    A cancellation before that cancels the future. After an error nothing calls `listener`;
-    otherwise it receives the request's end exactly once. The other fields are the thread's.
+    `GenerationEnginePort.submit`, and OverloadedError or BackendError if the engine ends before. A
+    cancellation before that cancels the future. After an error nothing calls `listener`; otherwise
+    it receives the request's end exactly once. The other fields are the thread's.
     """
 
     submission: Submission
