@@ -1,9 +1,6 @@
 """AnswerReader: separates a generated answer into text, reasoning and tool calls as it streams.
-
-One reader serves streamed and whole responses. Knows marks in text; no model and no API. It reads
-calls in a known spelling while the model writes them; the model's `ChatFormat` parses others once
-they are complete.
-"""
+Knows marks in text; no model and no API. It reads calls in a known spelling while the model writes
+them; the model's `ChatFormat` parses others once they are complete."""
 
 from __future__ import annotations
 
@@ -56,21 +53,18 @@ class AnswerReader:
     """Splits the text of one answer, pushed in any pieces, into `AnswerPiece`s.
 
     Marks are never part of a piece, even an end mark without a start. The reader drops white space
-    next to a mark, since templates put it there, and restores it between two texts that only a
-    mark separates. An answer without marks stays as it is.
+    next to a mark, since templates put it there, and restores it between two texts that only a mark
+    separates. An answer without marks stays as it is.
 
     Calls count if the chat has tools and may call them, also inside reasoning, which they end: a
     model that forgets to close its reasoning still means its call. The reader emits a call in a
-    known spelling while the model writes it, once its name is whole and its arguments begin;
-    another one at its end. Text that does not parse, with nothing of it emitted, becomes text with
-    its marks. A call without its end keeps its name and the certain part of its arguments; without
-    a whole name it disappears.
+    known spelling while the model writes it, another one at its end. Text that does not parse, with
+    nothing of it emitted, becomes text with its marks. A call without its end keeps its name and
+    the certain part of its arguments; without a whole name it disappears.
 
     An answer in a form that the chat asks for has reasoning and calls at its beginning alone: later
-    marks are text. Headers divide an answer in messages.
-
-    Log-probabilities accompany the text of their tokens, except for tokens that begin in reasoning,
-    a call, a mark or dropped white space.
+    marks are text. Headers divide an answer in messages. Log-probabilities accompany the text of
+    their tokens, except for tokens that begin in reasoning, a call, a mark or dropped white space.
     """
 
     def __init__(
@@ -141,12 +135,10 @@ class AnswerReader:
     def finish(
         self, reason: AnswerReason, *, stopped: bool = False
     ) -> tuple[list[AnswerPiece], AnswerReason]:
-        """Return the last pieces, and the reason of the answer's end.
-
-        `reason` is the engine's. An answer that stopped by itself, or at `done`, ends with
-        "tool_calls" if it made calls. Not so if a stop string (`stopped`) cut the last one: a
-        client must not execute that. The reader drops a mark that "length" cut.
-        """
+        """Return the last pieces, and the reason of the answer's end; `reason` is the engine's. An
+        answer that stopped by itself, or at `done`, ends with "tool_calls" if it made calls, but
+        not if a stop string (`stopped`) cut the last one: a client must not execute that. The
+        reader drops a mark that "length" cut."""
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
@@ -154,7 +146,6 @@ class AnswerReader:
         return pieces, "tool_calls" if by_itself and made else reason
 
     def _advance(self) -> Iterator[AnswerPiece]:
-        """Emit the final part of the pushed text."""
         while not self._done:
             if self._part == "call":
                 self._call.push(self._found.take_all().text)
@@ -203,7 +194,6 @@ class AnswerReader:
         return part == "text" and self._has_thought and has_begun
 
     def _enter(self, mark: str) -> None:
-        """Go to the part that `mark` begins."""
         self._trimmer.mark()
         self._has_thought = self._has_thought or self._part == "thought"
         self._is_fenced = self._found.is_fenced
@@ -239,7 +229,6 @@ class AnswerReader:
             self._found.look_for((headers.end,))
 
     def _read_header(self) -> bool:
-        """Read more of a header; False if it takes more text."""
         headers = self._headers
         if headers is None:
             return False
@@ -377,7 +366,6 @@ def _marks(chat_format: ChatFormat, chat: Chat, unmarked: str) -> dict[str, _Par
 
 
 def _syntax(chat_format: ChatFormat, chat: Chat) -> CallSyntax:
-    """Return the form of calls in an answer to `chat`."""
     by_name = {tool.name: tool for tool in reversed(chat.tools)}
     headers, marks = chat_format.headers, chat_format.call_marks
     if headers is not None:
@@ -394,7 +382,6 @@ class AnswerMessage:
         self._calls: dict[int, tuple[ToolCallStarted, list[str]]] = {}
 
     def add(self, piece: AnswerPiece) -> None:
-        """Append the next piece."""
         match piece:
             case TextDelta():
                 self._text.append(piece.text)
@@ -407,7 +394,6 @@ class AnswerMessage:
 
     @property
     def message(self) -> Message:
-        """The message so far."""
         calls = tuple(
             ToolCall(call.id, call.name, "".join(arguments))
             for call, arguments in self._calls.values()
@@ -434,7 +420,6 @@ class AnswerStream:
 
     @property
     def message(self) -> Message:
-        """The answer so far, as a message."""
         return self._collected.message
 
     @property
@@ -444,7 +429,6 @@ class AnswerStream:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of thoughts."""
         return 0 if self._reader is None else self._reader.reasoning_tokens
 
     def token(self, event: TokenEvent) -> list[AnswerPiece]:

@@ -47,7 +47,6 @@ class TokenText:
 
     @property
     def values(self) -> tuple[TokenLogprob, ...]:
-        """The log-probabilities alone, in order."""
         return tuple(logprob for _, logprob in self.logprobs)
 
 
@@ -56,11 +55,9 @@ _FENCE: Final = "```"
 
 
 class MarkFinder:
-    """Cuts a stream of text at marks; holds back what could still become one.
-
-    No mark contains another. A mark behind an opening backtick and before another one is text.
-    `line` is the end of the line before the held text; `is_fenced`: it is code.
-    """
+    """Cuts a stream of text at marks; holds back what could still become one. No mark contains
+    another. A mark behind an opening backtick and before another one is text. `line` is the end of
+    the line before the held text; `is_fenced`: it is code."""
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = tuple(marks)
@@ -81,14 +78,12 @@ class MarkFinder:
 
     @property
     def held(self) -> str:
-        """The held text."""
         return self._held.text
 
     def push(self, text: TokenText) -> None:
         self._held += text
 
     def end(self) -> None:
-        """No text follows."""
         self._is_whole = True
 
     def look_for(self, marks: Sequence[str]) -> None:
@@ -104,8 +99,8 @@ class MarkFinder:
         )
 
     def take(self) -> tuple[TokenText, str | None]:
-        """Take the text before the next mark, and that mark. Without a complete mark: the text
-        outside any possible one, and None."""
+        """Take the text before the next mark, and the mark; without one, the certain text and
+        None."""
         text = self._held.text
         at, mark = first_mark(self._marks, text)
         while mark is not None and self._opens_quote(text[:at]):
@@ -127,7 +122,6 @@ class MarkFinder:
         self.line = self.line.removesuffix(self.mark.text)
 
     def take_all(self) -> TokenText:
-        """Take all held text."""
         return self._take(len(self._held.text))
 
     def _opens_quote(self, before: str) -> bool:
@@ -152,11 +146,9 @@ class MarkFinder:
 
 
 class Trimmer:
-    """Drops white space next to marks.
-
-    It returns when more text follows: "one <mark> two" becomes "one two". White space at either end
-    of the whole answer, where there is no mark, stays.
-    """
+    """Drops white space next to marks, and restores it if more text follows: "one <mark> two"
+    becomes "one two". White space at either end of the whole answer, where there is no mark,
+    stays."""
 
     def __init__(self, *, after_mark: bool) -> None:
         self._after_mark = after_mark
@@ -166,7 +158,6 @@ class Trimmer:
 
     @property
     def has_emitted(self) -> bool:
-        """True after any text."""
         return self._emitted
 
     def push(self, text: TokenText) -> TokenText:
@@ -187,7 +178,6 @@ class Trimmer:
         return emitted
 
     def mark(self) -> None:
-        """Record a mark at this position."""
         self._after_mark, self._bare = True, TokenText()
         if not self._emitted:
             self._space = TokenText()
@@ -203,12 +193,9 @@ _MOST_ENDS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """The end of the text between two marks: its calls still to emit or a `problem`, and the text
-    after it in `rest`.
-
-    `follows`: the text follows an emitted call. `closed`: it has its end mark. `unfinished`: the
-    last call lacks its end.
-    """
+    """The end of the text between two marks: its calls still to emit or a `problem`, and in `rest`
+    the text after it. `follows`: the text follows an emitted call. `closed`: it has its end mark.
+    `unfinished`: the last call lacks its end."""
 
     text: str = ""
     calls: tuple[WrittenCall, ...] = ()
@@ -256,9 +243,8 @@ class CallText:
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
         """Return the text's end at the answer's end; None if there is nothing of a call. Text that
-        was `cut` keeps the certain part of its calls; after a stop string (`stopped`) it may be
-        unfinished, and keeps the emitted part. Text without an end mark is complete if it
-        parses."""
+        was `cut` keeps the certain part of its calls; after a stop string (`stopped`) it keeps the
+        emitted part. Text without an end mark is complete if it parses."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)
@@ -276,14 +262,10 @@ class CallText:
 
 
 class _WholeCalls:
-    """The text of calls, for parsing at its end.
-
-    The end mark may occur inside the arguments. So text that does not parse continues to the next
-    end mark, unless another call follows: then it was complete and is invalid.
-    """
+    """The text of calls, for parsing at its end. The end mark may occur inside the arguments: text
+    that does not parse continues to the next one, unless another call follows."""
 
     def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
-        """`follows`: the text follows an emitted call."""
         self._syntax = syntax
         self._follows = follows
         self._searched: list[str] = []  # the text in which no further end mark begins
@@ -295,7 +277,6 @@ class _WholeCalls:
         self._rest += text
 
     def next(self) -> ReadCall | None:
-        """Return the text's end, if it is there."""
         marks = self._syntax.marks
         while marks.end:
             if self._wrong is None:

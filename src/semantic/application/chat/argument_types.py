@@ -1,6 +1,5 @@
-"""Types of arguments: from a tool's schema, and from the text of a value to its JSON. A value in
-tags says nothing of its type; the schema does. Knows JSON Schema and JSON; not how a model writes a
-call."""
+"""Types of arguments: from a tool's schema, and from the text of a value to its JSON, which alone
+does not tell its type. Knows JSON Schema and JSON; not how a model writes a call."""
 
 from __future__ import annotations
 
@@ -36,8 +35,6 @@ _LITERAL_ERRORS: Final = (ValueError, SyntaxError, TypeError, MemoryError, Recur
 
 
 class ArgumentTypes:
-    """The types of one tool's arguments."""
-
     def __init__(self, parameters: JsonSchema, *, untyped_is_text: bool = True) -> None:
         """`untyped_is_text`: an argument without a type is its text, else what it is as JSON."""
         found = parameters.get("properties")

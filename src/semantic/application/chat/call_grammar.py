@@ -1,6 +1,6 @@
-"""Grammars for structured output: answers that must be JSON or contain tool calls. In llguidance's
-Lark dialect for constrained decoding. Knows how the options of a chat become a grammar, given the
-spelling of marks; no tokenizer, and no limits of schemas."""
+"""Grammars for structured output, in llguidance's Lark dialect: answers that must be JSON or
+contain tool calls. Knows how the options of a chat become a grammar, given the spelling of marks;
+no tokenizer, and no limits of schemas."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _IN_REGEX = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
 
 ANY_OBJECT: JsonSchema = {"type": "object"}
 
-# Free text and white space. Between a mark and JSON a model writes a line break or two; without a
-# limit a degenerate model writes white space until max_tokens.
+# Between a mark and JSON a model writes a line break or two; without a limit a degenerate model
+# writes white space until max_tokens.
 _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
 
@@ -55,7 +55,6 @@ class SpelledMark:
         return bool(self.pieces) and isinstance(self.pieces[0], int)
 
     def tokens(self) -> str:
-        """The mark in Lark, by its pieces."""
         return " ".join(
             f"<[{piece}]>" if isinstance(piece, int) else _dumps(piece) for piece in self.pieces
         )
@@ -96,11 +95,9 @@ def call_grammar(
     *,
     after: str | None = None,
 ) -> Grammar | None:
-    """Return the grammar of an answer to `chat`; None without a constraint.
-
-    `schema_of` gives the schema of a call's arguments. `after` is the end mark of reasoning that
-    the prompt has opened. A forced call takes precedence over an answer format.
-    """
+    """Return the grammar of an answer to `chat`; None without a constraint. `schema_of` gives the
+    schema of a call's arguments. `after` is the end mark of reasoning that the prompt has opened. A
+    forced call takes precedence over an answer format."""
     tools = _callable(chat)
     forced = bool(tools) and chat.tool_choice.mode == "required"
     strict = any(tool.strict for tool in tools)
@@ -138,14 +135,12 @@ def answer_grammar(wanted: AnswerFormat) -> Grammar:
 
 
 def regex_grammar(regex: str) -> str:
-    """A grammar of the texts that match all of `regex`, in Lark."""
     parts = re.findall(r"\\.|[^\\]|\\", regex, re.DOTALL)
     written = "".join(_IN_REGEX.get(part, part) for part in parts)
     return f"start: /{written}/"
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """A grammar of these texts, in Lark."""
     return f"start: {' | '.join(map(_dumps, choices))}"
 
 
@@ -161,7 +156,6 @@ def enforced_schemas(chat: Chat) -> list[JsonSchema]:
 
 
 def _callable(chat: Chat) -> Sequence[Tool]:
-    """The tools that an answer may call."""
     if chat.tool_choice.mode == "none":
         return ()
     name = chat.tool_choice.name
@@ -169,7 +163,6 @@ def _callable(chat: Chat) -> Sequence[Tool]:
 
 
 def _answer(wanted: AnswerFormat) -> str:
-    """The rule of an answer in this form."""
     if wanted.grammar is not None:
         return f"%lark {{\n{wanted.grammar}\n}}"
     return _json(wanted.schema or ANY_OBJECT)
@@ -181,8 +174,6 @@ def _json(schema: JsonSchema) -> str:
 
 
 class _Rules:
-    """The rules of one grammar."""
-
     def __init__(self, language: CallLanguage, *, many: bool, opened: bool) -> None:
         self._language = language
         self._headers = language.headers
@@ -232,7 +223,6 @@ class _Rules:
             self._tagged()
 
     def _tagged(self) -> None:
-        """Free text that ends where a call's mark begins, and the call."""
         start = self._spell(self._language.marks.start)
         body = f"body {self._end()}"
         by_token = f"TEXT {start.tokens()} {body} | " if start.starts_with_token else ""
@@ -269,7 +259,6 @@ class _Rules:
             self.add(f"call_{i}", f"{before} {_json(schema_of(tool))} {after}")
 
     def _before(self, name: str) -> str:
-        """Return the text before the arguments of a call of `name`, in Lark."""
         given = {"$name": name, "$quoted": _dumps(name)}
         pieces = re.split(r"(\$number|\$id)", self._language.form.before)
         return " ".join(
@@ -299,7 +288,7 @@ _COMBINING = frozenset(
 
 
 def closed(schema: JsonSchema) -> JsonSchema:
-    """Return `schema` with its plain objects closed: those that only `properties` describe. A model
+    """Return `schema` with its plain objects closed, those that only `properties` describe: a model
     without a next idea writes ever more properties. A value of the closed schema fits `schema`."""
     found = dict(schema)
     properties = found.get("properties")

@@ -1,8 +1,6 @@
-"""Families of models: how each writes calls and reasoning, in one table.
-
-The texts of its chat template find a family, else its vocabulary; an operator may name it. The
-names are those of vLLM's and mlx-lm's parsers. Knows no template and no tokenizer.
-"""
+"""Families of models: how each writes calls and reasoning, in one table. The texts of its chat
+template find a family, else its vocabulary; an operator may name it. The names are those of vLLM's
+and mlx-lm's parsers. Knows no template and no tokenizer."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ class Family:
     """How models of a family write calls: between `marks`, in JSON or in a `spelling` of their own.
 
     `names` are those of its parser; `models` write so. `template`: texts that all stand in its chat
-    template. `tokens`: entries of its vocabulary, where a template may not name them. `bare`:
-    an answer may begin with a call without its mark. `thought`: the marks of its reasoning, where
-    they are not among `_THOUGHTS`. `numbered_ids`: ids of calls have the tool's name and a number.
+    template. `tokens`: entries of its vocabulary, where a template may not name them. `bare`: an
+    answer may begin with a call without its mark. `thought`: the marks of its reasoning, where they
+    are not among `_THOUGHTS`. `numbered_ids`: ids of calls have the tool's name and a number.
     `form`: the spelling of a call under a grammar: where arguments are JSON, as the model writes
     it. `silent` are marks around a text that say nothing.
     """
@@ -307,8 +305,7 @@ FAMILIES: Final = (
 def family_of(
     template: str, vocabulary: Container[str], parser: str | None = None
 ) -> Family | None:
-    """Return the family of a model with this template and vocabulary, among those of `parser`, if
-    given; None if unknown."""
+    """Return the family of a model, among those of `parser`, if given; None if unknown."""
     named = [family for family in FAMILIES if parser in family.names]
     for family in named or FAMILIES:
         if family.template and all(text in template for text in family.template):

@@ -1,8 +1,6 @@
-"""Checks of clients' grammars before compiling them: fairly among tenants, within limits.
-
-The text of a grammar does not tell the cost of compiling it. A probe compiles it within limits, and
-the server remembers its verdict. Knows neither processes nor compilers.
-"""
+"""Checks of clients' grammars before compiling them: fairly among tenants, within limits. Only a
+probe that compiles a grammar tells its cost; the server remembers the verdict. Knows neither
+processes nor compilers."""
 
 from __future__ import annotations
 

@@ -28,11 +28,9 @@ class WrittenCall:
 
 
 def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
-    """Return the call, or list of calls, that `text` is in JSON.
-
-    A call may name a tool outside `names`, and have other arguments than an object: the client
-    answers it, and the model corrects itself. Raises ToolCallError if there is no call.
-    """
+    """Return the call, or list of calls, that `text` is in JSON. Raises ToolCallError if there is
+    none. A call may name a tool outside `names`, and have other arguments than an object: the
+    client answers it, and the model corrects itself."""
     try:
         value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -1,5 +1,5 @@
-"""ObjectText: the text of a JSON object, checked while the model writes it. Decides how much of it
-is certain. Knows JSON; not the purpose of the object."""
+"""ObjectText: the text of a JSON object, checked while the model writes it. Knows JSON; not the
+purpose of the object."""
 
 from __future__ import annotations
 
@@ -31,14 +31,12 @@ _Next = Literal["object", "value", "first item", "key", "first key", "colon", "c
 class ObjectText:
     """The text of one JSON object, pushed in any pieces.
 
-    The results of `push` add up to the written text, up to the brace that closes the object, with
-    two exceptions: an escape takes the place of a control character in a string, and U+FFFD that of
-    half a surrogate pair. At any time they end behind a value, behind an opening bracket or inside
-    a string that is a value: so a caller can close them, and a parser of partial JSON reads them.
-
-    `n_taken` counts the returned characters of the source. `is_broken`: the next ones are not JSON,
-    not finite, or deeper than `MAX_DEPTH`. After the end of the object, or once it is broken,
-    `push` returns nothing more.
+    The results of `push` add up to the written text, up to the brace that closes the object, but an
+    escape takes the place of a control character in a string, and U+FFFD that of half a surrogate
+    pair. At any time they end behind a value, behind an opening bracket or inside a string that is
+    a value, so a caller can close them, and a parser of partial JSON reads them. `n_taken` counts
+    the returned characters of the source. `is_broken`: the next ones are not JSON, not finite, or
+    deeper than `MAX_DEPTH`. Then, and after the object's end, `push` returns nothing more.
     """
 
     def __init__(self) -> None:
@@ -79,8 +77,7 @@ class ObjectText:
         return certain
 
     def closing(self, name: str | None = None, value: str = "") -> str:
-        """Return the rest that makes an object of the text so far, with a last member if it has a
-        `name`. Only for an open object."""
+        """Return the rest that closes an open object, with a last member if it has a `name`."""
         end = '"' if self._string == "value" else ""
         end += "".join(reversed(self._closers[1:]))
         if not self._closers:
@@ -212,7 +209,6 @@ class ObjectText:
         return True
 
     def _wait(self, token: str, following: _Next) -> bool:
-        """Read `token`, which is not certain yet."""
         self._at += len(token)
         self._next = following
         self._pending += token
@@ -233,7 +229,6 @@ def _member(name: str, value: str) -> str:
 
 
 def _is_plain_value(text: str) -> bool:
-    """Return whether `text` is a finite number, true, false or null."""
     if text in ("true", "false", "null"):
         return True
     is_number = len(text) <= _LONGEST_NUMBER and _NUMBER.fullmatch(text) is not None

@@ -1,8 +1,5 @@
-"""Preparation: renders, encodes and validates an API's request before its submission.
-
-The slow work before submission runs here, on worker threads: rendering the chat template,
-tokenizing, compiling a grammar. Knows neither engine nor event loop.
-"""
+"""Preparation: renders, encodes and validates an API's request before its submission. Worker
+threads run this slow work: template, tokenizer, grammar. Knows neither engine nor event loop."""
 
 from __future__ import annotations
 
@@ -26,12 +23,9 @@ from semantic.ports.serving import Ask, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready for submission.
-
-    `chat`, `replayed` and `parts` are None for a plain prompt; `replayed`, which records its turn,
-    also without `keep`. `opens_thought`: the prompt ends inside reasoning; `closes_thought`: it
-    ends with the mark of its end.
-    """
+    """A request ready for submission. `chat`, `replayed` and `parts` are None for a plain prompt;
+    `replayed`, which records its turn, also without `keep`. `opens_thought`: the prompt ends inside
+    reasoning; `closes_thought`: it ends with the mark of its end."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -47,11 +41,11 @@ _ALWAYS_TOKENIZED = 1 << 18
 """Characters up to which a prompt is always tokenized, which takes 0.3 s: the refusal tells clients
 by how much they exceed the context."""
 _SAMPLED = 8
-"""Characters of a longer prompt's beginning for each token of the context: usual text has two or
-three tokens in them."""
+"""Characters of a longer prompt's beginning for each token of the context: usual text has 2 or
+3."""
 _DENSE = 2
 """Contexts that the beginning of a text fills which cannot fit: tokens at its end may merge with
-what follows, which does not make it half as long."""
+the rest, which does not make it half as long."""
 
 
 _MOST_MESSAGES = 1 << 15
@@ -64,8 +58,8 @@ _MOST_REFUSED = 1 << 14
 
 class Attachments:
     """Refuses what a user has just attached and this model cannot read. Thread-safe. "reject-once"
-    refuses it the first time: a client keeps the message and sends it again in every later request,
-    which would all fail."""
+    refuses it only the first time: a client keeps the message and sends it again in every
+    request."""
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy
@@ -73,7 +67,6 @@ class Attachments:
         self._lock = Lock()
 
     def check(self, fresh: Sequence[Attachment], tenant: str) -> None:
-        """Raises InvalidRequestError for what a user of `tenant` has attached."""
         if not fresh or self._policy == "note":
             return
         with self._lock:
@@ -162,7 +155,6 @@ class Preparation:
         await self._checks.check(unchecked, tenant)
 
     def close(self) -> None:
-        """End all checks."""
         if self._checks is not None:
             self._checks.close()
 
@@ -208,7 +200,7 @@ class Preparation:
 
     def _require_plausible_length(self, prompt: Prompt) -> None:
         """Raises ContextOverflowError for a text that cannot fit the context: by its length, else
-        by the tokens of its beginning. To tokenize all of it could take a minute."""
+        by the tokens of its beginning. Tokenizing all of it could take a minute."""
         length, is_chat = length_of(prompt), isinstance(prompt, Chat)
         self._max_tokens(length // self._longest_token, None, None, is_chat=is_chat)
         n_sampled = _SAMPLED * self._context_tokens

@@ -1,10 +1,10 @@
-"""Verbatim replay: a known conversation continues in its computed tokens.
+"""Verbatim replay: a known conversation continues in its computed tokens. Knows points and tokens;
+no engine.
 
 A template may render an answer otherwise than the model generated it: it drops reasoning,
-re-renders calls, moves messages. So the template renders only new messages; recorded turns replay
-earlier ones. Clients also send the same tools with their keys in different orders, and a template
-renders them in that order before all messages: each tool keeps its first spelling. Knows points and
-tokens; no engine. Some formats allow this between calls alone: behind an answer without calls the
+re-renders calls, moves messages. So it renders only new messages; recorded turns replay earlier
+ones. Clients also send the same tools with their keys in different orders: each tool keeps its
+first spelling. Some formats allow replay between calls alone: behind an answer without calls the
 template renders their history.
 """
 
@@ -52,8 +52,8 @@ class ToolSpellings:
     def first(
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
     ) -> tuple[Tool, ...]:
-        """`tools` in their order, each in its first spelling in `scope`. `texts` are the canonical
-        texts of the tools, independent of the order of keys. Without `keep` it records no new
+        """`tools` in their order, each in its first spelling in `scope`. `texts` are their
+        canonical texts, independent of the order of keys. Without `keep` it records no new
         spelling."""
         found: list[Tool] = []
         with self._lock:
@@ -100,7 +100,6 @@ class _Known:
 
 
 def turns_owner(tenant: str) -> bytes:
-    """Return the owner of the turns of a tenant with this name."""
     return digest("turns-owner-v1", tenant.encode("utf-8", "surrogatepass"))[:_OWNER_BYTES]
 
 
@@ -189,15 +188,14 @@ class Replay:
         return self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
 
     def close(self) -> None:
-        """Flush and close the turns that are its own."""
         if self._is_owner:
             self._turns.close()
 
     def _known(
         self, turns: _Turns, messages: Sequence[Message], numbers: Sequence[int]
     ) -> _Known | None:
-        """The tokens up to the last of the answers `numbers`; None if they are unknown, or if a
-        message contradicts them."""
+        """Return the tokens up to the last of the answers `numbers`; None if unknown or
+        contradicted."""
         found: list[Turn] = []
         for number in reversed(numbers):
             turn = turns.ending_with(number)

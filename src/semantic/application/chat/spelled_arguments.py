@@ -1,7 +1,6 @@
 """Arguments of one call in a model's own spelling, as JSON while the model writes them.
-SpelledArguments is what spellings have in common, ListedArguments the arguments that a model lists
-with separators: it decides how much of a string is certain, and reads another value once
-complete."""
+SpelledArguments is what spellings share. ListedArguments, arguments with separators, decides how
+much of a string is certain, and reads other values once complete."""
 
 from __future__ import annotations
 
@@ -35,10 +34,8 @@ class SpelledArguments(ABC):
     The results of `push` add up to JSON: the `json.dumps` of the object that the model's parser
     finds in the whole call, but with a repeated key twice. `push` returns a string while the model
     writes it, another value at its end. A value that the parser refuses, such as a word for a
-    number, is its text.
-
-    `n_ended` counts ended arguments, `n_taken` the characters of the source in closed ones.
-    `is_broken`: an argument has no reading. After either `push` returns nothing more.
+    number, is its text. `n_ended` counts ended arguments, `n_taken` the characters of the source in
+    closed ones. `is_broken`: an argument has no reading. After either `push` returns nothing more.
     """
 
     def __init__(self) -> None:
@@ -59,13 +56,13 @@ class SpelledArguments(ABC):
 
     @abstractmethod
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """Return whether an answer that ends here, `cut` or before a stop string (`stopped`), ends
-        the arguments."""
+        """Return whether an answer that ends here, `cut` or at a stop string, ends the
+        arguments."""
 
     @abstractmethod
     def ending(self, *, at_mark: bool) -> str:
-        """The JSON that ends the arguments here if the model forgot to end the last one. Empty if
-        it may not have. `at_mark`: the end mark of the calls follows."""
+        """The JSON that ends the arguments here if the model forgot to end the last one; else
+        empty. `at_mark`: the end mark of the calls follows."""
 
     @abstractmethod
     def _step(self) -> bool:
@@ -86,7 +83,6 @@ class SpelledArguments(ABC):
         return self._taken()
 
     def _end(self) -> None:
-        """The arguments end at this position."""
         self.n_taken = self._n_read + self._at
         self.is_closed = True
         self._certain.append("}")
@@ -97,13 +93,11 @@ class SpelledArguments(ABC):
         return certain
 
     def _joined(self, members: str) -> str:
-        """`members` after those before."""
         return f", {members}" if members and self._has_members else members
 
 
 class ListedArguments(SpelledArguments):
-    """The arguments of one call in a list, pushed in any pieces. Only a string shows its type
-    before it is complete."""
+    """The arguments of one call in a list. Only a string shows its type before it is complete."""
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()
@@ -218,7 +212,6 @@ class ListedArguments(SpelledArguments):
         return True
 
     def _send(self, text: str) -> None:
-        """Pass on more of a string."""
         if not text:
             return
         if not self._sent:

@@ -1,4 +1,4 @@
-"""Spellings of calls: how families of models write a name and its arguments. Each comment shows a
+"""Spellings of calls: how families of models write a name and its arguments; each comment shows a
 call. Knows no family's name and no template."""
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """StreamedCalls: reads calls in a known spelling while the model writes them. A call is certain
 once its name is whole and its arguments begin; then their text passes on at once. Knows the order
-of calls and marks, and how models write a name before arguments in JSON; the caller gives other
-spellings."""
+of calls and marks, and names before arguments in JSON; the caller gives other spellings."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ Read = Literal["all", "some", "none"]
 """The text begins with all of the expected text, could still do so, or cannot."""
 
 LONGEST_SPACE: Final = 256
-"""White space at one place before the arguments, which each token reads again until they begin:
-with more, or a longer name, the reader parses the call as a whole."""
+"""White space before the arguments, which each token reads again until they begin: with more, or a
+longer name, the reader parses the call as a whole."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
@@ -86,7 +85,6 @@ def behind_space(text: str, at: int) -> int:
 
 
 def _find(head: CallHead, text: str, at: int) -> FoundHead:
-    """`head` at position `at` of `text`."""
     for step in (*head.before, ""):
         read, at = find_step((step,), text, at)
         if read != "all":
@@ -140,8 +138,7 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The form of one chat's calls: between `marks`, in JSON or in the model's `spelling`. `tools`
-    are the chat's, by name."""
+    """The form of one chat's calls: between `marks`, in JSON or in the model's `spelling`."""
 
     marks: Marks
     tools: Mapping[str, Tool]
@@ -184,13 +181,11 @@ _BETWEEN: Final = ("}", "]")
 
 
 class StreamedCalls:
-    """The calls in the text after a start mark, pushed in any pieces.
-
-    `is_known`: the reader can stream the first call's arguments; None while uncertain. Once it is
-    False the reader stops. `is_ended`: the last call has ended, at its end mark if that is there.
-    `is_strange`: the first call precedes text of no known form. `rest` is the unread text: all of
-    it, the part behind the end mark, or the strange part.
-    """
+    """The calls in the text after a start mark, pushed in any pieces. `is_known`: the reader can
+    stream the first call's arguments; None while uncertain. Once it is False the reader stops.
+    `is_ended`: the last call has ended, at its end mark if that is there. `is_strange`: the first
+    call precedes text of no known form. `rest` is the unread text: all of it, the part behind the
+    end mark, or the strange part."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self.is_known: bool | None = None
@@ -238,8 +233,7 @@ class StreamedCalls:
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
         """Return the rest when the answer ends; a call that was `cut`, or that a stop string ended
-        (`stopped`), keeps its certain part. A call without arguments keeps its name, if that is
-        whole."""
+        (`stopped`), keeps its certain part, without arguments its name, if that is whole."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:
@@ -327,7 +321,6 @@ class StreamedCalls:
         return (start,) if start and not self._end_marks else ()
 
     def _found(self) -> FoundHead:
-        """The head at this position."""
         at = self._at
         if self.is_known is None:
             at = behind_space(self._text, at)
@@ -343,8 +336,8 @@ class StreamedCalls:
 
     def _read_arguments(self) -> bool:
         """Read more of the arguments; False if it takes more text. From an end mark within them on
-        nothing is certain before their end: a string may contain the mark, or the model may have
-        forgotten to close them."""
+        nothing is certain before their end: a string may contain it, or the model forgot to close
+        them."""
         read = self._arguments
         if read is None:
             return True
@@ -441,7 +434,6 @@ class StreamedCalls:
         self._end(source[n_source:] + self._text[self._at :])
 
     def _end(self, rest: str) -> None:
-        """The calls end before `rest`."""
         self.is_ended = True
         mark = next((mark for mark in self._end_marks if rest.startswith(mark)), "")
         self._text, self._at = rest.removeprefix(mark), 0
@@ -456,7 +448,6 @@ class StreamedCalls:
         self._n_source += len(text)
 
     def _release(self) -> None:
-        """Emit the certain part; keep the rest of the source."""
         if self._held:
             self._written.append(CallPart(None, self._held))
             self._held = ""

@@ -1,9 +1,6 @@
-"""TaggedArguments: the arguments of a call in tags, as JSON while the model writes them.
-
-A value is the model's text: between the tags only the tags say what is layout, and an apparent end
-of a value is one only if another argument or the end of the call follows, so a text may contain any
-tag. Knows tags as strings, and the types of arguments.
-"""
+"""TaggedArguments: the arguments of a call in tags, as JSON while the model writes them. An
+apparent end of a value is one only if another argument or the end of the call follows, so a text
+may contain any tag. Knows tags as strings, and the types of arguments."""
 
 from __future__ import annotations
 
@@ -189,10 +186,8 @@ _TEXTS: Final = ("true", "string")
 
 class _Value:
     """The text of a value, pushed in any pieces, without the parts that the tags exclude.
-
     `is_text`: it is its text, whatever that is. `is_json`: it is JSON whatever its type is.
-    `is_sent`: its beginning has left.
-    """
+    `is_sent`: its beginning has left."""
 
     def __init__(self, tags: CallTags, key: str, *, is_text: bool, is_json: bool = False) -> None:
         self.key = key
@@ -204,7 +199,6 @@ class _Value:
         self._drops_line = tags.trims == "line"
 
     def push(self, text: str) -> str:
-        """Return the part that more text makes certain."""
         if self._drops_line and text:
             text, self._drops_line = text.removeprefix("\n"), False
         self._text += text
@@ -216,7 +210,6 @@ class _Value:
 
     @property
     def rest(self) -> str:
-        """Return its rest at its end."""
         return self._trimmed(self._text)
 
     @property

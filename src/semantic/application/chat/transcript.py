@@ -1,8 +1,6 @@
-"""Transcript: the messages of an agent's conversation, as the last line of its saved note.
-
-A process that finds the agent in a store continues its conversation from there. Servers save none:
-their clients send every message again. Knows JSON and messages; no template and no tokens.
-"""
+"""Transcript: the messages of an agent's conversation, as the last line of its saved note, so that
+another process can continue it. Servers save none: their clients send every message again. Knows
+JSON and messages; no template and no tokens."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ MAX_TRANSCRIPT: Final = 1 << 19
 
 
 def transcript_of(messages: Sequence[Message]) -> str:
-    """One line of JSON that `messages_in` reads; "" if it would have more than `MAX_TRANSCRIPT`
-    characters."""
+    """Return one line of JSON for `messages_in`; "" beyond `MAX_TRANSCRIPT` characters."""
     fields = {_MESSAGES: [_written(message) for message in messages]}
     text = json.dumps(fields, ensure_ascii=False)
     return text if len(text) <= MAX_TRANSCRIPT else ""
@@ -91,7 +88,6 @@ def _text(name: str, given: object) -> str:
 
 
 def _written(message: Message) -> dict[str, object]:
-    """The fields of a message that are not empty, and its role and content."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     for name in _TEXTS[1:]:
         value = getattr(message, name)

@@ -30,8 +30,8 @@ _Packed = tuple[Turn, bytes]
 
 
 class Writes:
-    """Writes that wait for `n_threads` of their own, in turn, and hold `max_bytes` at most; it
-    drops those beyond. Thread-safe."""
+    """Writes that wait for `n_threads` of their own, in turn; it drops those beyond `max_bytes`.
+    Thread-safe."""
 
     def __init__(self, n_threads: int, max_bytes: int, name: str) -> None:
         """The threads begin with the first writes; `name` is theirs."""
@@ -44,7 +44,6 @@ class Writes:
 
     @property
     def waiting(self) -> frozenset[Future[None]]:
-        """The writes that have not ended."""
         with self._lock:
             return frozenset(self._waiting)
 

@@ -91,8 +91,9 @@ class FairQueue:
        priority, then in order of arrival.
 
     Nothing overtakes a request of 1 or 2 that does not fit. A new tenant or agent counts as served
-    just before it arrived, so that neither a stream of new ones nor one of higher priority starves
-    the others. A call takes the running requests and the logarithm of the waiting ones.
+    just before it arrived, so that a stream of new ones cannot starve the others; one of higher
+    priority goes first for some hundred admissions only. A call compares by the running requests
+    and the logarithm of the waiting ones.
     """
 
     def __init__(self) -> None:
