@@ -1,9 +1,6 @@
-"""Embeddings: batches texts, computes each once, and takes turns with the answers of the engine.
-
-A cache keeps vectors by the content of a text, apart for each tenant. One chunk of one batch runs
-between two steps of the engine, and requests take turns by chunk. Knows tokens and vectors; no
-arrays of a framework, and no API.
-"""
+"""Embeddings: batches texts, computes each once, and takes turns with the answers of the engine. A
+cache keeps vectors by the content of a text, apart for each tenant. One chunk of one batch runs
+between two steps of the engine, and requests take turns by chunk. Knows no arrays and no API."""
 
 from __future__ import annotations
 
@@ -63,8 +60,8 @@ class Embeddings:
         workers: FairThreads,
         turns: FairThreads,
     ) -> None:
-        """`call` reaches the thread that computes; `workers` run what needs no model, and `turns`
-        wait for it. Both are two, so that one of what is not short runs at a time."""
+        """`call` reaches the thread that computes; `workers` run what needs no model, `turns` wait
+        for it. Both are two threads, so that one task that is not short runs at a time."""
         self.model = model
         self._embedder = embedder
         self._call = call
@@ -114,7 +111,7 @@ class Embeddings:
             self._room.give(tenant, 1)
 
     async def _encoded(self, texts: Sequence[str], tenant: str, *, truncate: bool) -> list[Row]:
-        """The tokens of `texts` and their keys; in parts, so that others have the workers in
+        """The tokens of `texts` and their keys; in parts, so that others get the workers in
         between."""
         found: list[Row] = []
         for part in parts(texts):
@@ -152,7 +149,6 @@ class Embeddings:
         return digest("embedding-v1", model, pack_tokens(tokens))
 
     async def _computed(self, batch: Sequence[Row], tenant: str) -> dict[Key, Vector]:
-        """The vectors of a batch."""
         rows = [tokens for _, tokens in batch]
         run: EmbeddingRun = await self._on_thread(lambda: self._embedder.start(rows), tenant)
         vectors = None

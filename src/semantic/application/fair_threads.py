@@ -38,12 +38,9 @@ class Failure:
 
 
 def attempt(work: Callable[[], T]) -> T | Failure:
-    """Return the result of `work`, or its failure.
-
-    An error that is not an Exception becomes a BackendError: a panic of a library in Rust, a module
-    that calls `sys.exit`. It would end the thread, or the loop that waits for it.
-    Not for the main thread, which Ctrl-C reaches.
-    """
+    """Return the result of `work`, or its failure. An error that is not an Exception becomes a
+    BackendError: a panic of a library in Rust, a module that calls `sys.exit`. It would end the
+    thread, or the loop that waits for it. Not for the main thread, which Ctrl-C reaches."""
     try:
         return work()
     except BaseException as error:  # noqa: BLE001  returned as a value, never swallowed
@@ -84,9 +81,8 @@ class _Task:
 
 
 class FairThreads:
-    """`n` threads. The tenant that has used the least time runs next. Work that is not short has
-    all threads but one, so that short work never waits for it. A tenant's short work goes before
-    its other work."""
+    """`n` threads. The tenant that has used the least time runs next, its short work first. Work
+    that is not short has all threads but one, so that short work never waits for it."""
 
     def __init__(
         self, n: int, name: str, clock: Clock = time.monotonic, *, rests: bool = False

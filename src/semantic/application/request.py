@@ -1,9 +1,6 @@
-"""Request: one submitted generation request, its phase, its tokens and its text so far.
-
-State is counts and token lists, and the rest follows. The request decodes its text as it grows: a
-token costs as much in a long text as in a short one. Knows no pool, store, backend or clock; the
-engine and the cache move it from phase to phase.
-"""
+"""Request: one submitted generation request, its phase, its tokens and its text so far. It decodes
+its text as it grows: a token costs as much in a long text as in a short one. Knows no pool, store,
+backend or clock; the engine and the cache move it from phase to phase."""
 
 from __future__ import annotations
 
@@ -101,8 +98,8 @@ _Part = Literal["text", "thought", "call"]
 
 
 class ThinkingMeter:
-    """Counts the reasoning of one answer, token by token; tokens that complete a mark are none. A
-    call ends reasoning, and marks of reasoning within it are text."""
+    """Counts the reasoning of one answer by tokens, without those that complete a mark. A call ends
+    reasoning, and marks of reasoning within it are text."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._budget = budget
@@ -121,11 +118,8 @@ class ThinkingMeter:
         self._is_over = False  # no reasoning can follow
 
     def push(self, token: int, text: str) -> tuple[int, ...]:
-        """Count the next token, with the text that is final with it.
-
-        Returns the tokens that must follow: none, or the rest of the end mark. The caller pushes
-        those, too.
-        """
+        """Count the next token, with the text that is final with it. Returns the tokens that must
+        follow: none, or the rest of the end mark. The caller pushes those, too."""
         if self._is_over:
             return ()
         was_inside = self._inside
@@ -158,7 +152,6 @@ class ThinkingMeter:
         return was_inside or not self._budget.start.startswith(self._lead)
 
     def _read(self, text: str) -> None:
-        """Go from part to part at the marks in `text`."""
         self._text += text
         while True:
             ends = self._ends[self._part]
@@ -189,8 +182,6 @@ it; small, because each token holds log-probabilities of the whole vocabulary in
 
 
 class Phase(Enum):
-    """The phase of a request."""
-
     WAITING = "waiting"
     """Holds no blocks: new, or preempted."""
     LOAD = "load"
@@ -204,11 +195,9 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Restore:
-    """An idle cache to restore: the first `length` tokens of `blocks`.
-
-    `exclusive`: the request is the only holder of the blocks and owns them. Otherwise a pin holds
-    them until the backend has copied them.
-    """
+    """An idle cache to restore: the first `length` tokens of `blocks`. `exclusive`: the request is
+    the only holder of the blocks and owns them. Otherwise a pin holds them until the backend has
+    copied them."""
 
     blocks: AgentBlocks
     length: int
@@ -222,7 +211,6 @@ class Reuse:
     history: tuple[int, ...] | None = None
     """Tokens of the agent's previous turn; None for an unknown agent."""
     manifest: Manifest | None = None
-    """The agent's newest manifest."""
     end: MatchEnd = MatchEnd.MISSING
     """Why the reused prefix is not longer."""
     source: str = "none"
@@ -249,7 +237,6 @@ class Request:
     keep: bool = True
     """True if its tokens stay for later requests, in its agent's cache and in the store."""
     hints: Hints = NO_HINTS
-    """The hints of its agent."""
     arrived: float = 0.0
     """By the engine's clock, in seconds."""
 
@@ -285,7 +272,6 @@ class Request:
     #         | computed: in the cache  | the last token is the input of the next decode step
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompt and generated tokens."""
         return (*self.prompt, *self.generated)
 
     @property
@@ -324,7 +310,6 @@ class Request:
 
     @property
     def text(self) -> str:
-        """The text generated so far."""
         return "".join(self._text)
 
     def next_chunk(self, limit: int, checkpoint_at: int | None = None) -> tuple[int, ...]:
@@ -371,8 +356,8 @@ class Request:
         return cache
 
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
-        """Append one generated token. Returns the text that is final with it, and the finish reason
-        if it is the last token."""
+        """Append a generated token; return its final text, and the finish reason if it is the
+        last."""
         _, token, logprob, error, _ = sampled
         self.generated.append(token)
         self.computed = len(self.prompt) + len(self.generated)

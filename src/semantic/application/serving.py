@@ -1,8 +1,5 @@
-"""Serving: answers requests of the APIs with one engine. Implements `ServingPort`.
-
-Worker threads prepare prompts, requests run on the engine's thread, and events return to the
-caller's event loop. Knows no transport.
-"""
+"""Serving: answers requests of the APIs with one engine. Worker threads prepare prompts, requests
+run on the engine's thread, and events return to the caller's event loop. Knows no transport."""
 
 from __future__ import annotations
 
@@ -106,9 +103,7 @@ class Serving:
         self.agents = agents
         self._workers = workers
         self.embedding: EmbeddingPort | None = None
-        """The embedding model beside this one."""
         self.memory: MemoryLimit | None = None
-        """The limit of the process' memory."""
         self.discovery: Discovery | None = None
         """Asks the store's slow tier, if it has one."""
         self.at_end: Callable[[], None] | None = None
@@ -148,15 +143,13 @@ class Serving:
         return self._thread.state is EngineState.FAILED
 
     def figures(self) -> Figures:
-        """Figures of this moment. Thread-safe."""
+        """Thread-safe."""
         return Figures(self._thread.figures, self.agents.stores())
 
     async def publish(self, chat: Chat) -> tuple[int, ...]:
-        """Compute, pin and share the prefix `chat` with every tenant; returns its tokens.
-
-        Computes nothing if the store has it. Repeat it for a new engine. Raises as `answer`,
-        BackendError if the computation fails, and StoreError if the store does not take it.
-        """
+        """Compute, pin and share the prefix `chat` with every tenant, unless the store has it;
+        return its tokens. Repeat it for a new engine. Raises as `answer`, BackendError if the
+        computation fails, and StoreError if the store does not take it."""
         tokens = await self.tokenize(chat)
         name = f"public-{digest('public-v1', pack_tokens(tokens)).hex()[:_PUBLIC_NAME]}"
         ask = Ask(chat, SamplingParams(), max_tokens=1, agent=name, tenant=PUBLIC_TENANT)
@@ -197,8 +190,8 @@ class Serving:
 
     async def history(self, agent: str, tenant: str = "") -> tuple[Message, ...]:
         """Return the messages of a saved agent whose requests had its transcript as `Ask.note`. Its
-        tokens give the last answer; a tool call in it is text. Raises AgentNotFoundError for
-        another agent, and InvalidRequestError for one without messages."""
+        tokens give the last answer; a tool call in it is text. Raises AgentNotFoundError, and
+        InvalidRequestError for an agent without messages."""
         saved = await self.agents.saved(agent, tenant)
         return await self._workers.run(tenant, lambda: self._history(saved), is_short=False)
 
@@ -280,12 +273,9 @@ class Serving:
         handle: RequestHandle,
         new_id: Callable[[], str],
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the answer's events after its start.
-
-        With log-probabilities of the prompt, pieces wait for the end: the scores precede them and
-        are complete only then. The end itself comes when another replica finds the turn:
-        the client may send its next request there at once.
-        """
+        """Yield the answer's events after its start. With log-probabilities of the prompt, pieces
+        wait for the end: the scores precede them and are complete only then. The end itself comes
+        when another replica finds the turn: the client may send its next request there at once."""
         stream = AnswerStream(self._reader(prepared, new_id))
         held: list[AnswerPiece] = []
         scores = prepared.sampling.prompt_logprobs is not None
@@ -327,8 +317,7 @@ class Serving:
     def _record_turn(
         self, prepared: Prepared, stream: AnswerStream, done: CompletedGeneration
     ) -> Future[None] | None:
-        """Record the answer's tokens, so that the next request replays them verbatim. Returns what
-        `TurnsPort.put` does."""
+        """Record the answer's tokens for verbatim replay; return the result of `TurnsPort.put`."""
         replayed, message = prepared.replayed, stream.message
         if replayed is None:
             return None
@@ -338,8 +327,8 @@ class Serving:
         return self._replay.record_cut(replayed, message)
 
     def _expect(self, submission: Submission, message: Message) -> None:
-        """Expect the agent back after the usual time of the tools that `message` calls, if it calls
-        any; unless the agent has said something itself."""
+        """Expect the agent back after the usual time of the tools that `message` calls, if any,
+        unless the agent has said something itself."""
         agent, tenant, hints = submission.agent_id, submission.tenant, submission.hints
         tools = [call.name for call in message.tool_calls]
         seconds = self._tool_times.called(agent, tenant, tools) if submission.keep else None
@@ -362,8 +351,8 @@ class Serving:
 
 
 class Arrivals:
-    """Wakes the tasks of `loop` for which something has arrived: one call into the loop, which is
-    a system call, for all that arrive before it runs."""
+    """Wakes the tasks of `loop` for which something has arrived: one call into the loop, which is a
+    system call, for all that arrive before it runs."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -389,8 +378,8 @@ class Arrivals:
 
 
 class EventQueue:
-    """Events of one request, put by the engine's thread and iterated by one task of a loop. The
-    request bounds its length: one event per token and per prefill chunk."""
+    """Events of one request, from the engine's thread to one task of a loop. The request bounds its
+    length: one event per token and per prefill chunk."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
@@ -415,14 +404,12 @@ class EventQueue:
 
 
 async def _ended(uploading: Future[None] | None) -> None:
-    """Return when the upload has ended, or is late; it goes on then, also after a cancellation: the
-    client has its answer."""
+    """Return when the upload has ended, or is late; it continues, also after a cancellation."""
     if uploading is not None:
         await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
 
 
 def _call_ids(ask: Ask) -> Callable[[], str]:
-    """Return the maker of ids for the answer's calls."""
     if not (ask.numbered_calls and isinstance(ask.prompt, Chat)):
         return _new_call_id
     numbers = itertools.count(sum(len(one.tool_calls) for one in ask.prompt.messages))

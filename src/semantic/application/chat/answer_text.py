@@ -243,8 +243,9 @@ class CallText:
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
         """Return the text's end at the answer's end; None if there is nothing of a call. Text that
-        was `cut` keeps the certain part of its calls; after a stop string (`stopped`) it keeps the
-        emitted part. Text without an end mark is complete if it parses."""
+        was `cut` keeps the certain part of its calls; after a stop string (`stopped`) it may be
+        unfinished, and keeps the emitted part. Text without an end mark is complete if it
+        parses."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)

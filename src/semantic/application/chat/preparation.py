@@ -41,8 +41,7 @@ _ALWAYS_TOKENIZED = 1 << 18
 """Characters up to which a prompt is always tokenized, which takes 0.3 s: the refusal tells clients
 by how much they exceed the context."""
 _SAMPLED = 8
-"""Characters of a longer prompt's beginning for each token of the context: usual text has 2 or
-3."""
+"""Characters of a longer prompt's beginning for each context token: usual text has 2 or 3."""
 _DENSE = 2
 """Contexts that the beginning of a text fills which cannot fit: tokens at its end may merge with
 the rest, which does not make it half as long."""
@@ -58,7 +57,7 @@ _MOST_REFUSED = 1 << 14
 
 class Attachments:
     """Refuses what a user has just attached and this model cannot read. Thread-safe. "reject-once"
-    refuses it only the first time: a client keeps the message and sends it again in every
+    refuses it only the first time: a client keeps the message and sends it in every later
     request."""
 
     def __init__(self, policy: ImageInput) -> None:

@@ -56,8 +56,7 @@ class SpelledArguments(ABC):
 
     @abstractmethod
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """Return whether an answer that ends here, `cut` or at a stop string, ends the
-        arguments."""
+        """Return whether an answer's end here, `cut` or at a stop string, ends the arguments."""
 
     @abstractmethod
     def ending(self, *, at_mark: bool) -> str:

@@ -22,8 +22,8 @@ Read = Literal["all", "some", "none"]
 """The text begins with all of the expected text, could still do so, or cannot."""
 
 LONGEST_SPACE: Final = 256
-"""White space before the arguments, which each token reads again until they begin: with more, or a
-longer name, the reader parses the call as a whole."""
+"""White space at one place before the arguments, which each token reads again until they begin:
+with more, or a longer name, the reader parses the call as a whole."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
@@ -233,7 +233,7 @@ class StreamedCalls:
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
         """Return the rest when the answer ends; a call that was `cut`, or that a stop string ended
-        (`stopped`), keeps its certain part, without arguments its name, if that is whole."""
+        (`stopped`), keeps its certain part; without arguments, its name if that is whole."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:
@@ -336,8 +336,8 @@ class StreamedCalls:
 
     def _read_arguments(self) -> bool:
         """Read more of the arguments; False if it takes more text. From an end mark within them on
-        nothing is certain before their end: a string may contain it, or the model forgot to close
-        them."""
+        nothing is certain before their end: a string may contain it, or the model left them
+        open."""
         read = self._arguments
         if read is None:
             return True

@@ -1,8 +1,5 @@
 """ModelManager: loads and unloads the models of a server, one at a time, as their requests need.
-
-Implements `ModelsPort` and, for its first model, `ServingPort`. For one event loop. Decides nothing
-itself, see `residency`; knows no framework and no transport.
-"""
+For one event loop. Decides nothing itself, see `residency`; knows no framework and no transport."""
 
 from __future__ import annotations
 
@@ -44,8 +41,8 @@ _RETRY_AFTER = 5
 
 
 class RunnableServing(ServingPort, Protocol):
-    """A served model that accepts requests until its end. `embedding` is the embedding model, if
-    there is one, `memory` the limit of the process' memory."""
+    """A served model that accepts requests until its end. `memory` is the limit of the process'
+    memory."""
 
     embedding: EmbeddingPort | None
     memory: MemoryLimit | None
@@ -73,15 +70,15 @@ class ModelLoader(Protocol):
     """Loads the models of a server around what they share."""
 
     async def size(self, name: str) -> tuple[int, Weights | None]:
-        """Return the bytes of the model with this id, see `Residency.add`: the measure of its last
-        load, or an estimate if its files have changed since. Raises SemanticError if they do not
+        """Return the bytes of the model with this id, see `Residency.add`: measured by its last
+        load, or estimated if its files have changed since. Raises SemanticError if they do not
         load."""
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:
         """Yield until the model with this id is ready for requests; return it with its measured
         weights. The caller cancels between two slices. Raises SemanticError, and before it reads
-        weights WeightsTooLargeError if they take more than `room` bytes: `size` knows how many from
-        then on."""
+        weights WeightsTooLargeError if they take more than `room` bytes, which `size` then
+        knows."""
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
         """Download a model of the hub, and read no weights. See `ModelsPort.fetch`."""
@@ -97,7 +94,7 @@ class ModelLoader(Protocol):
 
 
 class ModelManager:
-    """The models of a server, and the loaded ones."""
+    """Implements `ModelsPort` and, for its first model, `ServingPort`."""
 
     def __init__(
         self,
@@ -124,7 +121,6 @@ class ModelManager:
         self._tasks: list[asyncio.Task[None]] = []
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.loads = 0
-        """The number of loads."""
 
     def start(self) -> None:
         """Begin to load and unload."""
@@ -154,7 +150,6 @@ class ModelManager:
         raise ModelNotFoundError(unknown_model(name, known))
 
     def served(self, name: str) -> ServedModel:
-        """Return the knowledge of the model with this id."""
         return self._served[name]
 
     # Requests
@@ -186,7 +181,6 @@ class ModelManager:
         return release
 
     def loaded(self) -> dict[str, RunnableServing]:
-        """The loaded models, by their ids."""
         return dict(self._units)
 
     # The operator
@@ -195,7 +189,6 @@ class ModelManager:
         return [self.status(name) for name in self._served]
 
     def status(self, name: str) -> ModelStatus:
-        """The model with this id, now."""
         of = self._residency
         running, waiting = of.requests(name)
         now, used, expires = self._clock(), of.last_used(name), of.expires(name)
@@ -229,8 +222,8 @@ class ModelManager:
         return self.status(own)
 
     def give_up_idle(self, n_bytes: int) -> bool:
-        """Have idle models of so many bytes unloaded, the least recently used first; False if none
-        is, or one is on its way. For any thread."""
+        """Have idle models of `n_bytes` unloaded, the least recently used first; False if there are
+        none or one is on its way. For any thread."""
         names = self._residency.idle(n_bytes)
         if not names or self._event_loop is None:
             return False

@@ -76,8 +76,8 @@ class OnDemandServing:
 
     @asynccontextmanager
     async def _used(self) -> AsyncIterator[RunnableServing]:
-        """The model for a call that an answer here may need: such a one must not wait for a change
-        that waits for the answer's end."""
+        """The model for a call that a running answer may need: it does not wait for a change that
+        waits for the answer's end."""
         if not self._answers:
             async with self._manager.use(self._name) as unit:
                 yield unit
@@ -90,11 +90,10 @@ class OnDemandServing:
 
 
 class OnDemandAgents:
-    """Implements `AgentsPort` for the model `name` of a manager; requests and tenants are those of
-    all loaded models."""
+    """Implements `AgentsPort` for one model; requests and tenants are those of all loaded
+    models."""
 
     def __init__(self, manager: ModelManager, name: str, id_of: Callable[[str], TenantId]) -> None:
-        """`id_of`: the id of a tenant."""
         self._manager = manager
         self._name = name
         self._id_of = id_of
@@ -138,8 +137,7 @@ class OnDemandAgents:
         await self._call(lambda agents: agents.forget(agent_id, tenant))
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """See `AgentsPort.export`. The archive comes from the store: the model may be unloaded, but
-        not closed."""
+        """The archive comes from the store: the model may be unloaded, but not closed."""
         async with self._manager.use(self._name) as unit:
             archive = await unit.agents.export(agent_id, tenant)
             release = self._manager.hold(self._name)
@@ -178,7 +176,6 @@ class ManagedModels(OnDemandServing):
     """Implements `RunnableServing` for the first model of a manager, and `ModelsPort` for all."""
 
     def __init__(self, manager: ModelManager, id_of: Callable[[str], TenantId]) -> None:
-        """`id_of`: the id of a tenant."""
         super().__init__(manager, manager.id_of(None))
         self._id_of = id_of
         self.agents: AgentsPort = self.agents_of()
@@ -191,7 +188,6 @@ class ManagedModels(OnDemandServing):
 
     @property
     def loads(self) -> int:
-        """The number of loads."""
         return self._manager.loads
 
     @property

@@ -1,8 +1,6 @@
-"""Residency: the models in memory, within one budget of bytes. The policy alone.
-
-Knows the requests that wait for models and that use them, and decides the next load or unload. Has
-no clock, loads nothing and knows no threads.
-"""
+"""Residency: the models in memory, within one budget of bytes. The policy alone: knows the requests
+that wait for models and that use them, and decides the next load or unload. Has no clock, loads
+nothing and knows no threads."""
 
 from __future__ import annotations
 
@@ -18,13 +16,10 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a model keeps its memory while another one waits for it, in times that its last
-    load took.
-
-    It serves its own requests for `residence` after its load; then new ones wait, and it goes when
-    the running ones have ended. Without a request it goes after `linger`: a client that sends
-    the next one at once keeps it. At most `longest` seconds each.
-    """
+    """How long a model keeps its memory while another one waits for it, in times that its last load
+    took; at most `longest` seconds each. It serves its own requests for `residence` after its load;
+    then new ones wait, and it goes when the running ones have ended. Without a request it goes
+    after `linger`: a client that sends the next one at once keeps it."""
 
     residence: float = 4.0
     linger: float = 0.25
@@ -49,8 +44,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The common part of models with the same `key`: in memory once, as long as one of them is
-    loaded."""
+    """The common part of models with the same `key`: in memory once for all loaded ones."""
 
     key: str
     n_bytes: int
@@ -128,7 +122,6 @@ class Residency:
     # State
 
     def state(self, name: str) -> ModelState:
-        """Its state."""
         return self._models[name].state
 
     def is_open(self, name: str) -> bool:
@@ -204,13 +197,11 @@ class Residency:
             tickets.remove(ticket)
 
     def begin(self, name: str, now: float) -> None:
-        """Let a request begin to use a loaded model."""
         model = self._models[name]
         model.uses += 1
         model.last_used = now
 
     def end(self, name: str, now: float) -> None:
-        """A request has ended."""
         model = self._models[name]
         model.uses -= 1
         model.last_used = now
@@ -245,7 +236,6 @@ class Residency:
         return self.capacity - _bytes_of(others) - self._models[name].n_bytes
 
     def changing(self, change: Change) -> None:
-        """A change has begun."""
         self._models[change.name].state = "loading" if change.loads else "unloading"
 
     def loaded(self, name: str, now: float, seconds: float, weights: Weights | None = None) -> None:
@@ -303,7 +293,6 @@ class Residency:
         return (one for one in self._models.values() if one.state == "loaded")
 
     def _present(self) -> Iterator[_Model]:
-        """The models that take memory."""
         return (one for one in self._models.values() if one.state != "unloaded")
 
     def _fit(self, models: Iterable[_Model]) -> bool:
@@ -315,8 +304,8 @@ class Residency:
         return min(waiting, key=lambda one: one.tickets[0].since, default=None)
 
     def _victims(self, wanted: _Model) -> list[_Model]:
-        """The models to unload so that `wanted` fits: idle ones first, least recently used first,
-        and none without need."""
+        """The models to unload so that `wanted` fits: idle ones first, by last use, none without
+        need."""
         stay = [wanted, *self._present()]
         chosen: list[_Model] = []
         others = [one for one in self._loaded() if not one.pinned or one.to_unload]
