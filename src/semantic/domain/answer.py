@@ -31,8 +31,8 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of the prompt's tokens; None for the first, which has no predecessor.
-    Precedes any text; present only if requested."""
+    """Log-probabilities of the prompt's tokens before any text, if requested; None for the
+    first."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob | None, ...]
@@ -40,8 +40,8 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of the answer. `text` is empty only with `logprobs`: those of a token whose
-    character is still incomplete."""
+    """More text of the answer; empty only with the `logprobs` of a token with an incomplete
+    character."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -49,8 +49,6 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the reasoning before the answer."""
-
     text: str
 
 
@@ -81,10 +79,8 @@ class ToolCallFailed:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of an answer. The prompt reused `cached` tokens; `match` has the reason for no more.
-
-    `kept`: the cache keeps the computed tokens. `noted`: pictures, sounds and documents that are
-    notes in the prompt.
-    """
+    `kept`: the cache keeps the computed tokens. `noted`: attachments that are notes in the
+    prompt."""
 
     prompt: int
     cached: int
@@ -116,7 +112,6 @@ class AnswerEnd:
 
 
 AnswerPiece = TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | ToolCallFailed
-"""A part of the generated text."""
 
 AnswerEvent = AnswerStarted | PromptProgress | PromptScored | AnswerPiece | AnswerEnd
 """An event of an answer: AnswerStarted is the first, AnswerEnd the last."""

@@ -1,8 +1,6 @@
-"""BlockHash: the content address of a stored block.
-
-A chained SHA-256 over length-framed fields: a block's hash covers its namespace, its tenant, every
-token before it and its own tokens. Knows neither files nor the content of a block's body.
-"""
+"""BlockHash: the content address of a stored block, a chained SHA-256 over length-framed fields:
+its namespace, its tenant, every token before it and its own tokens. Knows neither files nor the
+content of a block's body."""
 
 from __future__ import annotations
 
@@ -23,7 +21,6 @@ BlockHash = NewType("BlockHash", bytes)
 
 HASH_BYTES = 32
 TOKEN_BYTES = 4
-"""Bytes of a packed token id."""
 HEAD_TOKENS = 16
 """See `begins_like`."""
 _ID_BYTES = 8
@@ -48,15 +45,13 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
-    """The key of one stored body."""
-
     hash: BlockHash
     part: Part
 
 
 def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
-    """Return whether both have the same first 16 tokens, or all those of the shorter one. Fewer
-    tokens are not worth a read: with a chat template all conversations begin alike."""
+    """Return whether both have the same first 16 tokens, or all of the shorter one. Fewer are not
+    worth a read: with a chat template all conversations begin alike."""
     n = min(HEAD_TOKENS, len(tokens), len(like))
     return n > 0 and tuple(tokens[:n]) == tuple(like[:n])
 
@@ -98,8 +93,8 @@ def tenant_tag(secret: bytes, tenant: str) -> bytes:
 
 
 def tenant_id(secret: bytes, tag: bytes) -> str:
-    """The name of a tenant for operators, which reveals neither its key nor its tag. "local" if it
-    has no key, "public", or 16 hexadecimal digits."""
+    """The name of a tenant for operators, which reveals neither its key nor its tag: "local"
+    without a key, "public", or 16 hexadecimal digits."""
     named = {tenant_tag(secret, LOCAL_TENANT): "local", tenant_tag(secret, PUBLIC_TENANT): "public"}
     return named.get(tag) or digest("tenant-id-v1", tag)[:_ID_BYTES].hex()
 

@@ -1,8 +1,8 @@
 """Chat: a conversation independent of any API: messages, tools and options of the answer.
 
-Keeps texts as they came. A point is a digest after each message, by content: conversations of equal
-content are at the same point, however their clients spell it. Reasoning does not count, since most
-clients leave it out of the history they send. Knows neither APIs nor templates nor tokens.
+A point is a digest after each message, by content: conversations of equal content are at the same
+point, however their clients spell it. Reasoning does not count, since most clients leave it out of
+the history they send. Knows neither APIs nor templates nor tokens.
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """The model may (auto), must not (none) or must (required) call a tool: the one with `name`, if
-    given."""
+    """The model may (auto), must not (none) or must (required) call a tool: `name`, if given."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
@@ -124,7 +123,6 @@ class Chat:
 
     @property
     def may_call(self) -> bool:
-        """True if the answer may contain calls."""
         return bool(self.tools) and self.tool_choice.mode != "none"
 
     @property
@@ -144,16 +142,13 @@ class Chat:
 
     @property
     def length(self) -> int:
-        """Characters of all messages."""
         return sum(message.length for message in self.messages)
 
 
 def in_call_order(messages: Sequence[Message]) -> tuple[Message, ...]:
     """`messages` with the results of an answer's calls right behind it, in the order of its calls.
-
-    A client that runs calls at once sends results as they come, and most templates write no ids: a
-    model would read each as another call's. Results that belong to no call stay behind the others.
-    """
+    Clients send results as they come, and most templates write no ids: a model would read each as
+    another call's. Results that belong to no call stay behind the others."""
     ordered: list[Message] = []
     calls: tuple[ToolCall, ...] = ()
     later: list[Message] = []  # behind the calls
@@ -194,13 +189,11 @@ _LARGEST_EXACT = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer, and the tokens of the conversation up to its end.
-
-    These are the first `start` tokens of the previous turn, with the digest `parent`, then
-    `tokens`; another turn may reach the same point in other tokens, hence the digest. Without
-    `tokens` the turn is known, but nothing continues it. `thought` is the digest of the answer's
-    reasoning. The store counts its tenant's turns under `owner`.
-    """
+    """An answer, and the tokens of the conversation up to its end: the first `start` tokens of the
+    previous turn, with the digest `parent`, then `tokens`. Another turn may reach the same point in
+    other tokens, hence the digest. Without `tokens` the turn is known, but nothing continues it.
+    `thought` is the digest of the answer's reasoning. The store counts its tenant's turns under
+    `owner`."""
 
     point: Point
     parent: bytes | None
@@ -211,7 +204,6 @@ class Turn:
 
     @property
     def end(self) -> int:
-        """Number of tokens up to the end of the turn."""
         return self.start + len(self.tokens)
 
 
@@ -261,7 +253,6 @@ def point_after(point: Point, message: Message, defaults: Defaults = MappingProx
 
 
 def thought_digest(reasoning: str) -> bytes:
-    """Digest of an answer's reasoning without surrounding white space."""
     return digest("thought-v1", _text(reasoning.strip()))
 
 
@@ -271,7 +262,6 @@ def agrees(turn: Turn, message: Message) -> bool:
 
 
 def answers(messages: Sequence[Message]) -> list[int]:
-    """Indices of the assistant's messages."""
     return [number for number, message in enumerate(messages) if message.role == "assistant"]
 
 
@@ -287,7 +277,7 @@ def canonical(value: object) -> bytes:
 
 def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
     """Canonical JSON of a call's arguments without `defaults`, equal for clients with one number
-    type only."""
+    type."""
     try:
         found = _trimmed(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):

@@ -1,6 +1,5 @@
 """KVBlock and AgentBlocks: a block of cached tokens, and an agent's cache as blocks per layer. A
-block identifies its layer and tokens; their keys and values (`layer_data`) belong to a backend and
-are opaque here."""
+block's keys and values (`layer_data`) belong to a backend and are opaque here."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
 BlockData: TypeAlias = object
-"""A backend's data in a block; opaque to everything but that backend."""
 
 BlockId = NewType("BlockId", int)
 """A block's number, unique in the process: a stale or foreign reference is always detected."""
@@ -17,9 +15,8 @@ BlockId = NewType("BlockId", int)
 
 @dataclass(slots=True)
 class KVBlock:
-    """Up to 256 consecutive tokens of one layer. `start` is the position of its first token in the
-    sequence, `token_count` the number of tokens it holds; `layer_data` is None until a backend
-    fills it."""
+    """Up to 256 consecutive tokens of one layer, the first at position `start` of the sequence.
+    `layer_data` is None until a backend fills it."""
 
     block_id: BlockId
     layer_id: int
@@ -29,19 +26,16 @@ class KVBlock:
 
     @property
     def stop(self) -> int:
-        """Position after its last token."""
         return self.start + self.token_count
 
 
 @dataclass(slots=True, eq=False)
 class AgentBlocks:
-    """One agent's cache: the tokens it covers and, per layer, the blocks that hold them.
-
-    Layers may hold different ranges: a sliding-window layer holds only the last tokens.
-    `model_id` is the model that computed it, `owner` the pool's name for the holder of its blocks
-    (by default the agent's id). A retired cache has passed its blocks to the agent's next request
-    or back to the pool and is empty; passing it as a cache is valid and reuses nothing.
-    """
+    """One agent's cache: the tokens it covers and, per layer, the blocks that hold them; a
+    sliding-window layer holds only the last tokens. `model_id` is the model that computed it,
+    `owner` the pool's name for the holder of its blocks (by default the agent's id). A retired
+    cache has passed its blocks to the agent's next request or the pool and is empty; passing it as
+    a cache is valid and reuses nothing."""
 
     agent_id: str
     total_tokens: int = 0
@@ -61,7 +55,6 @@ class AgentBlocks:
             self.total_tokens = len(self.token_ids)
 
     def add_block(self, block: KVBlock) -> None:
-        """Append `block` to its layer."""
         self._layers.setdefault(block.layer_id, []).append(block)
 
     def blocks_for_layer(self, layer_id: int) -> Sequence[KVBlock]:
@@ -74,7 +67,6 @@ class AgentBlocks:
         return range(blocks[0].start, blocks[-1].stop) if blocks else range(0)
 
     def all_blocks(self) -> Iterable[KVBlock]:
-        """Every block of every layer."""
         for blocks in self._layers.values():
             yield from blocks
 

@@ -1,11 +1,10 @@
 """Equal parts for tenants: FairShare and RoundRobin divide use over time, FairRoom and FairLru what
-tenants hold; functions do so for stores.
+tenants hold; functions do so for stores. None knows a clock or a thread.
 
 FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) that learns costs afterwards.
 FairRoom bounds what nobody takes back, by a threshold that moves with the free room (Choudhury and
 Hahne, 1998). In a full FairLru the tenant that holds most loses what it used longest ago: one alone
-may use all, and no tenant loses anything while it holds less than an equal part. None knows a clock
-or a thread.
+may use all, and none loses anything while it holds less than an equal part.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ class FairShare:
         self._now = 0.0  # the use of the tenant served last
 
     def begin(self, tenant: str) -> None:
-        """A tenant that wanted nothing wants something."""
         self._away.discard(tenant)
         self._used[tenant] = max(self._used.get(tenant, 0.0), self._now)
 
     def next(self, wanting: Iterable[str], owing: Mapping[str, float] | None = None) -> str:
-        """Return which of `wanting`, all begun, to serve next: the one with least use, including
-        what it is `owing` for running work; the first of equal ones."""
+        """Return the tenant of `wanting`, all begun, with least use, including what it is `owing`
+        for running work; the first of equal ones."""
         more = owing or {}
         tenant = min(wanting, key=lambda one: self._used[one] + more.get(one, 0.0))
         self._now = max(self._now, self._used[tenant])
@@ -66,7 +64,6 @@ class RoundRobin(Generic[V]):
         return self._n
 
     def push(self, tenant: str, value: V) -> None:
-        """The value waits, behind those of its tenant."""
         self._n += 1
         self._waiting.setdefault(tenant, deque()).append(value)
 
@@ -80,9 +77,9 @@ class RoundRobin(Generic[V]):
 
 
 class FairRoom:
-    """Room for `most`, in any unit. A tenant that has some gets more while as much stays free. One
-    tenant gets half, each of two a third, and there is always room for another one. With `times` it
-    gets more while it has at most `times` what stays free."""
+    """Room for `most`, in any unit. A tenant that has some gets more while it has at most `times`
+    what stays free: with 1 one tenant gets half, each of two a third, and there is always room for
+    another one."""
 
     def __init__(self, most: int, times: int = 1) -> None:
         self.most = most
@@ -91,11 +88,9 @@ class FairRoom:
         self._tenants: Counter[str] = Counter()
 
     def of(self, tenant: str) -> int:
-        """How much the tenant has."""
         return self._tenants[tenant]
 
     def fits(self, n: int) -> bool:
-        """Return whether `n` are free."""
         return self.used + n <= self.most
 
     def leaves_room(self, tenant: str, n: int) -> bool:

@@ -1,5 +1,4 @@
-"""Grammar: the constraint of structured output, as a value next to the sampling parameters. Knows
-no masks of tokens and no library."""
+"""Grammar: the constraint of structured output. Knows no masks of tokens and no library."""
 
 from __future__ import annotations
 
@@ -9,13 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that an answer must match.
-
+    """A grammar that an answer must match; the answer may end only where the grammar allows it.
     `kind`: `text` is a JSON schema, or a grammar in Lark's notation. `after` is text that must
-    precede the constrained part (the end mark of reasoning); everything before it is free. An
-    answer may end only where the grammar allows it. `tenant` sent it: how long it takes to compile
-    must not depend on what others sent.
-    """
+    precede the constrained part (the end mark of reasoning); everything before it is free. `tenant`
+    sent it: the time to compile it must not depend on what others sent."""
 
     kind: Literal["json_schema", "lark"]
     text: str

@@ -1,9 +1,6 @@
-"""The sender of a request: Identity, the session and the agent that a client names in passing,
-and Hints.
-
-They serve names, pins, statistics and order. They never choose a cache: the content of the prompt
-finds its blocks.
-"""
+"""The sender of a request: Identity, the session and the agent that a client names in passing, and
+Hints. They serve names, pins, statistics and order, never the choice of a cache: the content of the
+prompt finds its blocks."""
 
 from __future__ import annotations
 
@@ -36,12 +33,10 @@ _NUMBER = "~"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A client's session and agent.
-
-    `client` is the program, "" if unknown. `agent` is one of several in the session; None is the
-    session's main one. `parent` is the name of the agent that started it. An identity is `shared`
-    if several conversations use it at once, such as one that names a user.
-    """
+    """A client's session and agent. `client` is the program, "" if unknown. `agent` is one of
+    several in the session; None is its main one. `parent` is the name of the agent that started it.
+    An identity is `shared` if several conversations use it at once, such as one that names a
+    user."""
 
     session: str
     client: str = ""
@@ -51,7 +46,6 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """The name of the identity's first agent."""
         return name_of(self.client, self.session, self.agent)
 
     def numbered(self, number: int) -> str:
@@ -103,11 +97,8 @@ def _part(tag: str) -> str:
 class Hints:
     """All optional. `done`: the agent needs nothing after this answer. `back_in`: seconds from the
     answer to the agent's next request; None if unknown. `priority`: its tenant's requests with a
-    higher one precede it.
-
-    Raises InvalidRequestError for a `back_in` below 0 or above LONGEST_ABSENCE, for one of an agent
-    that is done, and for a `priority` beyond MOST_PRIORITY.
-    """
+    higher one precede it. Raises InvalidRequestError for a `back_in` below 0, above LONGEST_ABSENCE
+    or of an agent that is done, and for a `priority` beyond MOST_PRIORITY."""
 
     done: bool = False
     back_in: float | None = None

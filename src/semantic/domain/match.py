@@ -9,8 +9,6 @@ from semantic.domain.request_parts import Difference
 
 
 class MatchEnd(StrEnum):
-    """Why a prompt's reusable prefix ended where it did."""
-
     COMPLETE = "complete"
     """The request used everything cached for this agent."""
     NEW = "new"
@@ -32,8 +30,7 @@ class MatchEnd(StrEnum):
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
     """Tokens that an agent had cached and a request computed again. `seconds` is their share of the
-    prefill time. `part` is the part of the request that changed; None if none did or it is
-    unknown."""
+    prefill time. `part` is the changed part of the request; None if none or unknown."""
 
     tokens: int
     seconds: float
@@ -42,13 +39,11 @@ class CacheMiss:
 
 @dataclass(frozen=True, slots=True)
 class MatchReport:
-    """How much of its prompt a request reused, and why not more.
-
-    `differs_at` is the first position at which the prompt differs from the agent's cached tokens;
-    None if it extends them. `expected` and `got` are the token ids there. `seconds` is the prefill
-    time of the rest. `lost` counts cached tokens that the engine computed again; None without any.
-    `any_chip`: another kind of chip may have computed reused tokens, as the operator allows.
-    """
+    """How much of its prompt a request reused, and why not more. `differs_at` is the first position
+    at which the prompt differs from the agent's cached tokens; None if it extends them. `expected`
+    and `got` are the token ids there. `seconds` is the prefill time of the rest. `lost` counts
+    cached tokens that the engine computed again. `any_chip`: another kind of chip may have computed
+    reused tokens."""
 
     prompt_tokens: int
     reused_tokens: int

@@ -1,6 +1,6 @@
-"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. A request reuses a
-token only if it is equal at the same position and every layer can return to it, so reuse never
-changes an answer."""
+"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. A token must be
+equal at the same position and every layer must be able to return to it: reuse never changes an
+answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _MAX_GENERATION_SHARE = 4
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
     limit = min(len(left), len(right))
     if tuple(left[:limit]) == tuple(right[:limit]):
         return limit
@@ -26,9 +25,8 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def without_generation_prompt(n_tokens: int) -> int:
-    """Return how many of a prompt's tokens the agent's next prompt probably repeats. A rendered
-    conversation ends with the marks that open the answer; a template may write them differently in
-    front of a known answer."""
+    """Return how many of a prompt's tokens the agent's next prompt probably repeats: a template may
+    write the marks that open the answer differently in front of a known one."""
     return n_tokens - min(_MAX_GENERATION_PROMPT, n_tokens // _MAX_GENERATION_SHARE)
 
 
@@ -53,9 +51,9 @@ def _repeated(turn: Manifest) -> int:
 
 
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
-    """Return the shortest length for a layer that holds positions `held` of `total`. A window layer
-    cut to n tokens must still hold the window before token n. A layer that lacks tokens needed at
-    any length gets a length that no cache has."""
+    """Return the shortest length for a layer that holds positions `held` of `total`: cut to n
+    tokens, a window layer must still hold the window before token n. A layer that lacks tokens
+    needed at any length gets a length that no cache has."""
     if held.stop != total or (held.start > 0 and layer.kind is LayerKind.FULL):
         return total + 1
     if layer.kind is LayerKind.STATE:

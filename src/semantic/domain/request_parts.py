@@ -1,8 +1,6 @@
-"""Parts of a request, and the first part that differs from an earlier request.
-
-The parts are in the order in which templates render them: options, tools, messages. They consist of
-labels, numbers and short digests, and no text follows from them. Knows no tokens.
-"""
+"""Parts of a request in the order in which templates render them (options, tools, messages), and
+the first that differs from an earlier request. They consist of labels, numbers and short digests,
+and no text follows from them. Knows no tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +37,6 @@ class PartKind(StrEnum):
     """The kind of part that differs."""
 
     OPTION = "option"
-    """A template option."""
     TOOL = "tool"
     SYSTEM = "system"
     """A leading system message."""
@@ -51,8 +48,6 @@ class PartKind(StrEnum):
 
 
 class Change(StrEnum):
-    """How a part differs."""
-
     CHANGED = "changed"
     ADDED = "added"
     REMOVED = "removed"
@@ -131,7 +126,6 @@ class Parts:
 
     @property
     def n_system(self) -> int:
-        """Number of leading system messages."""
         roles = (message.role in _SYSTEM for message in self.messages)
         return next((at for at, is_system in enumerate(roles) if not is_system), len(self.messages))
 
@@ -176,11 +170,9 @@ def changed_part(before: Parts, now: Parts) -> Difference | None:
 
 
 def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference | None:
-    """Return the cause of other tokens although no part of `before` differs in `now`.
-
-    `in_answer`: the first differing token is in the answer to `before`, not in its prompt. None if
-    a message beyond the compared ones may be the cause.
-    """
+    """Return the cause of other tokens although no part of `before` differs in `now`; None if a
+    message beyond the compared ones may be it. `in_answer`: the first differing token is in the
+    answer to `before`, not in its prompt."""
     if before.is_cut:
         return None
     n_prompt = before.n_messages
@@ -308,6 +300,5 @@ def _key(message: MessageDigest) -> tuple[str, str]:
 
 
 def _common(before: Sequence[object], now: Sequence[object]) -> int:
-    """Number of equal leading items."""
     pairs = enumerate(zip(before, now, strict=False))
     return next((at for at, (old, new) in pairs if old != new), min(len(before), len(now)))

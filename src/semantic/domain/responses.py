@@ -1,6 +1,5 @@
 """StoredResponse: one response of the Responses API, its key and its encoding as bytes. Decoding
-refuses bytes that differ from the written ones. Knows messages and the agent; neither APIs nor
-storage."""
+refuses any other bytes. Knows messages and the agent; neither APIs nor storage."""
 
 from __future__ import annotations
 
@@ -33,7 +32,6 @@ def owner_of(tenant: str) -> bytes:
 
 
 def encoded(response: StoredResponse) -> bytes:
-    """`response` as bytes."""
     facts = asdict(response)
     body = facts.pop("body")
     # Escapes preserve a lone surrogate.
@@ -88,12 +86,9 @@ def _utf8(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """The part of a conversation that one response added.
-
-    `input` has only the messages of its own request; the response `previous` has earlier ones.
-    `tools` are the tools that its input added. `body` is JSON in the format of its API.
-    `created` is Unix time in seconds.
-    """
+    """The part of a conversation that one response added. `input` has only the messages of its own
+    request; the response `previous` has earlier ones. `tools` are the tools that its input added.
+    `body` is JSON in the format of its API. `created` is Unix time in seconds."""
 
     id: str
     agent: str

@@ -1,9 +1,6 @@
-"""BlockPool: reference-counted blocks of one model within a budget of blocks or bytes.
-
-Counts blocks, bytes and holders; knows neither the content of a block nor when a request runs. One
-lock makes every call atomic; thread-safe. A call costs by the blocks that it names, not by those
-that exist.
-"""
+"""BlockPool: reference-counted blocks of one model within a budget of blocks or bytes. Knows
+neither the content of a block nor when a request runs. One lock makes every call atomic;
+thread-safe. A call costs by the blocks that it names, not by those that exist."""
 
 from __future__ import annotations
 
@@ -21,13 +18,10 @@ _numbers = itertools.count()
 
 
 class BlockPool:
-    """Allocates blocks of one model to agents.
-
-    A block holds 256 tokens of one layer. The budget is a number of blocks, a number of bytes, or
-    both. A block may have several holders (`share`); it is free when its reference count is zero.
-    References of idle caches may be evictable (`mark_evictable`): a block is evictable if all its
-    references are.
-    """
+    """Allocates blocks of one model to agents: 256 tokens of one layer each, within a number of
+    blocks, a number of bytes, or both. A block may have several holders (`share`); it is free when
+    its reference count is zero. References of idle caches may be evictable (`mark_evictable`): a
+    block is evictable if all its references are."""
 
     def __init__(
         self,
@@ -84,7 +78,6 @@ class BlockPool:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the blocks with a holder."""
         return self._used_bytes
 
     @property
@@ -122,7 +115,6 @@ class BlockPool:
             return tuple(self._busy)
 
     def view(self, agent_id: str) -> PoolView:
-        """Return the holdings of `agent_id`."""
         with self._lock:
             per_layer = Counter(self._layer_of[block] for block in self._held.get(agent_id, ()))
         counts = tuple(per_layer[layer] for layer in range(self.spec.n_layers))
@@ -158,8 +150,8 @@ class BlockPool:
         return self.allocate_layers(counts, agent_id)[layer_id]
 
     def allocate_layers(self, counts: Sequence[int], agent_id: str) -> list[list[KVBlock]]:
-        """Allocate `counts[layer]` empty blocks of each layer to `agent_id`: all, or none. Raises
-        as `allocate`."""
+        """Allocate `counts[layer]` blocks of each layer to `agent_id`, or none. Raises as
+        `allocate`."""
         if len(counts) != self.spec.n_layers:
             raise InvalidRequestError(
                 f"expected a count for each of {self.spec.n_layers} layers, got {len(counts)}"
@@ -211,7 +203,6 @@ class BlockPool:
             self._settle(agent_id)
 
     def unmark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Undo a `mark_evictable` of the same blocks."""
         with self._lock:
             self._change([block.block_id for block in blocks], 0, -1)
             self._idle[agent_id] -= 1
@@ -291,8 +282,8 @@ class BlockPool:
             self._busy.pop(agent_id, None)
 
     def _change(self, ids: Iterable[BlockId], references: int, marks: int) -> None:
-        """Change the references and the evictable ones of those blocks that are in use. One loop
-        without calls: a long sequence has thousands of blocks, marked twice a turn."""
+        """Change the references and the evictable ones of blocks in use. One loop without calls: a
+        long sequence has thousands of blocks, marked twice a turn."""
         in_use, marked = self._references, self._marks
         layer_of, block_bytes = self._layer_of, self._block_bytes
         n_blocks = n_bytes = 0

@@ -1,9 +1,6 @@
-"""Stop strings: they cut an answer where one appears, however its text arrives.
-
-Works on text alone; knows no tokens. Holds back text that could still become a stop string, so no
-part of one leaves. Stop strings end the answer that a client sees: reasoning that quotes one goes
-on.
-"""
+"""Stop strings: they cut an answer where one appears, however its text arrives. Text that could
+still become one waits, so no part of one leaves. They end the answer that a client sees: reasoning
+that quotes one goes on. Works on text alone; knows no tokens."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string outside `thoughts`. A text that mentions their
-    opening mark, as a word of a line, does not open one. When two end at the same character the one
-    that began first wins, so the division of the text does not matter."""
+    """Cuts a stream of text at the first stop string outside `thoughts`. A mention of their opening
+    mark, as a word of a line, does not open one. When two end at the same character the one that
+    began first wins, however the text arrives."""
 
     def __init__(self, stops: Sequence[str], thoughts: Thoughts | None = None) -> None:
         self._stops = tuple(stops)

@@ -1,5 +1,5 @@
-"""Values of a block store: block bodies with their headers, and one manifest per agent. Bodies are
-plain bytes here. Knows neither how they are stored nor how a backend reads them."""
+"""Values of a block store: block bodies as plain bytes, with headers, and one manifest per agent.
+Knows neither how they are stored nor how a backend reads them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How a model's cache is divided into block bodies.
-
-    The body of `n` tokens of a part is the concatenation of its segments; segment `s` has
-    `n * bytes_per_token[s]` bytes: the keys or values of one head of one layer. `name` describes
-    shapes, dtypes and order, and is part of the namespace.
-    """
+    """How a model's cache is divided into block bodies. The body of `n` tokens of a part is the
+    concatenation of its segments; segment `s` has `n * bytes_per_token[s]` bytes: the keys or
+    values of one head of one layer. `name` describes shapes, dtypes and order, and is part of the
+    namespace."""
 
     name: str
     full: tuple[int, ...] = ()
@@ -36,7 +34,6 @@ class BlockLayout:
         return {Part.FULL: self.full, Part.WINDOW: self.window, Part.CHECKPOINT: ()}[part]
 
     def body_bytes(self, part: Part, n_tokens: int) -> int:
-        """Bytes of the body of `n_tokens` tokens of `part`."""
         return n_tokens * sum(self.bytes_per_token(part))
 
 
@@ -104,8 +101,6 @@ class BlockRead:
 
 
 class Tier(StrEnum):
-    """The tier of a store that holds a body."""
-
     MEMORY = "memory"
     QUEUE = "queue"
     """In memory, queued for the disk."""
@@ -147,11 +142,11 @@ def packed_name(name: str) -> bytes:
 class Manifest:
     """An agent at the end of its last turn.
 
-    Its blocks follow from `scope` and `token_ids`, of which the first `prompt_tokens` were the last
-    turn's prompt. `note` is opaque text for the caller. The store assigns `generation`, one more
-    with each save. `model`, `parent` (the agent that forked or started it), `turns` (its own,
-    without those before a fork and other saves) and `saved_at` (Unix time in seconds) are for
-    display: no decision reads a clock.
+    Its blocks follow from `scope` and `token_ids`; the first `prompt_tokens` were the last turn's
+    prompt. `note` is opaque text for the caller. The store assigns `generation`, one more with each
+    save. `model`, `parent` (the agent that forked or started it), `turns` (its own, without those
+    before a fork and other saves) and `saved_at` (Unix time in seconds) are for display: no
+    decision reads a clock.
     """
 
     scope: Scope
@@ -169,7 +164,6 @@ class Manifest:
 
     @property
     def place(self) -> Place:
-        """Where lists have it."""
         microseconds = 0 if isnan(self.saved_at) else min(max(self.saved_at * 1e6, 0), _LATEST)
         return int(microseconds), packed_name(self.agent_id)
 
@@ -185,7 +179,6 @@ COUNTERS = (
 )
 """Events that every tier counts that writes blocks itself."""
 QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
-"""Events that a queue counts in front of one: it writes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +192,10 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """Bytes that a store has written to its drive, all processes together.
-
-    `total` of them since the day `since`; `days` has the last days with any writes, oldest first.
-    Days are local dates as "2026-01-31", `day` is today's. `max_a_day` is a day's limit, `rated`
-    the drive's rating; None without one.
-    """
+    """Bytes that a store has written to its drive, all processes together: `total` since the day
+    `since`; `days` has the last days with any writes, oldest first. Days are local dates as
+    "2026-01-31", `day` is today's. `max_a_day` is a day's limit, `rated` the drive's rating; None
+    without one."""
 
     day: str
     since: str
@@ -215,7 +206,6 @@ class Wear:
 
     @property
     def today(self) -> int:
-        """Bytes of today."""
         return self.days.get(self.day, 0)
 
     @property
@@ -231,12 +221,10 @@ class Wear:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """One tier's contents, and counts of events since it opened.
-
-    `counts` has at least "hits", "misses", "written", "dropped", "evicted" and "damaged" (blocks)
-    and "write_errors"; a kind of damage or error has its own count, as "damaged: body checksum".
-    `wear` is that of the drive, None of a tier in memory.
-    """
+    """One tier's contents, and counts of events since it opened. `counts` has at least "hits",
+    "misses", "written", "dropped", "evicted" and "damaged" (blocks) and "write_errors"; a kind of
+    damage or error has its own count, as "damaged: body checksum". `wear` is that of the drive,
+    None in memory."""
 
     tier: Tier
     n_blocks: int

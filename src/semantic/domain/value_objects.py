@@ -1,6 +1,6 @@
 """Values of the domain: cache specs of a model, sampling parameters, events of a request.
-Immutable, compared by content. Knows no arrays, no framework and no model files; sizes are plain
-integers (tokens, bytes)."""
+Immutable, compared by content. Knows no arrays, framework or model files; sizes are in tokens or
+bytes."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ class LayerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The cache of one layer per sequence. `kv_heads`, `k_head_dim` and `v_head_dim` are 0 for a
-    STATE layer, whose size is `state_bytes`: bytes per sequence, or per block when
-    `state_grows`."""
+    """The cache of one layer per sequence. A STATE layer has 0 in `kv_heads`, `k_head_dim` and
+    `v_head_dim`, and `state_bytes` per sequence, or per block when `state_grows`."""
 
     kind: LayerKind
     kv_heads: int = 0
@@ -246,8 +245,8 @@ _MAX_PENALTY = 2
 _LEAST_TEMPERATURE = 1e-6
 """Smaller temperatures are 0: in fp32 their reciprocal may be infinite."""
 _LEAST_TOP_P = 1e-4
-"""A smaller `top_p` is 0: in fp32 the probabilities of a large vocabulary sum no more exactly, and
-no token could be left to draw."""
+"""A smaller `top_p` is 0: in fp32 the probabilities of a large vocabulary do not sum up exactly,
+and no token could be left to draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,14 +254,14 @@ class SamplingParams:
     """The choice of the next token. The defaults are greedy decoding.
 
     `top_p` of 1, `top_k` of 0 and `min_p` of 0 mean off. `top_p` of 0 is the most likely token, as
-    is a `temperature` of 0. `seed` fixes the draw of every position, so it holds in any batch and
-    over a preemption; None draws one.
-    `logprobs` is None for none, else the number of alternatives to report with each token.
-    `logit_bias` maps token ids to addends of their logits. The penalties of presence and frequency
-    lower the logits of tokens that the answer contains, once or for each occurrence. With
-    `ignore_eos` an answer continues after the model's end tokens. `grammar` constrains the text.
-    `prompt_logprobs` means `logprobs` for the prompt's tokens; the engine then computes the whole
-    prompt. `thinking` limits reasoning. `stop` strings have no effect in `thoughts`.
+    is a `temperature` of 0. `seed` fixes the draw of every position, in any batch and over a
+    preemption; None draws one. `logprobs` is None for none, else the number of alternatives to
+    report with each token. `logit_bias` maps token ids to addends of their logits. The penalties of
+    presence and frequency lower the logits of tokens that the answer contains, once or for each
+    occurrence. With `ignore_eos` an answer continues after the model's end tokens. `grammar`
+    constrains the text. `prompt_logprobs` means `logprobs` for the prompt's tokens; the engine then
+    computes the whole prompt. `thinking` limits reasoning. `stop` strings have no effect in
+    `thoughts`.
     """
 
     temperature: float = 0.0
@@ -340,11 +339,9 @@ class TokenLogprob:
 
 
 class SampledToken(NamedTuple):
-    """The choice of a backend for one sequence in one decode step.
-
-    `error` is the reason why `token` is not valid: the sequence cannot continue. Without `finite`
-    the model computed NaN or infinite values, and the sequence's cache is not valid either.
-    """
+    """The choice of a backend for one sequence in one decode step. `error` is the reason why
+    `token` is not valid: the sequence cannot continue. Without `finite` the model computed NaN or
+    infinite values, and the sequence's cache is not valid either."""
 
     sequence: SequenceId
     token: int
@@ -354,8 +351,8 @@ class SampledToken(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """A token of a running request, and the text that is final with it. `text` may be empty: a
-    character or a possible stop string is still incomplete."""
+    """A token of a running request, and its final text: empty while a character or a possible stop
+    string is incomplete."""
 
     uid: str
     agent_id: str
@@ -378,12 +375,11 @@ class PrefillEvent:
 class CompletedGeneration:
     """A request's end.
 
-    `text` is the answer without end token and stop string; `tokens` are all tokens generated,
-    the end token included. `blocks` is the agent's cache, valid until the agent's next request
-    begins or evicts it; passing it to a later request is always safe. The request reused
-    `cached_tokens` of the `prompt_tokens`; `match` has the reason for no more. `stop_string` ended
-    the answer, if any. `prompt_logprobs`, if requested, has an entry for each prompt token;
-    the first is None.
+    `text` is the answer without end token and stop string; `tokens` are all tokens generated, the
+    end token included. `blocks` is the agent's cache, valid until the agent's next request begins
+    or evicts it; passing it to a later request is always safe. The request reused `cached_tokens`
+    of the `prompt_tokens`; `match` has the reason for no more. `stop_string` ended the answer, if
+    any. `prompt_logprobs`, if requested, has an entry for each prompt token; the first is None.
     """
 
     uid: str
