@@ -142,6 +142,7 @@ class Chat:
 
     @property
     def length(self) -> int:
+        """Characters of all messages."""
         return sum(message.length for message in self.messages)
 
 
@@ -204,6 +205,7 @@ class Turn:
 
     @property
     def end(self) -> int:
+        """Number of tokens up to the end of the turn."""
         return self.start + len(self.tokens)
 
 
@@ -253,6 +255,7 @@ def point_after(point: Point, message: Message, defaults: Defaults = MappingProx
 
 
 def thought_digest(reasoning: str) -> bytes:
+    """Digest of an answer's reasoning without surrounding white space."""
     return digest("thought-v1", _text(reasoning.strip()))
 
 
@@ -262,6 +265,7 @@ def agrees(turn: Turn, message: Message) -> bool:
 
 
 def answers(messages: Sequence[Message]) -> list[int]:
+    """Indices of the assistant's messages."""
     return [number for number, message in enumerate(messages) if message.role == "assistant"]
 
 

@@ -26,6 +26,7 @@ class KVBlock:
 
     @property
     def stop(self) -> int:
+        """Position after its last token."""
         return self.start + self.token_count
 
 

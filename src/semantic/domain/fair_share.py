@@ -27,6 +27,7 @@ class FairShare:
         self._now = 0.0  # the use of the tenant served last
 
     def begin(self, tenant: str) -> None:
+        """A tenant that wanted nothing wants something."""
         self._away.discard(tenant)
         self._used[tenant] = max(self._used.get(tenant, 0.0), self._now)
 

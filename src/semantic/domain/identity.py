@@ -46,6 +46,7 @@ class Identity:
 
     @property
     def name(self) -> str:
+        """The name of the identity's first agent."""
         return name_of(self.client, self.session, self.agent)
 
     def numbered(self, number: int) -> str:

@@ -9,6 +9,8 @@ from semantic.domain.request_parts import Difference
 
 
 class MatchEnd(StrEnum):
+    """Why a prompt's reusable prefix ended where it did."""
+
     COMPLETE = "complete"
     """The request used everything cached for this agent."""
     NEW = "new"

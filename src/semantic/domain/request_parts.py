@@ -126,6 +126,7 @@ class Parts:
 
     @property
     def n_system(self) -> int:
+        """Number of leading system messages."""
         roles = (message.role in _SYSTEM for message in self.messages)
         return next((at for at, is_system in enumerate(roles) if not is_system), len(self.messages))
 

@@ -78,6 +78,7 @@ class BlockPool:
 
     @property
     def used_bytes(self) -> int:
+        """Bytes of the blocks with a holder."""
         return self._used_bytes
 
     @property
@@ -203,6 +204,7 @@ class BlockPool:
             self._settle(agent_id)
 
     def unmark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
+        """Undo a `mark_evictable` of the same blocks."""
         with self._lock:
             self._change([block.block_id for block in blocks], 0, -1)
             self._idle[agent_id] -= 1

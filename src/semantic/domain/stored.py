@@ -206,6 +206,7 @@ class Wear:
 
     @property
     def today(self) -> int:
+        """Bytes of today."""
         return self.days.get(self.day, 0)
 
     @property

@@ -229,6 +229,7 @@ class AnswerReader:
             self._found.look_for((headers.end,))
 
     def _read_header(self) -> bool:
+        """Read more of a header; False if it takes more text."""
         headers = self._headers
         if headers is None:
             return False

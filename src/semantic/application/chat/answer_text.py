@@ -84,6 +84,7 @@ class MarkFinder:
         self._held += text
 
     def end(self) -> None:
+        """No text follows."""
         self._is_whole = True
 
     def look_for(self, marks: Sequence[str]) -> None:

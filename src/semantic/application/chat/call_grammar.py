@@ -55,6 +55,7 @@ class SpelledMark:
         return bool(self.pieces) and isinstance(self.pieces[0], int)
 
     def tokens(self) -> str:
+        """The mark in Lark, by its pieces."""
         return " ".join(
             f"<[{piece}]>" if isinstance(piece, int) else _dumps(piece) for piece in self.pieces
         )
@@ -135,12 +136,14 @@ def answer_grammar(wanted: AnswerFormat) -> Grammar:
 
 
 def regex_grammar(regex: str) -> str:
+    """A grammar of the texts that match all of `regex`, in Lark."""
     parts = re.findall(r"\\.|[^\\]|\\", regex, re.DOTALL)
     written = "".join(_IN_REGEX.get(part, part) for part in parts)
     return f"start: /{written}/"
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
+    """A grammar of these texts, in Lark."""
     return f"start: {' | '.join(map(_dumps, choices))}"
 
 

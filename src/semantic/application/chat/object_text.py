@@ -209,6 +209,7 @@ class ObjectText:
         return True
 
     def _wait(self, token: str, following: _Next) -> bool:
+        """Read `token`, which is not certain yet."""
         self._at += len(token)
         self._next = following
         self._pending += token

@@ -66,6 +66,7 @@ class Attachments:
         self._lock = Lock()
 
     def check(self, fresh: Sequence[Attachment], tenant: str) -> None:
+        """Raises InvalidRequestError for what a user of `tenant` has attached."""
         if not fresh or self._policy == "note":
             return
         with self._lock:

@@ -448,6 +448,7 @@ class StreamedCalls:
         self._n_source += len(text)
 
     def _release(self) -> None:
+        """Emit the certain part; keep the rest of the source."""
         if self._held:
             self._written.append(CallPart(None, self._held))
             self._held = ""

@@ -88,6 +88,7 @@ def _text(name: str, given: object) -> str:
 
 
 def _written(message: Message) -> dict[str, object]:
+    """The fields of a message that are not empty, and its role and content."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     for name in _TEXTS[1:]:
         value = getattr(message, name)

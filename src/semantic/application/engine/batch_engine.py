@@ -150,6 +150,7 @@ class BlockPoolBatchEngine:
             self._heed(self._allocator.key(agent_id, tenant), Hints(back_in=seconds))
 
     def seconds_of(self, request: Request) -> float:
+        """How long the engine has had `request`."""
         return self._clock() - request.arrived
 
     def cancel(self, uid: str) -> bool:
@@ -216,6 +217,7 @@ class BlockPoolBatchEngine:
 
     @property
     def waiting(self) -> frozenset[str]:
+        """The uids of requests without blocks, new or preempted."""
         return self._scheduler.waiting.uids
 
     @property
@@ -225,6 +227,7 @@ class BlockPoolBatchEngine:
 
     @property
     def idle_caches(self) -> IdleCaches:
+        """The idle caches in the pool; read only."""
         return self._idle
 
     def caches_of(self, tenant: str, names: Collection[str] | None = None) -> list[AgentBlocks]:
@@ -336,6 +339,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
+        """Continue requests with a complete load; wait only if nothing else can run."""
         loading = self._scheduler.in_phase(Phase.LOAD)
         if loading and len(loading) == self.n_running:
             self._sequences.wait_for_load(loading, _LOAD_WAIT)
@@ -370,6 +374,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _reserve(self, requests: Iterable[Request]) -> list[EngineEvent]:
+        """Reserve room for one more token of each, which may preempt others."""
         events: list[EngineEvent] = []
 
         def preempt(one: Request) -> None:

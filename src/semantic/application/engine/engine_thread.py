@@ -238,6 +238,7 @@ class EngineThread:
         return True
 
     def _build_on(self) -> bool:
+        """Build a slice; False if the build ended early."""
         if self._building is None:
             built = self._build()
             if isinstance(built, BlockPoolBatchEngine):

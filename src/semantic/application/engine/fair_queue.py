@@ -48,10 +48,12 @@ class _Place:
 
     @property
     def lead(self) -> int:
+        """How many admissions its priority is worth."""
         return _PER_PRIORITY * self.request.hints.priority
 
     @property
     def turn(self) -> tuple[int, int]:
+        """Its order among its agent's requests."""
         return self.arrived - self.lead, self.request.number
 
 
@@ -78,6 +80,7 @@ class _Tenant:
 
     @property
     def since(self) -> int:
+        """The time of its last service, or of its arrival."""
         return max(self.served, self.arrivals[0][1])
 
 
@@ -206,6 +209,7 @@ class FairQueue:
     # Changes
 
     def _pass(self, place: _Place) -> None:
+        """Note that another request overtakes this one."""
         place.passed += 1
         if place.passed >= _MAX_PASSED:
             self._step_out(place)
@@ -248,6 +252,7 @@ class FairQueue:
             del places[bisect_left(places, place.turn, key=_turn)]
 
     def _sort(self, request: Request) -> None:
+        """Sort the request's agent and tenant into the orders, after a change of their places."""
         name, tenant = request.tenant, self._tenants[request.tenant]
         agent = tenant.agents[request.agent_id]
         if agent.entry is not None:

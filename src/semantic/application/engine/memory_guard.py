@@ -54,6 +54,7 @@ class Narrowing:
         self.times = 0
 
     def of(self, size: int) -> int:
+        """Return the rest of `size`, at least 1."""
         return max(1, size >> self.times)
 
 
@@ -159,6 +160,7 @@ class MemoryGuard:
         self._tell(now, used, taken)
 
     def left(self) -> int:
+        """Bytes that the process may still take."""
         return max(0, self._limit - self._memory.in_use())
 
     def room(self, n_bytes: int) -> int:

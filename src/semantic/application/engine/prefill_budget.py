@@ -69,6 +69,7 @@ class PassCost:
     sequence costs `beside` of one alone."""
 
     def __init__(self, largest: int) -> None:
+        """`largest` is the maximum number of tokens of a pass."""
         self._small = max(1, largest // _SMALL)
         self._passes = 0
         self._samples: deque[float] = deque(maxlen=_FIXED_SAMPLES)
@@ -204,10 +205,12 @@ class PrefillBudget:
 
     @property
     def smallest(self) -> int:
+        """Return the fewest tokens of a shortened pass."""
         return self._smallest
 
     @property
     def largest(self) -> int:
+        """The most tokens of a pass, as narrowed."""
         if self.narrowing is None:
             return self._largest
         return max(self._smallest, self.narrowing.of(self._largest))

@@ -379,6 +379,7 @@ class Scheduler:
         step.prefill_ended = self._clock()
 
     def end_step(self, step: Step) -> None:
+        """Learn the rates of prefill and decode from a finished step."""
         ended = self._clock() if step.decoding else step.prefill_ended
         seconds = ended - step.started
         self._budget.observe(step.passes, seconds, decoding=step.decoding > 0)

@@ -86,6 +86,7 @@ class StepLoop:
     in that moment would abort."""
 
     def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
+        """Check `guard` before each turn."""
         self.guard = guard
         # Guards what any thread may write: the lanes and their calls. Never held during a turn.
         self.changed = threading.Condition()
@@ -241,6 +242,8 @@ class _Wait:
 
 
 class _Call:
+    """A lane of one turn."""
+
     is_ready = True
     n_requests = 0
 
