@@ -111,8 +111,7 @@ class Embeddings:
             self._room.give(tenant, 1)
 
     async def _encoded(self, texts: Sequence[str], tenant: str, *, truncate: bool) -> list[Row]:
-        """The tokens of `texts` and their keys; in parts, so that others get the workers in
-        between."""
+        """The tokens of `texts` and their keys; in parts, between which others get the workers."""
         found: list[Row] = []
         for part in parts(texts):
             work = partial(self._part, len(found), part, truncate=truncate)

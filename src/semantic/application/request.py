@@ -356,8 +356,8 @@ class Request:
         return cache
 
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
-        """Append a generated token; return its final text, and the finish reason if it is the
-        last."""
+        """Append a generated token. Returns the text that is final with it, and the finish reason
+        if it is the last token."""
         _, token, logprob, error, _ = sampled
         self.generated.append(token)
         self.computed = len(self.prompt) + len(self.generated)

@@ -40,8 +40,8 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of the answer; empty only with the `logprobs` of a token with an incomplete
-    character."""
+    """More text of the answer. `text` is empty only with `logprobs`: those of a token whose
+    character is still incomplete."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -79,8 +79,8 @@ class ToolCallFailed:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of an answer. The prompt reused `cached` tokens; `match` has the reason for no more.
-    `kept`: the cache keeps the computed tokens. `noted`: attachments that are notes in the
-    prompt."""
+    `kept`: the cache keeps the computed tokens. `noted`: pictures, sounds and documents that are
+    notes in the prompt."""
 
     prompt: int
     cached: int

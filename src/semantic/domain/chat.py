@@ -193,8 +193,7 @@ class Turn:
     """An answer, and the tokens of the conversation up to its end: the first `start` tokens of the
     previous turn, with the digest `parent`, then `tokens`. Another turn may reach the same point in
     other tokens, hence the digest. Without `tokens` the turn is known, but nothing continues it.
-    `thought` is the digest of the answer's reasoning. The store counts its tenant's turns under
-    `owner`."""
+    `thought` is the digest of its reasoning. The store counts its tenant's turns under `owner`."""
 
     point: Point
     parent: bytes | None
@@ -281,7 +280,7 @@ def canonical(value: object) -> bytes:
 
 def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
     """Canonical JSON of a call's arguments without `defaults`, equal for clients with one number
-    type."""
+    type only."""
     try:
         found = _trimmed(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):

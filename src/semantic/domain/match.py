@@ -42,10 +42,10 @@ class CacheMiss:
 @dataclass(frozen=True, slots=True)
 class MatchReport:
     """How much of its prompt a request reused, and why not more. `differs_at` is the first position
-    at which the prompt differs from the agent's cached tokens; None if it extends them. `expected`
-    and `got` are the token ids there. `seconds` is the prefill time of the rest. `lost` counts
-    cached tokens that the engine computed again. `any_chip`: another kind of chip may have computed
-    reused tokens."""
+    at which the prompt differs from the agent's cached tokens; None if it extends them; `expected`
+    and `got` are the tokens there. `seconds` is the prefill time of the rest. `lost` counts cached
+    tokens that the engine computed again. `any_chip`: another kind of chip may have computed reused
+    tokens."""
 
     prompt_tokens: int
     reused_tokens: int

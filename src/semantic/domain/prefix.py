@@ -1,5 +1,5 @@
-"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. A token must be
-equal at the same position and every layer must be able to return to it: reuse never changes an
+"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. It reuses only
+tokens equal at the same position to which every layer can return, so reuse never changes an
 answer."""
 
 from __future__ import annotations

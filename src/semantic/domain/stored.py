@@ -18,8 +18,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 class BlockLayout:
     """How a model's cache is divided into block bodies. The body of `n` tokens of a part is the
     concatenation of its segments; segment `s` has `n * bytes_per_token[s]` bytes: the keys or
-    values of one head of one layer. `name` describes shapes, dtypes and order, and is part of the
-    namespace."""
+    values of one head of one layer. `name`, part of the namespace, describes shapes, dtypes and
+    order."""
 
     name: str
     full: tuple[int, ...] = ()
@@ -194,8 +194,8 @@ class Pinned:
 class Wear:
     """Bytes that a store has written to its drive, all processes together: `total` since the day
     `since`; `days` has the last days with any writes, oldest first. Days are local dates as
-    "2026-01-31", `day` is today's. `max_a_day` is a day's limit, `rated` the drive's rating; None
-    without one."""
+    "2026-01-31", `day` is today's. `max_a_day` is a day's limit, `rated` the drive's rating, if
+    any."""
 
     day: str
     since: str
@@ -224,8 +224,8 @@ class Wear:
 class StoreStats:
     """One tier's contents, and counts of events since it opened. `counts` has at least "hits",
     "misses", "written", "dropped", "evicted" and "damaged" (blocks) and "write_errors"; a kind of
-    damage or error has its own count, as "damaged: body checksum". `wear` is that of the drive,
-    None in memory."""
+    damage or error has its own count, as "damaged: body checksum". `wear` is the drive's, if
+    any."""
 
     tier: Tier
     n_blocks: int

@@ -1,5 +1,5 @@
 """Values of the domain: cache specs of a model, sampling parameters, events of a request.
-Immutable, compared by content. Knows no arrays, framework or model files; sizes are in tokens or
+Immutable, compared by content. Knows no arrays, frameworks or files; sizes are in tokens or
 bytes."""
 
 from __future__ import annotations
@@ -259,9 +259,8 @@ class SamplingParams:
     report with each token. `logit_bias` maps token ids to addends of their logits. The penalties of
     presence and frequency lower the logits of tokens that the answer contains, once or for each
     occurrence. With `ignore_eos` an answer continues after the model's end tokens. `grammar`
-    constrains the text. `prompt_logprobs` means `logprobs` for the prompt's tokens; the engine then
-    computes the whole prompt. `thinking` limits reasoning. `stop` strings have no effect in
-    `thoughts`.
+    constrains the text. `prompt_logprobs` means `logprobs` for the prompt, which the engine then
+    computes whole. `thinking` limits reasoning. `stop` strings have no effect in `thoughts`.
     """
 
     temperature: float = 0.0

@@ -100,7 +100,7 @@ class MarkFinder:
         )
 
     def take(self) -> tuple[TokenText, str | None]:
-        """Take the text before the next mark, and the mark; without one, the certain text and
+        """Take the text before the next mark, and the mark; without one the certain text and
         None."""
         text = self._held.text
         at, mark = first_mark(self._marks, text)
@@ -147,9 +147,8 @@ class MarkFinder:
 
 
 class Trimmer:
-    """Drops white space next to marks, and restores it if more text follows: "one <mark> two"
-    becomes "one two". White space at either end of the whole answer, where there is no mark,
-    stays."""
+    """Drops white space next to marks; restores it if text follows: "one <mark> two" becomes "one
+    two". White space at an end of the answer without a mark stays."""
 
     def __init__(self, *, after_mark: bool) -> None:
         self._after_mark = after_mark
@@ -243,10 +242,9 @@ class CallText:
         return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """Return the text's end at the answer's end; None if there is nothing of a call. Text that
-        was `cut` keeps the certain part of its calls; after a stop string (`stopped`) it may be
-        unfinished, and keeps the emitted part. Text without an end mark is complete if it
-        parses."""
+        """Return the text's end at the answer's end; None without a call. Text that was `cut` keeps
+        the certain part of its calls; after a stop string (`stopped`) it may be unfinished, and
+        keeps the emitted part. Text without an end mark is complete if it parses."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)

@@ -57,8 +57,7 @@ _MOST_REFUSED = 1 << 14
 
 class Attachments:
     """Refuses what a user has just attached and this model cannot read. Thread-safe. "reject-once"
-    refuses it only the first time: a client keeps the message and sends it in every later
-    request."""
+    refuses it only the first time: clients repeat the message in every later request."""
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy

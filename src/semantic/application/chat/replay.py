@@ -53,8 +53,7 @@ class ToolSpellings:
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
     ) -> tuple[Tool, ...]:
         """`tools` in their order, each in its first spelling in `scope`. `texts` are their
-        canonical texts, independent of the order of keys. Without `keep` it records no new
-        spelling."""
+        canonical texts, whatever the order of keys. Without `keep` it records none."""
         found: list[Tool] = []
         with self._lock:
             for tool, text in zip(tools, texts, strict=True):
@@ -194,8 +193,8 @@ class Replay:
     def _known(
         self, turns: _Turns, messages: Sequence[Message], numbers: Sequence[int]
     ) -> _Known | None:
-        """Return the tokens up to the last of the answers `numbers`; None if unknown or
-        contradicted."""
+        """Return the tokens up to the last of the answers `numbers`; None if they are unknown, or
+        if a message contradicts them."""
         found: list[Turn] = []
         for number in reversed(numbers):
             turn = turns.ending_with(number)

@@ -30,7 +30,7 @@ _Packed = tuple[Turn, bytes]
 
 
 class Writes:
-    """Writes that wait for `n_threads` of their own, in turn; it drops those beyond `max_bytes`.
+    """Writes that wait for `n_threads` of their own; it drops any beyond `max_bytes`.
     Thread-safe."""
 
     def __init__(self, n_threads: int, max_bytes: int, name: str) -> None:

@@ -250,8 +250,8 @@ class BlockPoolBatchEngine:
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
         """Evict idle caches of the given bytes, if that returns memory to the system; return
-        whether it evicted any. Where freed blocks keep their memory, the others first move within
-        `room` bytes."""
+        whether it evicted any. Where freed blocks keep their memory the others must move first,
+        within `room` bytes."""
         moves = not self._model.returns_memory
         with self._lock:
             least = self.pool.used_bytes - n_bytes

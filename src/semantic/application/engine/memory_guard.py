@@ -71,8 +71,8 @@ class MemoryGuard:
         report: Callable[[str], None],
         most: int | None = None,
     ) -> None:
-        """`report` gets a line when pressure begins, takes more than before, or ends. `most` bounds
-        later limits."""
+        """`report` gets a line when pressure begins, takes more, or ends. `most` bounds later
+        limits."""
         self.max_bytes = self._first = max_bytes
         self._most = most
         self._rise = 0.0
@@ -220,7 +220,7 @@ class MemoryGuard:
         return self._memory.in_use()
 
     def _narrow(self, now: float, names: list[str]) -> None:
-        """Halve the chunks, then the batch; both as often as they can be while the limit is at
+        """Halve chunks, then the batch; both as often as they can be while the limit is at
         stake."""
         before = self.chunks.times, self.batch.times
         for one in (self.chunks, self.batch):

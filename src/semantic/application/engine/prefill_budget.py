@@ -42,8 +42,7 @@ SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 
 class MeasuredPass(NamedTuple):
     """A pass over `n_tokens` of one prompt, and `n_beside` of others, padding included. `allowed`
-    is how many tokens its step might have, with those before it: the rest of a step may be
-    small."""
+    is how many tokens its step might have, with those before it: its rest may be small."""
 
     n_tokens: int
     seconds: float
@@ -81,10 +80,9 @@ class PassCost:
     def observe(
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
     ) -> None:
-        """Learn from a pass over `n_tokens` of a sequence and `n_beside` of others beside them;
-        `limited`: there were more tokens to compute. A limited pass shows the rate even if it is
-        small: a device that becomes slow makes chunks small, and that must not pass for a fixed
-        cost."""
+        """Learn from a pass over `n_tokens` of a sequence and `n_beside` of others; `limited`: more
+        were left to compute. A limited pass shows the rate even if it is small: a device that
+        becomes slow makes chunks small, and that must not pass for a fixed cost."""
         if seconds <= 0:
             return
         if n_beside and self.rate is not None:

@@ -1,6 +1,5 @@
 """Scheduler: admits requests, chooses who prefills next, grows and preempts the running ones. Knows
-requests with their tenants and priorities, the block allocator and a clock; not what a backend
-computes."""
+requests with their tenants and priorities, the block allocator and a clock; no backend."""
 
 from __future__ import annotations
 
@@ -31,9 +30,8 @@ went elsewhere: a stream of short prompts cannot starve a long one."""
 class PrefillOrder:
     """The order in which prompts receive chunks: next is the request whose agent will have computed
     the fewest tokens once this prompt is complete. A short prompt does not wait for a long one, and
-    an agent's many short prompts count together, until it has no prompt ready. Within a tenant only
-    prompts of the highest priority have turns, and the one that has waited longest; no tenant gains
-    by it."""
+    an agent's short prompts count together until it has none ready. Within a tenant only prompts of
+    the highest priority have turns, and the one that has waited longest; no tenant gains by it."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -146,7 +144,7 @@ class Prompts(Protocol):
         """False for a request that waits for another one."""
 
     def waits_for(self, request: Request) -> Request | None:
-        """The other one, which then is as urgent: a short prompt does not wait for a long one's
+        """The other one, which is then as urgent: short prompts do not wait for a long one's
         turn."""
 
     def may_join(self, request: Request) -> bool:
@@ -199,8 +197,7 @@ class Scheduler:
     # Admit
 
     def add(self, request: Request) -> None:
-        """Queue a new request. Raises PoolExhaustedError if it could not finish even with the pool
-        to itself."""
+        """Queue a new request. Raises PoolExhaustedError if it could not finish alone."""
         self._allocator.require_capacity(request, [other.owner for other in self.running])
         self.waiting.push(request)
 
@@ -328,8 +325,8 @@ class Scheduler:
         return [Chunk(one, width) for one in together]
 
     def _within_memory(self, step: Step, request: Request, left: int) -> int:
-        """At most `left` tokens of a prompt, for whose pass there is memory; 0 to wait for
-        decodes."""
+        """At most `left` tokens of a prompt, for whose pass there is memory; 0 if it is better to
+        wait for requests that decode."""
         n_tokens = min(left, request.to_prefill)
         fitting = self._fitting(n_tokens, request.computed + n_tokens)
         if fitting == n_tokens:

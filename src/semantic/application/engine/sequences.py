@@ -40,9 +40,8 @@ class Sequences:
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
-        """Open the sequence of an admitted request, from a cache if there is one. Threads read a
-        stored prefix while the batch runs: the request is then in phase LOAD. Raises
-        BackendError."""
+        """Open an admitted request's sequence, from its cache if any. Threads read a stored prefix
+        while the batch runs: the request is then in phase LOAD. Raises BackendError."""
         sequence = self._restored(request)
         if sequence is None:
             sequence = self._model.open(request.capacity)
@@ -142,8 +141,7 @@ class Sequences:
         return self._model.pads_chunks
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """Return the tokens of the next chunk, at most `limit`, if others can share its pass; else
-        0."""
+        """The tokens of the next chunk, at most `limit`, if others can share its pass; else 0."""
         if request.sequence is None or request.scoring:
             return 0
         n_tokens = request.next_stop(limit, self._checkpoint_at(request)) - request.computed

@@ -1,6 +1,6 @@
-"""Submission: a request for an engine thread, the handle on it and the listener to its events. The
-engine refuses it before any state changes. Knows the model's vocabulary and tokenizer; not the
-pool."""
+"""Submission: a request for an engine thread, the handle on it and the listener to its events. It
+becomes a request, or the engine refuses it before any state changes. Knows the model's vocabulary
+and tokenizer; not the pool."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ _RETRY_AFTER = 5
 
 
 class RunnableServing(ServingPort, Protocol):
-    """A served model that accepts requests until its end. `memory` is the limit of the process'
-    memory."""
+    """A served model that accepts requests until its end; `memory` limits the whole process."""
 
     embedding: EmbeddingPort | None
     memory: MemoryLimit | None

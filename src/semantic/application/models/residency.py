@@ -152,8 +152,7 @@ class Residency:
         return self._models[name].expires()
 
     def last_used(self, name: str) -> float | None:
-        """Return the time of its last request's end, or of its load; None while in use or
-        unloaded."""
+        """The time of its last request's end, or of its load; None while in use or unloaded."""
         model = self._models[name]
         return None if model.uses or model.state != "loaded" else model.last_used
 
