@@ -74,8 +74,8 @@ class LayerSpec:
     def max_blocks(self) -> int | None:
         """The most blocks a sequence ever owns here; None when it grows with the sequence. A window
         owns the blocks that hold it, and one more when those leave less than half a block of room:
-        tokens go there, and the window moves to the front only when the room is full, so many steps
-        share the cost of a move."""
+        tokens go there, and the window moves to the front only when the room is full, so the steps
+        between share the cost of a move."""
         if self.kind is LayerKind.STATE:
             return None if self.state_grows else 1
         if self.window is None:

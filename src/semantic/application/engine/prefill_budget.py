@@ -81,7 +81,7 @@ class PassCost:
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
     ) -> None:
         """Learn from a pass over `n_tokens` of a sequence and `n_beside` of others; `limited`: more
-        were left to compute. A limited pass shows the rate even if it is small: a device that
+        remained to compute. A limited pass shows the rate even if it is small: a device that
         becomes slow makes chunks small, and that must not pass for a fixed cost."""
         if seconds <= 0:
             return
