@@ -263,7 +263,7 @@ class CallText:
 
 class _WholeCalls:
     """The text of calls, for parsing at its end. The end mark may occur inside the arguments: text
-    that does not parse continues to the next one, unless another call follows."""
+    that does not parse continues to the next one. If another call follows, it is invalid."""
 
     def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
         self._syntax = syntax

@@ -1,5 +1,6 @@
-"""Types of arguments: from a tool's schema, and from the text of a value to its JSON, which alone
-does not tell its type. Knows JSON Schema and JSON; not how a model writes a call."""
+"""Types of arguments: from a tool's schema, and from the text of a value to its JSON. A value in
+tags says nothing of its type; the schema does. Knows JSON Schema and JSON; not how a model writes a
+call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""FairQueue: the queue of requests that wait for blocks, fair between tenants and agents."""
+"""FairQueue: the queue of requests that wait for blocks, fair between tenants and agents. Knows
+requests; no pool, no backend, no clock."""
 
 from __future__ import annotations
 

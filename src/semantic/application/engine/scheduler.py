@@ -232,7 +232,7 @@ class Scheduler:
 
     def stuck(self) -> Request | None:
         """Return the first waiting request, if it does not fit although nothing runs: callers have
-        allocated blocks of the pool outside the engine since."""
+        allocated blocks of the pool outside the engine since its submission."""
         if self.running or not self.waiting:
             return None
         return self.waiting.first(self.running)

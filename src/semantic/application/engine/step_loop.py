@@ -77,7 +77,8 @@ class Lane(Protocol):
         """One slice of work; False when there is no more to come. Never raises."""
 
     def evict_idle(self, n_bytes: int, room: int) -> bool:
-        """Evict idle caches of `n_bytes`, within `room` bytes of memory; return whether any was."""
+        """Evict idle caches of `n_bytes`, within `room` bytes of memory; return whether it had
+        any."""
 
 
 class StepLoop:
