@@ -1,6 +1,6 @@
 """StepLoop: the one thread that may use the framework, and whose turn it is on it. Knows neither
-engines nor models. It alone, outside the command line, catches every exception: broken engines and
-listeners are defects of other code, and the thread that serves all requests goes on."""
+engines nor models. No exception ends it: broken engines and listeners are defects of other code,
+and the thread that serves all requests goes on."""
 
 from __future__ import annotations
 
