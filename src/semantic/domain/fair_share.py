@@ -2,9 +2,9 @@
 tenants hold; functions do so for stores. None knows a clock or a thread.
 
 FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) that learns costs afterwards.
-FairRoom bounds what nobody takes back, by a threshold that moves with the free room (Choudhury and
-Hahne, 1998). In a full FairLru the tenant that holds most loses what it used longest ago: one alone
-may use all, and none loses anything while it holds less than an equal part.
+FairRoom bounds what it cannot take back, by a threshold that moves with the free room (Choudhury
+and Hahne, 1998). In a full FairLru the tenant that holds most loses what it used longest ago: one
+alone may use all, and none loses anything while it holds less than an equal part.
 """
 
 from __future__ import annotations

@@ -257,10 +257,10 @@ class Scheduler:
         )
 
     def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
-        """Return the chunks of the next forward pass; none ends the step's prefill. Several chunks
-        only if each is the rest of a prompt that joins others in a pass, or if they run side by
-        side. After a prompt is complete, only prompts that fit entirely go on: a first token never
-        waits for a long chunk."""
+        """Chunked prefill: the chunks of the next forward pass; none ends the step's prefill.
+        Several chunks only if each is the rest of a prompt that joins others in a pass, or if they
+        run side by side. After a prompt is complete, only prompts that fit entirely go on: a first
+        token never waits for a long chunk."""
         if step.first_token_due:
             return []
         prefilling = self.in_phase(Phase.PREFILL)
