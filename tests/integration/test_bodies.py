@@ -186,7 +186,7 @@ def test_a_sequence_that_is_being_loaded_stays_where_it_is() -> None:
     model = backend("llama")
     sequence = model.open(512)
     views = model.loading(sequence, Part.FULL, 0, 300)
-    with pytest.raises(BackendError, match="loaded"):
+    with pytest.raises(BackendError, match="still loading"):
         model.reserve(sequence, 1024)
     with pytest.raises(BackendError, match="loaded"):
         model.prefill(sequence, [1])
