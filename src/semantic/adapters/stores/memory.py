@@ -269,7 +269,7 @@ class MemoryStore:
             ]
 
     def release(self, n_bytes: int) -> bool:
-        """Evict `n_bytes` of the largest tenants, sparing pins; return whether any went."""
+        """Evict the largest tenants' least recently used `n_bytes`, no pins; return whether any."""
         with self._lock:
             victims = self._order.oldest(n_bytes)
             for victim in victims:

@@ -123,7 +123,7 @@ MOST_SAVED = 0.05
 IDLE = 1.0
 """Seconds after an engine's last step from which uploads cost nothing."""
 FEWEST_STEPS = 16
-"""Steps with uploads that reveal their cost."""
+"""Steps with uploads before their cost counts as measured."""
 _STEPS = 128
 """The latest steps with uploads, which determine the cost."""
 _FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
@@ -192,7 +192,7 @@ class UploadPace:
             return min(_ASK_AGAIN, self._owed) if self._owed > _NO_REST else 0.0
 
     def begin(self) -> None:
-        """Record the begin of an upload, maybe beside others."""
+        """Record the start of an upload, maybe beside others."""
         with self._lock:
             if not self._active:
                 self._began = self._clock()

@@ -94,7 +94,7 @@ def window_start(layout: BlockLayout, length: int) -> int:
 
 
 def window_links(layout: BlockLayout, links: Sequence[BlockLink]) -> list[BlockLink]:
-    """Return the blocks among `links` whose WINDOW bodies resuming after them needs."""
+    """Return the blocks whose WINDOW bodies a sequence of `links` needs to resume."""
     if not layout.window or not links:
         return []
     first = window_start(layout, links[-1].stop)
@@ -229,7 +229,7 @@ _THREADS = 8
 _SECONDS = 2.0
 """Least seconds that a request waits for its look-up."""
 _TOKENS_PER_SECOND = 10_000
-"""Rate that sets the wait of a long prompt: computing it at this rate takes as long."""
+"""Tokens per second. A longer wait for a long prompt's look-up than computing takes is useless."""
 
 
 class Discovery:

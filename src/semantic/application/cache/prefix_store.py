@@ -105,7 +105,7 @@ class PrefixStore:
         self._public.append(tuple(tokens))
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
-        """The agent's newest manifest, or None."""
+        """Return the agent's newest manifest, or None."""
         return self._store.agents.manifest(self.scope(tenant), agent_id)
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:

@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 NO_LIMITS = WriteLimits()
 _UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
-"""Errnos of a file that would be a miss for ever: after quarantine the store can write it again."""
+"""Errnos of a file that would stay a miss: after quarantine the store can write it again."""
 
 
 @dataclass(frozen=True, slots=True)

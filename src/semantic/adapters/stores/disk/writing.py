@@ -241,7 +241,7 @@ class Agents:
                 if generation != generations[0]:
                     with self._store.index.writing() as db:
                         if generation in agent_rows.generations(db, key)[:1]:
-                            agent_rows.add(db, filed, file)  # the agent's chain is its again
+                            agent_rows.add(db, filed, file)  # the chain is the agent's again
                 return filed
         return None
 
