@@ -229,7 +229,7 @@ _THREADS = 8
 _SECONDS = 2.0
 """Least seconds that a request waits for its look-up."""
 _TOKENS_PER_SECOND = 10_000
-"""Tokens per second. A longer wait for a long prompt's look-up than computing takes is useless."""
+"""A long prompt waits for its look-up as long as computing it at this rate takes, no longer."""
 
 
 class Discovery:
