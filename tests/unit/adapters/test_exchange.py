@@ -277,7 +277,7 @@ def test_what_is_no_json_is_refused_whatever_its_checksum(
     opening = b'{"checksum": "'
     made = opening + checksum(opening + b"0" * 32 + rest).encode() + rest
     exported.document.write_bytes(made)
-    assert "no JSON" in refused(exported)
+    assert "not a JSON document" in refused(exported)
 
 
 def test_a_document_of_any_size_is_not_read(
