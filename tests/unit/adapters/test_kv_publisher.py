@@ -295,7 +295,7 @@ def test_an_address_in_use_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(OperatorError, match=f"kv_events: tcp://127.0.0.1:{port}"):
+        with pytest.raises(OperatorError, match=f"kv_events: cannot bind tcp://127.0.0.1:{port}"):
             KVPublisher(f"tcp://127.0.0.1:{port}")
 
 
