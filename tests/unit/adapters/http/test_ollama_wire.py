@@ -271,11 +271,7 @@ def test_a_prompt_above_num_ctx_is_refused() -> None:
         ({"options": {"temperature": "1"}}, "options.temperature: "),
         ({"options": {"temperature": 3}}, "options.temperature must be between 0 and 2"),
         ({"options": {"num_ctx": -1}}, "options.num_ctx: "),
-<<<<<<< HEAD
-        ({"options": {"stop": [""]}}, "options.stop must not"),
-=======
         ({"options": {"stop": [""]}}, "options.stop must"),
->>>>>>> 1bf0a363 (language: follow two messages in tests)
         ({"options": {"seed": 1.5}}, "options.seed: expected a valid integer"),
         ({"options": []}, "options: expected an object"),
         ({"temperature": 1}, "temperature: send it in options"),
