@@ -14,7 +14,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.cache import BufferRange, KVBuffer
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 

@@ -13,7 +13,7 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.cache import BufferRange, KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.entities import AgentBlocks

@@ -17,8 +17,7 @@ from experiments.exp_006_gather.layouts import (
     ranges_of,
     scattered,
 )
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange
-from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.cache import BufferRange, SequenceCache
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.value_objects import BLOCK_TOKENS
 

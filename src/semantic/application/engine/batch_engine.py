@@ -369,8 +369,8 @@ class BlockPoolBatchEngine:
                 events.append(self._fail(request, error))
                 continue
             request.prefill_seconds += seconds
-            n_tokens = request.n_tokens - 1
-            events.append(PrefillEvent(request.uid, request.agent_id, request.computed, n_tokens))
+            total = request.n_tokens - 1
+            events.append(PrefillEvent(request.uid, request.agent_id, request.computed, total))
         return events
 
     def _reserve(self, requests: Iterable[Request]) -> list[EngineEvent]:
