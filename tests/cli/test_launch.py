@@ -478,8 +478,8 @@ def test_a_symbolic_link_stays_one(server: Server, home: Path, tmp_path: Path) -
         ("opencode", '{"provider": {"semantic": {"options": "x"}}}', "provider.semantic.options"),
         ("codex", "a = ", "expected TOML"),
         ("codex", "a = 1\na = 2\n", "expected TOML"),
-        ("codex", "model_providers = 1", "model_providers holds int"),
-        ("codex", "[[model_providers]]\n", "model_providers holds list"),
+        ("codex", "model_providers = 1", "a table of settings, got int"),
+        ("codex", "[[model_providers]]\n", "a table of settings, got list"),
     ],
 )
 @pytest.mark.parametrize("more", [("--show",), ("--write",)])
