@@ -188,7 +188,7 @@ def test_a_sequence_that_is_being_loaded_stays_where_it_is() -> None:
     views = model.loading(sequence, Part.FULL, 0, 300)
     with pytest.raises(BackendError, match="still loading"):
         model.reserve(sequence, 1024)
-    with pytest.raises(BackendError, match="loaded"):
+    with pytest.raises(BackendError, match="still loading"):
         model.prefill(sequence, [1])
     with pytest.raises(BackendError, match="still loading"):
         model.loading(sequence, Part.FULL, 0, 300)
