@@ -76,7 +76,7 @@ def test_keys_of_a_file_say_where_they_are_from(
         ),
         (
             ["--operator-key", "", "--api-key", "x"],
-            "operator_keys (flag): keys must have printable",
+            "operator_keys (flag): expected printable",
         ),
     ],
 )

@@ -104,7 +104,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
         for key in keys:
             text = key.get_secret_value()
             if not (text.isascii() and text.isprintable() and text.strip() == text and text):
-                raise ValueError("keys must have printable ASCII characters, no spaces around")
+                raise ValueError("expected printable ASCII characters without spaces around them")
         return keys
 
     @model_validator(mode="after")
