@@ -836,7 +836,7 @@ def test_of_two_servers_one_keeps_the_budget_and_both_stop(world: World) -> None
 
 def test_what_is_small_is_not_reported_as_nothing() -> None:
     text = str(Report(3, 700, 2 << 20, freed_bytes=20 << 10, evicted={"blocks": 1}))
-    assert text == "evicted 1 blocks, 20 KiB; 700 bytes of 2 MiB in 3 objects are left"
+    assert text == "evicted 1 blocks, 20 KiB; 700 bytes of 2 MiB in 3 objects remain"
 
 
 def test_a_command_says_at_once_that_another_process_has_the_lease(tmp_path: Path) -> None:
