@@ -302,7 +302,9 @@ def test_a_link_a_folder_or_a_pipe_is_no_file(exported: AgentFiles, which: str) 
     assert "not a regular file" in refused(exported)
 
 
-@pytest.mark.parametrize(("n_bytes", "complaint"), [(6000, "quota is 6000"), (15_000, "by block")])
+@pytest.mark.parametrize(
+    ("n_bytes", "complaint"), [(6000, "quota is 6000"), (15_000, "exceeds the store")]
+)
 def test_a_store_without_room_is_a_matter_of_capacity(
     exported: AgentFiles, n_bytes: int, complaint: str
 ) -> None:
