@@ -74,10 +74,7 @@ def test_keys_of_a_file_say_where_they_are_from(
             ["--operator-key", "x", "--api-key", "x"],
             "operator_keys: expected keys that are not in api_keys",
         ),
-        (
-            ["--operator-key", "", "--api-key", "x"],
-            "operator_keys (flag): expected printable",
-        ),
+        (["--operator-key", "", "--api-key", "x"], "operator_keys (flag): expected printable"),
     ],
 )
 def test_an_operators_key_is_no_tenants(arguments: list[str], words: str) -> None:
