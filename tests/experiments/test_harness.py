@@ -401,7 +401,7 @@ def test_every_experiment_here_is_consistent() -> None:
     assert runner.check() == []
 
 
-# --- plots ------------------------------------------------------------------------------------
+# --- plots: the first one on a machine starts a process that lists its fonts -------------------
 
 
 @pytest.mark.process
@@ -416,6 +416,7 @@ def test_a_plot_is_the_same_bytes_each_time(root: Path) -> None:
     assert b"<dc:date>" not in first
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("x", "message"), [("k", "no sample has both"), ("word", "needs numbers")])
 def test_a_plot_without_numbers_is_refused(root: Path, x: str, message: str) -> None:
     path = root / "experiments" / "exp_901_speed" / "result.json"

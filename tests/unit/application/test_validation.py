@@ -111,7 +111,7 @@ def test_a_bad_field_is_named_with_what_was_expected(
 
 @pytest.mark.parametrize(("model_id", "named"), [("other", "other"), ("", r"\(unnamed\)")])
 def test_a_cache_of_another_model_is_refused(model_id: str, named: str) -> None:
-    with pytest.raises(CacheReconstructionError, match=f"computed by model {named}, .* runs fake"):
+    with pytest.raises(CacheReconstructionError, match=f"comes from model {named}, .* runs fake"):
         accept(cache=cache(1, model_id=model_id))
 
 
@@ -196,7 +196,7 @@ def test_a_grammar_is_checked_and_goes_with_no_ignored_end() -> None:
     grammar = Grammar("json_schema", "{}")
     with pytest.raises(InvalidRequestError, match="tokens here have no text"):
         accept(sampling=SamplingParams(grammar=grammar))
-    with pytest.raises(InvalidRequestError, match="ignore_eos cannot be combined"):
+    with pytest.raises(InvalidRequestError, match="ignore_eos excludes a grammar"):
         accept(sampling=SamplingParams(grammar=grammar, ignore_eos=True))
 
 
