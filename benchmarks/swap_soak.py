@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import random
+import re
 import secrets
 import threading
 import time
@@ -50,9 +51,12 @@ CRITERION = (
     "computing"
 )
 STEADY = (
-    "; and from the first third on, when all tiers are full, the process opens no more files and "
-    "threads, and its resident memory grows by at most 6 MB for 1,000 answers"
+    "; and from the first third on the process opens no more files and threads, and its resident "
+    "memory, without the bytes that its tiers and its catalog of the bucket count within their "
+    "limits, grows by at most 6 MB for 1,000 answers"
 )
+_IN_MEMORY = ("memory", "queue", "uploads", "remote")
+"""Tiers whose bytes are in the process; those of the bucket are its catalog's."""
 MINUTES, CLIENTS, AGENTS, TURNS, TOKENS = 10.0, 12, 24, 4, 8
 NAMES = ("qwen3_coder", "glm47", "mistral")
 SIZES = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
@@ -247,9 +251,21 @@ class Soak:
         worse = () if self.is_steady else (self._damage, self._unload, self._kill)
         order: Iterator[Callable[[random.Random], None]] = itertools.cycle((self._unload, *worse))
         while time.monotonic() + _BETWEEN < self.ends:
-            self.samples.append({"answers": self.seen["answers"], **self.server.footprint()})
+            found = self.server.footprint()
+            self.samples.append(
+                {"answers": self.seen["answers"], **found, "held_bytes": self._held()}
+            )
             time.sleep(_BETWEEN)
             next(order)(draw)
+
+    def _held(self) -> int:
+        """Bytes that the tiers in the process count; as before if it does not answer."""
+        with suppress(OSError, HTTPException), self._connected() as connection:
+            connection.request("GET", "/metrics", headers=_by(_OPERATOR))
+            text = connection.getresponse().read().decode()
+            found = re.findall(r'^semantic_store_bytes\{tier="(\w+)"\} (\S+)$', text, re.MULTILINE)
+            return sum(int(float(n_bytes)) for tier, n_bytes in found if tier in _IN_MEMORY)
+        return int(str(self.samples[-1]["held_bytes"])) if self.samples else 0
 
     def _unload(self, draw: random.Random) -> None:
         with suppress(OSError, HTTPException), self._connected() as connection:
@@ -340,9 +356,19 @@ def run(minutes: float = MINUTES, *, is_steady: bool = False) -> Result:
     if not is_steady:
         passed = bad == 0 and seen["answers"] > 0
         return started.finish(soak.samples, {**summary}, Verdict(CRITERION, 0, bad, passed=passed))
-    left = summarise([{"requests": one["answers"], **one} for one in soak.samples], soak.problems)
+    rows = [{"requests": one["answers"], **one} for one in soak.samples]
+    left = summarise([{**one, "rss_bytes": _rest(one)} for one in rows], soak.problems)
+    whole = summarise(rows, soak.problems)["mb_per_1000_requests"]
+    summary |= {
+        "held_mb": round(int(str(rows[-1]["held_bytes"])) / 1e6, 1),
+        "whole_mb_per_1000": whole,
+    }
     verdict = judge(CRITERION + STEADY, left, is_right=bad == 0)
     return started.finish(soak.samples, {**left, **summary}, verdict)
+
+
+def _rest(sample: Row) -> int:
+    return int(str(sample["rss_bytes"])) - int(str(sample["held_bytes"]))
 
 
 def _server(folders: dict[str, Path], made: Path) -> ServerProcess:

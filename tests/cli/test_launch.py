@@ -716,7 +716,7 @@ def test_opencode_is_started_with_a_provider(server: Server, home: Path, program
 def test_an_agent_that_is_not_installed_is_one_line(client: str, server: Server) -> None:
     ran = launch(client, server)
     assert (ran.code, len(ran.error_lines)) == (4, 1)
-    assert f"{client} is not installed" in ran.err
+    assert f"cannot find {client}: " in ran.err
     assert "npm install -g " in ran.err
 
 

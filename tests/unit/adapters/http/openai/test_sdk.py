@@ -104,7 +104,7 @@ def test_hints(client: openai.OpenAI, serving: FakeServing) -> None:
     client.responses.create(model="fake", input="Hello", extra_headers=done)
     expected = [Hints(back_in=20, priority=1)] * 3 + [Hints(done=True)] * 3
     assert [ask.hints for ask in serving.asked] == expected
-    with pytest.raises(openai.BadRequestError, match=r"semantic\.back_in: expected a number"):
+    with pytest.raises(openai.BadRequestError, match=r"semantic\.back_in: expected a valid number"):
         client.responses.create(
             model="fake", input="Hello", extra_body={"semantic": {"back_in": "1"}}
         )
