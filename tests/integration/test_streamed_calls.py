@@ -14,7 +14,7 @@ from pathlib import Path
 import anthropic
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semantic.adapters.mlx.text.chat_format import MLXChatFormat
@@ -294,6 +294,7 @@ def listed(name: str, value: object) -> str:
     st.sampled_from([",", ", "]),
     cuts,
 )
+@example("gemma4", {"text": {"k": None}}, ",", [])
 @settings(max_examples=examples(120, thorough=20_000))
 def test_the_pieces_of_a_list_add_up_to_what_was_written(
     name: str, written: dict[str, object], comma: str, places: list[int]
@@ -310,7 +311,8 @@ def test_the_pieces_of_a_list_add_up_to_what_was_written(
     gave, reason = pieces_of(name, cut(marked(name, body), places))
     [call] = message_of(gave).tool_calls
     assert (call.name, reason) == ("write", "tool_calls")
-    assert call.arguments == expected
+    # A value that is JSON by itself keeps the model's spaces.
+    assert json.dumps(json.loads(call.arguments), ensure_ascii=False) == expected
 
 
 @pytest.mark.parametrize("name", list(LISTED))
