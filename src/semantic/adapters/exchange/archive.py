@@ -1,9 +1,10 @@
-"""Agents as archives: the document and the container of an export in one stream, a tar file.
+"""Agents as archives: an export's document and container in one stream, which is a tar file.
 
-Its two members are `agent.json` and `agent.safetensors`, in this order: the reader checks
-everything in the document before it takes the first body. Reads what `tar` makes of two such files,
-and `tar` reads what this writes. Refuses links, other names and extended headers, and makes no path
-of a member's name. Knows the store by its port and a model by its layout, but no transport.
+Its two members are `agent.json` and `agent.safetensors`, in this order: the reader checks the whole
+document before it accepts the first body. Can read what `tar` makes from two such files, and `tar`
+can read what this module writes. Refuses links, other names and extended headers, and never turns a
+member's name into a path. Knows the store through its port and a model through its layout; knows
+nothing about transport.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ DOCUMENT, CONTAINER = "agent.json", "agent.safetensors"
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(2 * _BLOCK)
 _MOST_END_BYTES = 1 << 20
-"""Zeros after the last member: `tar` fills a record of 10 KiB by default."""
+"""Bytes of zeros accepted after the last member: `tar` fills a record of 10 KiB by default."""
 _MAX_DOCUMENT_BYTES = 16 << 20
-"""Bytes of 1.5 million tokens, more than a server's context has. Parsing holds the interpreter."""
+"""Bytes of a document for 1.5 million tokens, more than a server's context. Parsing a document
+blocks all other Python threads."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -64,12 +66,12 @@ class AgentArchives:
         model: str,
         model_name: str,
     ) -> None:
-        """Exports read from `store`. Imports write to `durable`, its most durable tier, which waits
-        for the disk where a queue would drop blocks.
+        """Exports read from `store`. Imports write to `durable`, the store's most durable tier,
+        which waits for the disk instead of dropping blocks as a queue would.
 
-        `folder` gets received bytes as a file without a name, which ends with the process; None
-        means the system's folder for such files. Imported agents get `model`, the model's source,
-        exported ones `model_name`.
+        Received bytes go into an unnamed file in `folder`, which vanishes when the process ends; if
+        `folder` is None, into the system's folder for temporary files. Imported agents are labelled
+        with `model`, the model's source; exported agents with `model_name`.
         """
         self._store = store
         self._durable = durable
@@ -84,7 +86,7 @@ class AgentArchives:
         for header, entry in stored_bodies(self._store, manifest):
             check()
             body = self._store.read(header)
-            if body is not None:  # else the store has just evicted it
+            if body is not None:  # None if the store has just evicted it
                 found = replace(entry, n_bytes=len(body), checksum=checksum(body))
                 bodies.append((header, found))
         return Outgoing(self._store, replace(manifest, model=self._model_name), bodies)
@@ -123,7 +125,7 @@ class AgentArchives:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Implements `OutgoingArchive`: reads each body again when sending it."""
+    """Implements `OutgoingArchive`. Reads each body again when sending it."""
 
     store: StorePort
     manifest: Manifest
@@ -155,7 +157,7 @@ class Outgoing:
 
 
 class Incoming:
-    """Implements `IncomingArchive`: the document in memory, the container in a file."""
+    """Implements `IncomingArchive`: keeps the document in memory and the container in a file."""
 
     def __init__(
         self,
@@ -201,7 +203,7 @@ class Incoming:
             self._file.close()
 
     def _read(self) -> Generator[int, bytes, None]:
-        """Yield the next number of wanted bytes, and receive them."""
+        """Yield how many bytes it needs next, and receive exactly that many."""
         n_bytes = _size(DOCUMENT, (yield _BLOCK))
         if n_bytes > _MAX_DOCUMENT_BYTES:
             raise InvalidRequestError(f"{DOCUMENT} has more than {_MAX_DOCUMENT_BYTES} bytes")
@@ -240,8 +242,8 @@ def _header(name: str, n_bytes: int) -> bytes:
 
 
 def _size(name: str, header: bytes) -> int:
-    """Return the bytes of the member with this `header`. Raises InvalidRequestError unless it is a
-    regular file of this name."""
+    """Return the size in bytes of the member with this `header`. Raises InvalidRequestError unless
+    it is a regular file called `name`."""
     try:
         member = tarfile.TarInfo.frombuf(header, "ascii", "surrogateescape")
     except tarfile.HeaderError as error:
@@ -265,8 +267,8 @@ def _divided(data: bytes) -> Iterator[bytes]:
 
 
 def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
-    """Open a new file that vanishes when it closes or its process ends. Raises CapacityError if its
-    file system lacks the room."""
+    """Open a new file that vanishes when it closes or its process ends. Raises CapacityError if the
+    file system has too little room."""
     if shutil.disk_usage(folder or tempfile.gettempdir()).free < n_bytes:
         raise CapacityError(f"the disk has no room for {n_bytes} bytes more")
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder))
@@ -274,7 +276,7 @@ def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
 
 @contextmanager
 def _out_of_room() -> Iterator[None]:
-    """Raise CapacityError where the file system raises OSError."""
+    """Turn an OSError raised in the block into CapacityError."""
     try:
         yield
     except OSError as error:

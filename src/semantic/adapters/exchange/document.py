@@ -2,9 +2,9 @@
 
 The document holds the agent's tokens and the list of its block bodies. Its first field is a
 checksum over the whole file, which detects any changed bit. The reader checks every field before
-using it. The container holds the bodies, one tensor of bytes each, in order and without gaps. Its
-header follows from the list of bodies, byte for byte: a reader compares it and parses nothing.
-Knows neither stores nor the file system.
+using it. The container holds the bodies, each as one tensor of bytes, in order and without gaps.
+The list of bodies determines its header byte for byte, so a reader compares the header instead of
+parsing it. Knows nothing about stores or the file system.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ VERSION = 1
 _TOKEN_IDS = 1 << 32
 _SUM_BYTES = 16
 _BODY_BYTES = (1 << 30) + 1
-"""Bodies have fewer bytes: 256 tokens of 4 MiB each. An import holds one in memory."""
+"""Every body is smaller than this many bytes: 256 tokens of 4 MiB each. An import holds one body in
+memory."""
 _HEADER_LENGTH_BYTES = 8
 _HEADER_ALIGNMENT = 8
 
@@ -54,7 +55,7 @@ class BodyEntry:
 
 @dataclass(frozen=True, slots=True)
 class AgentDocument:
-    """An agent and the list of its bodies, in the order of the container."""
+    """An agent and the list of its bodies, in the container's order."""
 
     namespace: bytes
     layout: str
@@ -67,17 +68,17 @@ class AgentDocument:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all bodies."""
+        """Total bytes of all bodies."""
         return sum(body.n_bytes for body in self.bodies)
 
 
 def checksum(data: bytes) -> str:
-    """Return the xxh3-128 in hexadecimal digits."""
+    """Return the xxh3-128 of `data` in hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def write_document(document: AgentDocument) -> bytes:
-    """Return the bytes of the JSON file."""
+    """Return the bytes of the JSON file for `document`."""
     fields = {
         "format": FORMAT,
         "version": VERSION,
@@ -93,13 +94,13 @@ def write_document(document: AgentDocument) -> bytes:
             for b in document.bodies
         ],
     }
-    # ASCII: a lone surrogate in a name has an escape, but no UTF-8 encoding.
+    # ASCII: a lone surrogate in a name can be escaped, but has no UTF-8 encoding.
     rest = b'", ' + json.dumps(fields).encode("ascii")[1:] + b"\n"
     return _OPENING + checksum(_OPENING + _ZEROS + rest).encode("ascii") + rest
 
 
 def read_document(data: bytes) -> AgentDocument:
-    """Parse and check `data`. Raises InvalidRequestError naming the first wrong field."""
+    """Parse and check `data`. Raises an InvalidRequestError that names the first wrong field."""
     fields = _verified(data)
     kind, version = fields.get("format"), fields.get("version")
     if kind != FORMAT:
@@ -143,7 +144,7 @@ def container_header(bodies: Sequence[BodyEntry]) -> bytes:
 
 
 def tokens_in_block(block: int, n_tokens: int) -> int:
-    """Return the tokens of the block with index `block` in a sequence of `n_tokens`."""
+    """Return how many tokens the block with index `block` holds in a sequence of `n_tokens`."""
     return min(BLOCK_TOKENS, n_tokens - block * BLOCK_TOKENS)
 
 
@@ -182,7 +183,8 @@ def _require_order(bodies: Sequence[BodyEntry]) -> None:
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:
-    """Raise unless a part's bodies have equal bytes per token, checkpoints aside."""
+    """Raise InvalidRequestError unless all bodies of a part have equal bytes per token; checkpoints
+    may differ."""
     per_token: dict[Part, tuple[int, int]] = {}
     for body in bodies:
         if body.part is Part.CHECKPOINT:
@@ -190,8 +192,8 @@ def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:
         size = divmod(body.n_bytes, tokens_in_block(body.block, n_tokens))
         if size[1] or per_token.setdefault(body.part, size) != size:
             raise InvalidRequestError(
-                f"body {body.name} has {body.n_bytes} bytes, which is not so many for each token "
-                "as the others have"
+                f"body {body.name} has {body.n_bytes} bytes, not the same number per token "
+                "as the other bodies of its part"
             )
 
 

@@ -1,10 +1,11 @@
 """Exports an agent with its blocks to two files, and imports it into another store.
 
-FILE.safetensors holds the bodies, FILE.json the agent. `archive` has both in one stream. An import
-checks all of both files before it puts anything. It computes hashes anew from the tokens, for the
-importing tenant, and ignores those of the source. It cannot check the numbers in the bodies: it
-trusts their author for this agent, and the chain of its hashes begins with a salt of the import, so
-no other agent finds them. Knows the store by its port, but no model.
+FILE.json holds the agent, FILE.safetensors the bodies; `archive` combines both in one stream. An
+import checks both files completely before it puts anything. It computes hashes anew from the
+tokens, for the importing tenant, and ignores the source's hashes. It cannot check the numbers in
+the bodies, so it trusts their author for this agent only: the agent's chain of hashes begins with a
+salt made by the import, so no other agent finds the bodies. Knows the store through its port; knows
+nothing about models.
 """
 
 from __future__ import annotations
@@ -44,14 +45,15 @@ from semantic.ports.store import StorePort
 _SUFFIXES = (".safetensors", ".json")
 _OWNER_ONLY = 0o600
 _MAX_DOCUMENT_BYTES = 32 << 20
-"""Bytes of three million tokens. JSON takes many times as much memory."""
+"""Bytes of a document for three million tokens. Parsed JSON takes several times as much memory."""
 _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
 _DESCRIPTORS = Path("/proc/self/fd")
 _SYNC_BYTES = 64 << 20
-"""Bytes of bodies between flushes of a store: its writers would wait for a longer flush."""
+"""Bytes of bodies to put between two flushes of a store: other writers would wait for a longer
+flush."""
 _NO_CHECKSUM = "0" * 32
-"""Placeholder for checksums of unread bodies."""
+"""Placeholder for checksums of bodies not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class AgentFiles:
 
     @classmethod
     def of(cls, given: Path) -> AgentFiles:
-        """Return both paths, of `given` with either suffix or none."""
+        """Return both paths for `given`, a path with either suffix or without a suffix."""
         stem = given.with_suffix("") if given.suffix in _SUFFIXES else given
         if stem.name in ("", ".."):
             raise InvalidRequestError(f"expected the name of a file, got {str(given)!r}")
@@ -73,14 +75,14 @@ class AgentFiles:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export. `n_blocks` are the agent's, stored or not."""
+    """The result of an export. `n_blocks` counts all blocks of the agent, stored or not."""
 
     files: AgentFiles
     n_bodies: int
     n_bytes: int
     n_blocks: int
     missing_blocks: int
-    """Blocks without any stored body, which the model computes again after an import."""
+    """Number of blocks without any stored body, which the model recomputes after an import."""
 
 
 def export_agent(
@@ -90,8 +92,8 @@ def export_agent(
     on_progress: OnProgress = no_progress,
 ) -> Exported:
     """Write an agent and its stored bodies to two new files. `on_progress` counts bytes of bodies.
-    Raises InvalidRequestError, leaving neither file, if one exists or is not writable, or a body is
-    unreadable."""
+    Raises InvalidRequestError, leaving neither file, if a file exists or is not writable, or if a
+    body is unreadable."""
     files = AgentFiles.of(given)
     if os.path.lexists(files.document):
         raise _taken(files.document)
@@ -107,7 +109,7 @@ def export_agent(
                 bodies.append((header, replace(entry, checksum=checksum(body))))
                 progress.add(entry.n_bytes)
             document = document_of(manifest, bodies)
-            # Inside: if one of the two fails, the other does not stay.
+            # Nested: if one of the two files fails, the other is removed too.
             with create_file(files.document) as described:
                 described.write(write_document(document))
             undo.callback(files.document.unlink)
@@ -118,7 +120,7 @@ def export_agent(
 
 
 def stored_bodies(store: StorePort, manifest: Manifest) -> list[tuple[BlockHeader, BodyEntry]]:
-    """Return an agent's stored bodies in the order of a container, without checksums yet."""
+    """Return the agent's stored bodies in container order, without checksums yet."""
     headers = dict(_headers(store, list(manifest.scope.chain(manifest.token_ids))))
     found = store.find([header.key for header in headers.values()])
     return [
@@ -131,7 +133,7 @@ def stored_bodies(store: StorePort, manifest: Manifest) -> list[tuple[BlockHeade
 def document_of(
     manifest: Manifest, bodies: Sequence[tuple[BlockHeader, BodyEntry]]
 ) -> AgentDocument:
-    """Return the document of an agent with these bodies."""
+    """Return the document for an agent with these bodies."""
     return AgentDocument(
         namespace=manifest.scope.namespace,
         layout=bodies[0][0].layout if bodies else "",
@@ -147,7 +149,7 @@ def document_of(
 def _headers(
     store: StorePort, links: Sequence[BlockLink]
 ) -> Iterator[tuple[tuple[int, Part], BlockHeader]]:
-    """Yield the header of every stored body, by the index of its block and its part."""
+    """Yield the header of every stored body, with the index of its block and its part."""
     for block, link in enumerate(links):
         for part in Part:
             for header in store.nearest(link.parent, part, link.tokens):
@@ -160,14 +162,14 @@ def _read_body(store: StorePort, header: BlockHeader, entry: BodyEntry) -> bytes
     if body is None or len(body) != entry.n_bytes:
         raise InvalidRequestError(
             f"cannot read body {entry.name}: it was evicted or is damaged; "
-            "export again for what is left"
+            "export again to get the remaining blocks"
         )
     return body
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The result of an import: the saved agent, and its bodies."""
+    """The result of an import: the saved agent, and the number and size of its bodies."""
 
     manifest: Manifest
     n_bodies: int
@@ -182,12 +184,12 @@ def import_agent(
     name: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Imported:
-    """Put an exported agent into `store`, under `name` or its own.
+    """Put an exported agent into `store`, called `name` or, if None, by its exported name.
 
-    Holds one body in memory at a time. `on_progress` counts verified bytes and put bytes. Raises
-    InvalidRequestError, before putting anything, if a file is missing, damaged, malformed or of a
-    newer version, or the name exists; CapacityError if its blocks exceed the store's quota;
-    StoreError if the store cannot save the agent.
+    Holds one body in memory at a time. `on_progress` counts every byte twice: when verified and
+    when put. Raises InvalidRequestError, before putting anything, if a file is missing, damaged,
+    malformed or of a newer version, or if the name exists; CapacityError if the agent's blocks
+    exceed the store's quota; StoreError if the store cannot save the agent.
     """
     files = AgentFiles.of(given)
     document = _read_document(files.document)
@@ -220,8 +222,9 @@ class _Progress:
 
 
 def manifest_of(document: AgentDocument, tenant: bytes, name: str | None) -> Manifest:
-    """Return the agent of `document` under `name`, or its own, for the tenant with this tag. Its
-    new salt hides its unchecked numbers from all requests but this agent's and its forks'."""
+    """Return the agent in `document` as a manifest for the tenant with this tag, called `name` or,
+    if None, by its exported name. Its new salt keeps the unchecked numbers away from all requests
+    except those of this agent and its forks."""
     scope = Scope(document.namespace, tenant, secrets.token_bytes(_SALT_BYTES))
     return Manifest(
         scope,
@@ -242,11 +245,11 @@ def put_agent(
     check: Callable[[], None] = lambda: None,
     check_save: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put the bodies of a container, then save the agent. Keep none of them on failure.
+    """Put the bodies in a container, then save the agent. After a failure, no body stays.
 
-    Calls `check` before each put, `check_save` before the save. Both may raise. Raises
-    InvalidRequestError for a damaged body, CapacityError if the store refuses one, and StoreError
-    if it does not save the agent.
+    Calls `check` before each put and `check_save` before the save; both may raise. Raises
+    InvalidRequestError if a body is damaged, CapacityError if the store refuses one, and StoreError
+    if the store does not save the agent.
     """
     links = list(manifest.scope.chain(manifest.token_ids))
     keys: list[BlockKey] = []
@@ -275,12 +278,13 @@ def put_agent(
 
 
 def _drop(store: StorePort, keys: Sequence[BlockKey]) -> None:
-    for key in keys:  # one by one: other writers wait for a call
+    for key in keys:  # one by one, because other writers wait while a call runs
         store.drop([key])
 
 
 def _model_here(store: StorePort, document: AgentDocument) -> str:
-    """Return the model of other agents of this content in `store`, else the document's."""
+    """Return the model's name as other agents in `store` with the same namespace have it, else the
+    document's."""
     for scope in store.agents.scopes():
         if scope.namespace == document.namespace:
             for manifest in store.agents.page(scope, 1):
@@ -321,8 +325,8 @@ def _require_room(store: StorePort, document: AgentDocument) -> None:
 def require_intact(
     file: BinaryIO, document: AgentDocument, on_bytes: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Check the whole container without holding a body. Raises InvalidRequestError. Calls
-    `on_bytes` with the size of each sound body."""
+    """Check the whole container without holding a body in memory. Calls `on_bytes` with the size of
+    each sound body. Raises InvalidRequestError if anything is wrong."""
     _to_first_body(file, document)
     for entry in document.bodies:
         found = xxhash.xxh3_128()
@@ -333,7 +337,8 @@ def require_intact(
 
 
 def _bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:
-    """Yield the bodies in order. Raises InvalidRequestError at the first wrong checksum."""
+    """Yield the bodies in order. Raises InvalidRequestError at the first one whose checksum is
+    wrong."""
     _to_first_body(file, document)
     for entry in document.bodies:
         body = file.read(entry.n_bytes)
@@ -347,7 +352,8 @@ def _require_checksum(entry: BodyEntry, found: str) -> None:
 
 
 def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
-    """Check size and header, and leave `file` after them. Raises InvalidRequestError."""
+    """Check the size and header of `file`, and move to the first body. Raises InvalidRequestError
+    if they are wrong."""
     header = container_header(document.bodies)
     expected = len(header) + document.n_bytes
     size = os.fstat(file.fileno()).st_size
@@ -360,10 +366,11 @@ def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
 
 @contextmanager
 def create_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file that only its owner can read; leave nothing if the block raises.
+    """Create a file that only its owner can read; leave nothing behind if the block raises.
 
-    On Linux, where the file system can, it has no name until complete, so that a killed process
-    leaves nothing either. Raises InvalidRequestError if it exists or is not writable.
+    On Linux, where the file system supports it, the file has no name until it is complete, so that
+    a killed process leaves nothing behind either. Raises InvalidRequestError if `path` exists or is
+    not writable.
     """
     if os.path.lexists(path):
         raise _taken(path)
@@ -383,7 +390,7 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
                     _link(descriptor, path)
         except FileExistsError as error:
             raise _taken(path) from error
-        except SemanticError:  # of the block, not of the file
+        except SemanticError:  # raised in the block, not by the file
             raise
         except (OSError, ValueError) as error:
             raise InvalidRequestError(f"cannot write {path}: {_reason(error)}") from error
@@ -391,7 +398,8 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_unnamed(folder: Path) -> int | None:
-    """Return the descriptor of a linkable file without a name; None if the system has none."""
+    """Return the descriptor of an unnamed file that can be linked later; None if the system does
+    not support such files."""
     kind: int | None = getattr(os, "O_TMPFILE", None)
     if kind is None or not _DESCRIPTORS.is_dir():
         return None
@@ -401,7 +409,8 @@ def _open_unnamed(folder: Path) -> int | None:
 
 
 def _link(descriptor: int, path: Path) -> None:
-    # Python follows the link at the source if given a folder, which an absolute path ignores.
+    # Linking follows the symbolic link of the source only if given a folder, which it ignores for
+    # an absolute path.
     os.link(_DESCRIPTORS / str(descriptor), path, src_dir_fd=descriptor)
 
 
@@ -411,7 +420,8 @@ def _taken(path: Path) -> InvalidRequestError:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to read. Raises InvalidRequestError unless it is a regular file, not a link."""
+    """Open a file for reading. Raises InvalidRequestError unless it is a regular file and not a
+    link."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if path.is_symlink():
         raise InvalidRequestError(f"{path} is a link; name the file itself")

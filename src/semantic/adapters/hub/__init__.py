@@ -1,4 +1,4 @@
 """Models by name: aliases, the cache of the Hugging Face hub, and the hub itself.
 
-Knows files and sizes, but not what a model computes.
+Knows about files and sizes; knows nothing about what a model computes.
 """

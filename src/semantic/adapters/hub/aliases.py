@@ -1,11 +1,11 @@
-"""Short names of models, in a TOML file beside the settings file.
+"""Short names for models, in a TOML file next to the settings file.
 
-    [aliases]                   by the user: `semantic models alias`
+    [aliases]                   set by the user with `semantic models alias`
     coder = "org/Coder-7B"
-    [served]                    by `semantic serve --served-model-name`
+    [served]                    set by `semantic serve --served-model-name`
     gpt = "/models/other"
 
-The user's names take precedence. Knows the file, but not whether its models exist.
+The user's names take precedence. Knows the file; does not check that the models exist.
 """
 
 from __future__ import annotations
@@ -37,38 +37,39 @@ _LONGEST_NAME: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """Models by alias, of each table."""
+    """Models by alias, one mapping for each table of the file."""
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     served: Mapping[str, str] = field(default_factory=dict)
 
     def all(self) -> dict[str, str]:
-        """Return the model of each name."""
+        """Return the model of each name, from both tables."""
         return {**self.served, **self.aliases}
 
 
 def default_file() -> Path:
-    """Return `semantic/models.toml` in the user's folder of settings."""
+    """Return the path of `semantic/models.toml` in the user's settings folder."""
     return platformdirs.user_config_path("semantic") / "models.toml"
 
 
 def is_alias_name(name: str) -> bool:
-    """Return whether `name` can be an alias and not a path, a hub id or an option."""
+    """Return whether `name` can be an alias, as opposed to a path, a hub id or an option."""
     short = 0 < len(name) <= _LONGEST_NAME
     return short and name.isprintable() and "/" not in name and name[0] not in ".~- "
 
 
 def read_aliases(file: Path | None = None) -> Aliases:
-    """Return the aliases of `file` (`default_file`), none if the file is missing. Raises
-    InvalidRequestError for a file that is unreadable or has another form."""
+    """Return the aliases in `file`, by default those in `default_file`; none if the file is
+    missing. Raises InvalidRequestError if the file is unreadable or malformed."""
     path = file or default_file()
     found = _parse(path, _read_text(path))
     return Aliases(*(found[table] for table in _TABLES))
 
 
 def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | None = None) -> None:
-    """Let `name` mean `model` for every program. Raises InvalidRequestError for an impossible name
-    and a file of another form, and OperatorError, changing nothing, if it is not writable."""
+    """Make `name` an alias of `model` for every program. Raises InvalidRequestError if `name` is
+    not a valid alias or the file is malformed, and OperatorError, with nothing changed, if the file
+    is not writable."""
     if not is_alias_name(name):
         raise InvalidRequestError(
             f"an alias must be printable, without / and not begin with . ~ or -, got {name!r}"
@@ -86,7 +87,8 @@ def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | Non
 
 
 def remove_alias(name: str, file: Path | None = None) -> bool:
-    """Forget `name` in both tables; False if there is no such alias. Raises as `set_alias`."""
+    """Remove `name` from both tables; return False if neither contains it. Raises the same errors
+    as `set_alias`."""
 
     def change(document: TOMLDocument) -> bool:
         tables = [document[table] for table in _TABLES if table in document]
@@ -97,12 +99,13 @@ def remove_alias(name: str, file: Path | None = None) -> bool:
 
 
 def _change(path: Path, change: Callable[[TOMLDocument], bool]) -> bool:
-    """Apply `change` to the file under a lock, and replace it if that returned True."""
-    import tomlkit  # programs read names more often than they write them
+    """Apply `change` to the file's document under a lock; rewrite the file if `change` returns
+    True."""
+    import tomlkit  # slow to import, and programs read names more often than they write them
 
     with _locked(path):
         text = _read_text(path)
-        _parse(path, text)  # refuse a file of another form instead of replacing it
+        _parse(path, text)  # refuse a malformed file instead of replacing it
         document = tomlkit.parse(text)
         changed = change(document)
         if changed:
@@ -144,7 +147,8 @@ def _read_text(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock on the folder of `path`, making it if need be: programs change it in turn."""
+    """Hold a lock on the folder of `path`, creating the folder if needed, so that programs change
+    the file one after another."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -158,7 +162,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file, or a link's target, at once: a reader sees the old one or the new."""
+    """Replace the file, or the target of a link, atomically: a reader sees the old file or the new
+    one."""
     target = Path(os.path.realpath(path))
     try:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -1,9 +1,10 @@
 """Downloads a model into the hub's cache so that an interruption loses nothing.
 
-huggingface_hub begins an interrupted file again and does not hash what arrives by HTTP. This module
-therefore fetches weights itself with the library's transport: it appends a file's bytes to
-`blobs/HASH.incomplete` under a lock, and gives it its name when its size and SHA-256 are right.
-huggingface_hub does everything else, including the layout of the cache. Knows no model.
+huggingface_hub restarts an interrupted file from the beginning and does not hash the bytes that
+arrive by HTTP. This module therefore fetches weights itself, using the library's transport: it
+appends the bytes to `blobs/HASH.incomplete` under a lock, and renames that file once its size and
+SHA-256 are right. huggingface_hub does everything else, including the layout of the cache. Knows
+nothing about what a model computes.
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _AT_ONCE = 4
-"""Files to fetch at once."""
+"""The number of files to fetch at once."""
 _PIECE_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
-"""Called with the bytes that arrived, from any thread. Negative if some must come again."""
+"""Called from any thread with the number of bytes that arrived; negative if bytes must be fetched
+again."""
 
 
 def missing_bytes(model: RemoteModel) -> int:
-    """Return the bytes of `model` that are not on this disk yet."""
+    """Return how many bytes of `model` are not on this disk yet."""
     blobs = _blobs(model)
     return sum(file.n_bytes - _kept(blobs, file) for file in model.files)
 
 
 def drop_damaged(model: RemoteModel) -> list[str]:
-    """Hash the weights on this disk; delete and return the damaged ones."""
+    """Hash the weights on this disk, delete the damaged files and return their paths."""
     blobs, damaged = _blobs(model), []
     for file in model.files:
         blob = blobs / file.name_in_cache
@@ -56,7 +58,7 @@ def drop_damaged(model: RemoteModel) -> list[str]:
 
 
 def require_space(model: RemoteModel) -> None:
-    """Raise OperatorError unless the disk of the cache has room for the missing bytes."""
+    """Raise OperatorError unless the disk of the hub's cache has room for the missing bytes."""
     folder, missing = Path(hub.HF_HUB_CACHE), missing_bytes(model)
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
@@ -67,11 +69,11 @@ def require_space(model: RemoteModel) -> None:
 
 
 def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path:
-    """Complete `model` in the cache, and return the folder that loads it.
+    """Download the missing files of `model` into the cache; return the folder to load it from.
 
-    The previous version stays in force until the check of the last byte. Raises OperatorError if
-    the hub or the disk fails, or another program downloads the same file. Complete files and the
-    bytes of the others stay, and the next call continues from there.
+    The previous version remains the current one until the last byte has been checked. Raises
+    OperatorError if the hub or the disk fails, or if another program is downloading the same file.
+    Complete files and the bytes of partial files stay, and the next call continues from there.
     """
     large = [file for file in model.files if file.sha256 is not None]
     small = [file for file in model.files if file.sha256 is None]
@@ -83,7 +85,7 @@ def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path
 
 
 def _fetch_small(model: RemoteModel, files: Sequence[RemoteFile], on_bytes: OnBytes) -> None:
-    """Let huggingface_hub fetch the files that are not weights, and check them."""
+    """Let huggingface_hub fetch the files other than weights, and check them."""
     blobs = _blobs(model)
     missing = [file for file in files if _kept(blobs, file) < file.n_bytes]
     paths = [file.path for file in files]
@@ -98,7 +100,7 @@ def _fetch_small(model: RemoteModel, files: Sequence[RemoteFile], on_bytes: OnBy
 
 
 class _Weights:
-    """Fetches large files of a model, several at once."""
+    """Fetches a model's large files, several at once."""
 
     def __init__(self, model: RemoteModel, on_bytes: OnBytes) -> None:
         self._model = model
@@ -107,7 +109,7 @@ class _Weights:
         self._stopped = threading.Event()
 
     def fetch(self, files: Sequence[RemoteFile]) -> None:
-        """Fetch the missing files. The first failure stops all."""
+        """Fetch the missing files. The first failure stops all downloads."""
         self._blobs.mkdir(parents=True, exist_ok=True)
         missing = {file.sha256: file for file in files if _kept(self._blobs, file) < file.n_bytes}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="download") as workers:
@@ -116,14 +118,14 @@ class _Weights:
                 for one in as_completed(running):
                     one.result()
             finally:
-                self._stopped.set()  # running ones end at their next bytes
+                self._stopped.set()  # running downloads end when their next bytes arrive
                 workers.shutdown(wait=False, cancel_futures=True)
 
     def _fetch(self, file: RemoteFile) -> None:
         blob, partial = self._blobs / file.name_in_cache, _partial(self._blobs, file)
         with _Arriving(partial, self._count) as arriving:
             _lock(arriving, file)
-            if _size(blob) == file.n_bytes:  # by another program, before we had the lock
+            if _size(blob) == file.n_bytes:  # another program finished it before we had the lock
                 partial.unlink(missing_ok=True)
                 return
             if arriving.tell() > file.n_bytes:
@@ -132,7 +134,7 @@ class _Weights:
                 hf_hub_url(self._model.hub_id, file.path, revision=self._model.commit),
                 arriving,
                 resume_size=arriving.tell(),
-                # Offsets of compressed bytes differ from those of the file.
+                # With compression, offsets would not be offsets in the file.
                 headers={**_authorization(), "Accept-Encoding": "identity"},
                 expected_size=file.n_bytes,
             )
@@ -149,7 +151,7 @@ class _Weights:
 
 
 class _Arriving(io.BufferedWriter):
-    """A file to append to, which counts its growth."""
+    """A file opened for appending that reports each change of its size."""
 
     def __init__(self, path: Path, count: OnBytes) -> None:
         super().__init__(io.FileIO(path, "a"))
@@ -175,7 +177,7 @@ def _authorization() -> dict[str, str]:
 
 
 def _lock(arriving: _Arriving, file: RemoteFile) -> None:
-    """Lock a file until it closes. Raises OperatorError while another program has the lock."""
+    """Lock a file until it is closed. Raises OperatorError while another program holds the lock."""
     try:
         fcntl.flock(arriving.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -192,7 +194,8 @@ def _partial(blobs: Path, file: RemoteFile) -> Path:
 
 
 def _kept(blobs: Path, file: RemoteFile) -> int:
-    """Return the bytes of a file already here; all of them if it is whole."""
+    """Return how many bytes of a file are already on this disk: all of them if the file is
+    complete."""
     if _size(blobs / file.name_in_cache) == file.n_bytes:
         return file.n_bytes
     partial = _size(_partial(blobs, file)) or 0
@@ -209,7 +212,7 @@ def _sha256(path: Path) -> str:
 
 
 def _git_hash(path: Path) -> str:
-    """Return git's name of a file's content."""
+    """Return the hash under which git stores a file's content."""
     found = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while data := file.read(_PIECE_BYTES):

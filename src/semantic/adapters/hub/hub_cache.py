@@ -1,6 +1,6 @@
-"""The hub's cache on disk: which models are in it, their sizes, and removing one.
+"""The hub's cache on disk: which models it contains, their sizes, and how to remove one.
 
-Reads and deletes with huggingface_hub's own means. Knows no network.
+Reads and deletes with huggingface_hub's own functions. Never uses the network.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model in the cache, in the revision of its hub id. `n_bytes` counts all its revisions,
-    `unfinished_bytes` unfinished downloads. `used_at` is the time in seconds of the last read."""
+    """A model in the cache, in the revision that its hub id loads. `n_bytes` counts all its
+    revisions, `unfinished_bytes` its unfinished downloads. `used_at` is when it was last read, in
+    seconds."""
 
     hub_id: str
     folder: Path
@@ -45,22 +46,23 @@ class CachedModel:
 
 
 def cached_models() -> tuple[CachedModel, ...]:
-    """Return the models in the cache, by name. Raises OperatorError if the cache is unreadable."""
+    """Return the models in the cache, sorted by name. Raises OperatorError if the cache is
+    unreadable."""
     cache = _scan()
     found = [_model(repo, cache) for repo in _models(cache)]
     return tuple(sorted(found, key=lambda model: model.hub_id.lower()))
 
 
 def cached_ids() -> Sequence[str]:
-    """Return the hub ids in the cache, from the names of its folders alone."""
+    """Return the hub ids in the cache, judging only by the names of its folders."""
     prefix = "models--"
     folders = Path(hub.HF_HUB_CACHE).glob(f"{prefix}*")
     return sorted(folder.name.removeprefix(prefix).replace("--", "/") for folder in folders)
 
 
 def complete_folder(hub_id: str, patterns: Sequence[str]) -> Path | None:
-    """Return the folder that loads a hub id without the network; None while a file that matches one
-    of `patterns` is missing."""
+    """Return the folder from which `hub_id` loads without the network; None if a file that matches
+    one of `patterns` is missing."""
     try:
         found = snapshot_download(hub_id, allow_patterns=list(patterns), local_files_only=True)
     except (HFValidationError, LocalEntryNotFoundError):
@@ -69,8 +71,8 @@ def complete_folder(hub_id: str, patterns: Sequence[str]) -> Path | None:
 
 
 def listed_sizes(model: CachedModel, patterns: Sequence[str]) -> dict[str, int] | None:
-    """Return bytes by path of the files that match `patterns`, as the hub listed them when the
-    download began; None if that is unknown."""
+    """Return the size in bytes, by path, of each file that matches `patterns`, as the hub listed
+    the files when the download began; None if that list is unknown."""
     try:
         tree = get_cached_repo_tree(model.hub_id, revision=model.commit)
     except CachedRepoTreeNotFoundError:
@@ -84,20 +86,21 @@ def listed_sizes(model: CachedModel, patterns: Sequence[str]) -> dict[str, int] 
 
 
 def remove_cached(hub_id: str, *, dry_run: bool = False) -> int:
-    """Delete all revisions and unfinished downloads of a model; return the freed bytes. With
-    `dry_run` delete nothing. Raises ModelNotFoundError unless it is in the cache."""
+    """Delete all revisions and unfinished downloads of a model; return how many bytes that frees.
+    With `dry_run`, delete nothing. Raises ModelNotFoundError if the model is not in the cache."""
     cache = _scan()
     repo = next((repo for repo in _models(cache) if repo.repo_id == hub_id), None)
     if repo is None:
         raise ModelNotFoundError(f"{hub_id!r} is not in the hub's cache")
     unfinished = _unfinished(repo, cache)
-    # Copies of a model on the hub may have the same commits: the plan must not see them.
+    # Copies of a model on the hub can have the same commits: the deletion plan must not include
+    # them.
     own = replace(cache, repos=frozenset([repo]))
     plan = own.delete_revisions(*(revision.commit_hash for revision in repo.revisions))
     if not dry_run:
         plan.execute()
         if repo.repo_path.exists():
-            raise OperatorError(f"cannot delete all of {repo.repo_path}: see its permissions")
+            raise OperatorError(f"cannot delete all of {repo.repo_path}: check its permissions")
     return plan.expected_freed_size + unfinished
 
 
@@ -127,7 +130,7 @@ def _model(repo: CachedRepoInfo, cache: HFCacheInfo) -> CachedModel:
 
 
 def _current(repo: CachedRepoInfo) -> CachedRevisionInfo:
-    """Return the revision of the main branch, else the last written one."""
+    """Return the revision of the main branch; without one, the revision written last."""
     newest = max(repo.revisions, key=lambda revision: revision.last_modified)
     return repo.refs.get(_MAIN, newest)
 

@@ -1,6 +1,6 @@
 """The hub's description of a model before its download: its commit, files, sizes and hashes.
 
-Knows the hub's API by huggingface_hub. Downloads nothing but a model's configuration.
+Uses the hub's API through huggingface_hub. Downloads nothing but a model's configuration.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _NO_HASH = "0" * 64
 
 _logger = logging.getLogger("huggingface_hub")
 
-# The root of the errors of the library's HTTP client: httpx or httpx2, by the library's version.
+# The base class of the errors of the library's HTTP client: httpx or httpx2, depending on the
+# library's version.
 _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a model. A large file has a `sha256`, a small one only git's `blob_id`."""
+    """A file of a model. A large file has a `sha256`, a small file has only git's `blob_id`."""
 
     path: str
     n_bytes: int
@@ -57,13 +58,13 @@ class RemoteFile:
 
     @property
     def name_in_cache(self) -> str:
-        """The name of its bytes in the cache."""
+        """The name under which the cache stores the file's bytes."""
         return self.sha256 or self.blob_id
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model on the hub at `commit`, with the files that load it."""
+    """A model on the hub at `commit`, with the files needed to load it."""
 
     hub_id: str
     commit: str
@@ -75,14 +76,14 @@ class RemoteModel:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of its weights."""
+        """Total bytes of the model's weights."""
         return sum(file.n_bytes for file in self.files if file.path.endswith(".safetensors"))
 
 
 def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
-    """Return the model's files that match one of `patterns`. Raises InvalidRequestError for a
-    malformed hub id, ModelNotFoundError for a model that the hub lacks or hides, OperatorError if
-    the hub is unreachable."""
+    """Return the description of a model, with the files that match one of `patterns`. Raises
+    InvalidRequestError if the hub id is malformed, ModelNotFoundError if the hub lacks or hides the
+    model, and OperatorError if the hub is unreachable."""
     api = HfApi()
     with hub_errors(hub_id):
         commit = api.model_info(hub_id).sha
@@ -96,7 +97,8 @@ def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
 
 @contextmanager
 def remote_config(model: RemoteModel) -> Iterator[Path]:
-    """Yield a folder with the model's configuration alone, then delete it. Raises as `look_up`."""
+    """Yield a folder that contains only the model's configuration, then delete it. Raises the same
+    errors as `look_up`."""
     with tempfile.TemporaryDirectory(prefix="semantic-") as folder:
         with hub_errors(model.hub_id), disable_progress_bars():
             path = hf_hub_download(model.hub_id, _CONFIG, revision=model.commit, cache_dir=folder)
@@ -105,8 +107,8 @@ def remote_config(model: RemoteModel) -> Iterator[Path]:
 
 @contextmanager
 def hub_errors(hub_id: str) -> Iterator[None]:
-    """Turn huggingface_hub's errors about `hub_id` into errors of this package, on one line.
-    Silences its warnings about attempts meanwhile."""
+    """Turn huggingface_hub's errors about `hub_id` into one-line errors of this package. Meanwhile,
+    silences its warnings about retries."""
     level = _logger.level
     _logger.setLevel(logging.ERROR)
     try:
@@ -143,8 +145,8 @@ def hub_errors(hub_id: str) -> Iterator[None]:
 
 
 def _file(entry: RepoFile) -> RemoteFile:
-    """Return a file as the hub describes it: its path and its hashes name files here. Raises
-    OperatorError unless they are a path inside a folder and hashes."""
+    """Return a file as the hub describes it. Raises OperatorError unless its path stays inside the
+    folder and its hashes are hexadecimal: they become file names on this machine."""
     sha256 = None if entry.lfs is None else entry.lfs.sha256
     parts = PurePosixPath(entry.path).parts
     are_hashes = _GIT_HASH.fullmatch(entry.blob_id) and _SHA256.fullmatch(sha256 or _NO_HASH)

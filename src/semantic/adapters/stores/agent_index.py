@@ -1,6 +1,7 @@
-"""Agents of stores: AgentTable in memory, TierAgents of two tiers, QueuedAgents behind a queue.
+"""Agents of stores: AgentTable in memory, TierAgents for two tiers, QueuedAgents behind a queue.
 
-The last two implement `AgentIndexPort`. Know manifests, but neither blocks nor evictions.
+TierAgents and QueuedAgents implement `AgentIndexPort`. These classes know about manifests; they
+know nothing about blocks or evictions.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from semantic.domain.stored import AgentName, Manifest, Pinned, Place
 from semantic.ports.store import AgentIndexPort
 
 ENTRY_BYTES = 1024
-"""Bytes of a block or manifest in addition to its body and tokens: objects, keys, table entries."""
+"""Bytes that a block or manifest takes in addition to its body and tokens: objects, keys, table
+entries."""
 TOKEN_BYTES = 48
-"""Bytes of a token: an int and two pointers. Ints that entries share count in each."""
+"""Bytes for each token: an int and two pointers. An int shared by several entries counts in each of
+them."""
 LINK_BYTES = 640
-"""Bytes of a manifest for each of its blocks: the hash, and the agents that need it."""
+"""Bytes of a manifest for each of its blocks: the block's hash, and the agents that need the
+block."""
 _CHARACTER_BYTES = 4
 
 K = TypeVar("K")
@@ -35,13 +39,13 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class SavedAgent:
-    """A manifest with packed tokens, and the blocks that follow from it."""
+    """A manifest with packed tokens, and the blocks that its tokens determine."""
 
     bare: Manifest
     tokens: bytes
     chain: tuple[BlockHash, ...]
     last: tuple[BlockLink, ...]
-    """The last block, if any."""
+    """The last block, or empty if the agent has no blocks."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> SavedAgent:
@@ -83,11 +87,11 @@ class AgentTable:
         return self._saved[agent]
 
     def get(self, agent: AgentName) -> SavedAgent | None:
-        """Return the saved part of an agent."""
+        """Return the agent's saved manifest and blocks; None if the agent is unknown."""
         return self._saved.get(agent)
 
     def add(self, saved: SavedAgent) -> None:
-        """Add an agent without a saved manifest."""
+        """Add an agent that the table does not contain yet."""
         bare, agent = saved.bare, saved.name  # one tuple for all blocks
         self._saved[agent] = saved
         insort(self._listed.setdefault(bare.scope, []), bare.place)
@@ -134,7 +138,8 @@ class AgentTable:
 
 
 def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
-    """Remove a member, and its group with the last one. A chain may name a block twice."""
+    """Remove a member, and its group once it is empty. Missing members are ignored, because a chain
+    may name a block twice."""
     members = groups.get(group, {})
     members.pop(member, None)
     if not members:
@@ -143,15 +148,15 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierAgents:
-    """Agents of two tiers. `cold` takes precedence, with its generations. Pins count against the
-    quota of `pins`, one of the two. Methods without a docstring: see `AgentIndexPort`."""
+    """The agents of two tiers. `cold` and its generations take precedence. `pins` is the tier whose
+    quota limits pins. Methods without a docstring: see `AgentIndexPort`."""
 
     _warm: AgentIndexPort
     _cold: AgentIndexPort
     _pins: AgentIndexPort
 
     def save(self, manifest: Manifest) -> bool:
-        """See `AgentIndexPort.save`. True if either tier accepts it."""
+        """See `AgentIndexPort.save`. True if either tier accepts the manifest."""
         warm, cold = self._warm.save(manifest), self._cold.save(manifest)
         return warm or cold
 
@@ -163,7 +168,7 @@ class TierAgents:
         return list(dict.fromkeys([*self._warm.scopes(), *self._cold.scopes()]))
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """See `AgentIndexPort.page`. Skips agents of `warm` that `cold` has too."""
+        """See `AgentIndexPort.page`. Skips the agents in `warm` that `cold` contains too."""
         cold = ((one, True) for one in walk(self._cold, scope, limit, after))
         warm = ((one, False) for one in walk(self._warm, scope, limit, after))
         found: dict[str, Manifest] = {}
@@ -171,7 +176,7 @@ class TierAgents:
             name = one.agent_id
             if is_cold or (name not in found and self._cold.manifest(scope, name) is None):
                 found[name] = one
-            if len(found) == limit:  # check before the next one, which would read another page
+            if len(found) == limit:  # check first: the next agent could need another page
                 break
         return list(found.values())
 
@@ -180,7 +185,7 @@ class TierAgents:
         return sorted({name for tier in tiers for name in tier.child_agents(scope, parent)})
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
-        """See `AgentIndexPort.users`. Up to two of each tier."""
+        """See `AgentIndexPort.users`. Returns up to two agents from each tier."""
         warm, cold = self._warm.users(hashes), self._cold.users(hashes)
         nothing: frozenset[AgentName] = frozenset()
         return {one: warm.get(one, nothing) | cold.get(one, nothing) for one in hashes}
@@ -198,7 +203,7 @@ class _Save:
     manifest: Manifest
     number: int = 0
     generation: int | None = None
-    """Its future generation, determined on first need."""
+    """The generation that the manifest will get, determined when first needed."""
 
     @property
     def agent(self) -> AgentName:
@@ -206,14 +211,16 @@ class _Save:
 
 
 class QueuedAgents:
-    """Manifests queued behind the blocks put before them, and those of the store behind the queue.
-    Queues only an agent's newest. A replaced one gets no generation.
+    """The agents of a store behind a queue, including those whose manifests are still queued.
 
-    Methods without a docstring: see `AgentIndexPort`.
+    A queued manifest waits for the blocks put before it. The queue holds only an agent's newest
+    manifest; a replaced manifest gets no generation. Methods without a docstring: see
+    `AgentIndexPort`.
     """
 
     def __init__(self, queue: WriteQueue, inner: AgentIndexPort, *, waits: bool) -> None:
-        """Unless it `waits` for a write, `remove` relies on `inner` to keep the order."""
+        """If `waits`, `remove` waits for a running write of the agent; otherwise it relies on
+        `inner` to keep writes and removals in order."""
         self._queue = queue
         self._changed = queue.changed
         self._inner = inner
@@ -224,14 +231,14 @@ class QueuedAgents:
         return len(self._saves)
 
     def save(self, manifest: Manifest) -> bool:
-        """See `AgentIndexPort.save`. True means accepted."""
+        """See `AgentIndexPort.save`. True means the queue accepted the manifest."""
         save = _Save(manifest)
         with self._changed:
             if not self._queue.accepts():
                 self._queue.counts["dropped manifests"] += 1
                 return False
             older = self._saves.pop(save.agent, None)
-            # A waiting `flush` waits for the older one.
+            # While a `flush` waits, the older manifest stays queued: the flush waits for it.
             if older is not None and not self._queue.is_flushing:
                 self._queue.take(older.number)
             self._saves[save.agent] = save
@@ -272,7 +279,7 @@ class QueuedAgents:
         return self._inner.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `AgentIndexPort.remove`. Removes the agent before it returns, not in the queue."""
+        """See `AgentIndexPort.remove`. The removal is not queued: the agent is gone on return."""
         agent = scope, agent_id
         with self._changed:
             was_queued = self._saves.pop(agent, None) is not None
@@ -291,13 +298,14 @@ class QueuedAgents:
             return {name: save for (of, name), save in self._saves.items() if of == scope}
 
     def _with_generation(self, save: _Save) -> Manifest:
-        """Return the queued manifest with its future generation."""
+        """Return the queued manifest with the generation that it will get."""
         with self._changed:
             generation = save.generation
         if generation is None:
             before = self._inner.manifest(*save.agent)
             with self._changed:
-                # The thread may have written it meanwhile; then `before` may be this manifest.
+                # The thread may have written the manifest meanwhile; then `before` may be this
+                # manifest.
                 if save.generation is None:
                     save.generation = 1 + (before.generation if before else 0)
                 generation = save.generation
@@ -306,10 +314,10 @@ class QueuedAgents:
     def _write(self, save: _Save) -> None:
         self._with_generation(save)
         self._queue.attempt(lambda: self._inner.save(save.manifest), "dropped manifests")
-        if not self._waits and save.agent not in self._saves:  # removed before
+        if not self._waits and save.agent not in self._saves:  # removed meanwhile
             self._inner.remove(*save.agent)
 
-    # With `_changed` held
+    # Callers of the following methods hold `_changed`
 
     def _ended(self, save: _Save) -> None:
         if self._saves.get(save.agent) is save:

@@ -1,7 +1,7 @@
 """Write-behind queue in front of a slow store: puts return at once, threads write.
 
-Implements `StorePort` in front of another one. Finds and reads queued blocks in the queue. Knows
-how many bytes wait, but not when, where or how the store writes them.
+Implements `StorePort` in front of another store. Finds and reads queued blocks in the queue. Knows
+how many bytes are queued; knows nothing about when, where or how the store writes them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ from semantic.domain.stored import (
 from semantic.ports.store import StorePort
 
 QUEUED_BLOCK_BYTES = 1024
-"""Bytes of a queued block in addition to its body, so that empty ones have a bound too."""
+"""Bytes that a queued block counts in addition to its body, so that blocks without a body are
+limited too."""
 _KEPT_FOR_OTHERS = 8
-"""The part, 1/8, that no tenant alone may take: a full queue drops other tenants' blocks."""
+"""The fraction of the queue, 1/8, that a single tenant cannot fill: a full queue drops other
+tenants' blocks."""
 MAX_TOUCHES = 1000
-"""Queued touches. The queue drops further ones, which only worsens the order of eviction."""
+"""The most touches to queue. The queue drops more, which only makes the eviction order less
+exact."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,11 +65,12 @@ class BackgroundStore:
     """Accepts writes at once. Threads pass them to `inner`, in `WriteOrder`. Thread-safe.
 
     Queues at most `max_queued_bytes` of blocks (each counts `QUEUED_BLOCK_BYTES` in addition to its
-    body), at most 7/8 of that for each of several tenants, not counting public prefixes. Drops the
-    rest (backpressure), and everything during a back-off. Queues only an agent's newest manifest. A
-    replaced one gets no generation. After `close` everything else is in `inner`. A process that
-    ends without it loses the queue. `flush` and `close` raise a bug that ended the thread. Methods
-    without a docstring: see `CacheStorePort`.
+    body). With several tenants, each may fill at most 7/8 of that; public prefixes do not count as
+    a tenant. Drops blocks that exceed these limits (backpressure), and everything during a
+    back-off. Queues only an agent's newest manifest; a replaced manifest gets no generation. After
+    `close`, `inner` has everything that was not dropped; a process that ends without `close` loses
+    the queue. `flush` and `close` raise IntegrityError if a bug has ended a thread. Methods without
+    a docstring: see `CacheStorePort`.
     """
 
     def __init__(
@@ -81,15 +85,16 @@ class BackgroundStore:
         forgets_at_once: bool = False,
         close_seconds: float = math.inf,
     ) -> None:
-        """`tier` names the queue. Threads pass blocks on when `pace` allows, or for a `flush` or
-        `close`.
+        """`tier` is the tier under which `stats` reports the queue. Threads pass blocks on when
+        `pace` allows, or during a `flush` or `close`.
 
-        Writing takes time from computing. With a pace, checkpoints before a turn's end come last,
-        and the queue drops them while it is half full. Each of several `threads` passes on a block
-        at a time. All else waits for the blocks put before it, as with one thread. With
-        `forgets_at_once` `inner` orders writes and removals, and neither `drop` nor `remove` waits
-        for a write. `close` drops the rest after `close_seconds`. Raises InvalidRequestError for a
-        bound below 1.
+        Writing takes time from computing. If a `pace` is given, checkpoints from before a turn's
+        end come last, and the queue drops them while it is more than half full. Each of several
+        `threads` passes on one block at a time; everything other than blocks waits for the blocks
+        put before it, as with one thread. With `forgets_at_once`, `inner` orders writes and
+        removals itself, so neither `drop` nor `remove` waits for a write. `close` drops the
+        remaining writes after `close_seconds`. Raises InvalidRequestError if `max_queued_bytes` is
+        below 1.
         """
         if max_queued_bytes < 1:
             raise InvalidRequestError(
@@ -106,7 +111,7 @@ class BackgroundStore:
         self._changed = self._queue.changed
         self.agents = QueuedAgents(self._queue, inner.agents, waits=self._waits)
         self._blocks: dict[BlockKey, _Put] = {}
-        self._dropped: set[BlockKey] = set()  # dropped during their write, and not put again
+        self._dropped: set[BlockKey] = set()  # dropped while being written, and not put again
         self._children = Children()  # of `_blocks`
         self._tenants: Counter[bytes] = Counter()  # bytes of each tenant ever seen
         self._public = tenant_tag(inner.secret, PUBLIC_TENANT)
@@ -114,8 +119,8 @@ class BackgroundStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. With `forgets_at_once` also while blocks may drop. The
-        end of a turn then puts the missing ones again."""
+        """See `CacheStorePort.holds_back`. With `forgets_at_once`, also True while the queue may
+        drop blocks: the end of a turn then puts missing blocks again."""
         if self._waits or self.inner.holds_back:
             return self.inner.holds_back
         with self._changed:
@@ -124,7 +129,7 @@ class BackgroundStore:
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        """See `CacheStorePort.put`. True means accepted."""
+        """See `CacheStorePort.put`. True means the queue accepted the block."""
         job = _Put(block)
         with self._changed:
             if block.header.key in self._blocks:
@@ -148,8 +153,8 @@ class BackgroundStore:
             return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Not queued. Waits for a running write of the block, unless the
-        queue `forgets_at_once`."""
+        """See `CacheStorePort.drop`. Not queued: without `forgets_at_once`, waits for a running
+        write of the block."""
         gone = frozenset(keys)
         with self._changed:
             if not self._waits:
@@ -222,13 +227,13 @@ class BackgroundStore:
         return bytes(data)
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """See `CacheStorePort.prefetch`. Not queued. Queued blocks are in memory."""
+        """See `CacheStorePort.prefetch`. Not queued. Queued blocks are in memory already."""
         with self._changed:
             is_queued = header.key in self._blocks
         return is_queued or self.inner.prefetch(header)
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.touch`. Drops touches beyond `MAX_TOUCHES` queued ones."""
+        """See `CacheStorePort.touch`. Drops touches once `MAX_TOUCHES` are queued."""
         with self._changed:
             if self._queue.error is None and self._touches < MAX_TOUCHES:
                 self._touches += 1
@@ -238,8 +243,8 @@ class BackgroundStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. The first entry is the queue: its "dropped" never reached the
-        inner store, its "back-offs" count the pauses after failed writes."""
+        """See `CacheStorePort.stats`. The first entry is the queue: its "dropped" counts blocks
+        that never reached the inner store, its "back-offs" the pauses after failed writes."""
         with self._changed:
             queue = StoreStats(
                 self._tier,
@@ -274,10 +279,10 @@ class BackgroundStore:
             if self.pace is not None:
                 self.pace.end()
         with self._changed:
-            if job.block.header.key in self._dropped:  # maybe before `put` began
+            if job.block.header.key in self._dropped:  # possibly before `put` began
                 self.inner.drop([job.block.header.key])
 
-    # With `_changed` held
+    # Callers of the following methods hold `_changed`
 
     def _queued(self, header: BlockHeader) -> StoredBlock | None:
         job = self._blocks.get(header.key)
@@ -285,7 +290,7 @@ class BackgroundStore:
 
     def _ended(self, job: _Put) -> None:
         key = job.block.header.key
-        if self._blocks.get(key) is job:  # not dropped meanwhile
+        if self._blocks.get(key) is job:  # still queued, not dropped meanwhile
             self._forget(job)
         if not self._writing([key]):
             self._dropped.discard(key)
@@ -294,7 +299,8 @@ class BackgroundStore:
         self._touches -= 1
 
     def _has_room(self, job: _Put) -> bool:
-        """Return whether the block fits and leaves a part to other tenants, if any."""
+        """Return whether the block fits and, with several tenants, leaves room for the other
+        tenants."""
         own, most = self._tenants[job.tenant] + job.n_bytes, self._queue.max_bytes
         if len(self._tenants.keys() - {self._public}) > 1 and own > most - most // _KEPT_FOR_OTHERS:
             return False
@@ -315,7 +321,8 @@ class BackgroundStore:
             self._drop(number, "superseded")
 
     def _drop_deferred(self) -> None:
-        """Keep half of the queue for blocks that do not give way."""
+        """Drop the oldest deferred blocks until at least half of the queue is free for other
+        blocks."""
         while self._queue.is_over_half:
             number = self._queue.order.oldest_deferred()
             if number is None:
@@ -330,6 +337,6 @@ class BackgroundStore:
 
 
 def _joined(written: Sequence[BlockHeader], queued: Sequence[BlockHeader]) -> list[BlockHeader]:
-    """Return each block once, preferring its queued header."""
+    """Return each block once; if a block is in both lists, its queued header."""
     keys = {one.key for one in queued}
     return [*(one for one in written if one.key not in keys), *queued]

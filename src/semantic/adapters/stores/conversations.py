@@ -1,7 +1,7 @@
-"""Responses and turns on disk, each in one SQLite file that survives the process.
+"""Responses and turns on disk, each kind in its own SQLite file, which survives the process.
 
-Responses fall back to memory. The server renders a missing turn again. Knows records and which
-failures are permanent, but no API.
+If the disk fails, responses stay in memory, and the server renders missing turns again. Knows
+records and which failures are permanent; knows nothing about the API.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def _ignore(_: str) -> None:
 
 
 class SqliteResponses:
-    """Implements `ResponsesPort`. Beyond `max_bytes` deletes the largest tenant's oldest first.
-    Creates the file on first use, in an existing folder. Tells `notify` of a quarantined file."""
+    """Implements `ResponsesPort`. Beyond `max_bytes`, deletes the oldest responses of the largest
+    tenant first. Creates the file on first use, in an existing folder. Tells `notify` when it
+    quarantines the file."""
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None] = _ignore) -> None:
         self._records = Records(path, max_bytes, "responses", notify)
@@ -45,7 +46,7 @@ class SqliteResponses:
         self._records.put(key_of(tenant, response.id), encoded(response), owner_of(tenant))
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`. Overwrites the text, in the log too."""
+        """See `ResponsesPort.delete`. Overwrites the text, also in the database's log."""
         return self._records.delete(key_of(tenant, response_id))
 
     def close(self) -> None:
@@ -53,9 +54,9 @@ class SqliteResponses:
 
 
 class FallbackResponses:
-    """Implements `ResponsesPort` by `disk`, and by `memory` where that fails: while the process
-    lives, a full or locked disk loses no response. `notify` gets one sentence, at the first
-    failure."""
+    """Implements `ResponsesPort` with `disk`, and with `memory` where `disk` fails: until the
+    process ends, a full or locked disk loses no response. `notify` receives one sentence, at the
+    first failure."""
 
     def __init__(
         self, disk: ResponsesPort, memory: ResponsesPort, notify: Callable[[str], None]
@@ -119,13 +120,14 @@ class FallbackResponses:
 
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
-"""Parent flag, the parent's digest, its number of tokens, the thought's digest."""
+"""Whether there is a parent, the parent's digest and number of tokens, the thought's digest."""
 _NO_POINT: Final = bytes(32)
 
 
 class DiskTurns:
-    """Implements `TurnsPort`. Beyond `max_bytes` deletes the largest tenant's oldest first. Tells
-    `notify` once of a failing disk, and of a quarantined file. Raises nothing."""
+    """Implements `TurnsPort`. Beyond `max_bytes`, deletes the oldest turns of the largest tenant
+    first. Tells `notify` once when the disk fails, and when it quarantines the file. Raises
+    nothing."""
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None]) -> None:
         self._records = Records(path, max_bytes, "turns", notify)
@@ -141,7 +143,7 @@ class DiskTurns:
         return None if data is None else decoded_turn(point, data)
 
     def put(self, turn: Turn) -> None:
-        """See `TurnsPort.put`. Written on return, for this machine only."""
+        """See `TurnsPort.put`. The turn is written on return, for this machine only."""
         if not turn.tokens and self.get(turn.point) is not None:
             return
         try:
@@ -150,7 +152,7 @@ class DiskTurns:
             self._report(error)
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """See `TurnsPort.look_up`. Does nothing, since `get` reads."""
+        """See `TurnsPort.look_up`. Does nothing, because `get` reads the file directly."""
 
     def close(self) -> None:
         self._records.close()
@@ -162,7 +164,7 @@ class DiskTurns:
 
 
 def turn_key(point: Point) -> bytes:
-    """Return the key of the turn that ends at `point`, 32 bytes."""
+    """Return the key, 32 bytes, of the turn that ends at `point`."""
     return digest("turn-key-v1", point)
 
 
@@ -174,7 +176,7 @@ def encoded_turn(turn: Turn) -> bytes:
 
 
 def decoded_turn(point: Point, data: bytes, owner: bytes = b"") -> Turn | None:
-    """Return the inverse of `encoded_turn`; None for any other bytes."""
+    """Return the turn that `encoded_turn` turned into `data`; None if `data` is not such a turn."""
     tokens = data[_HEAD.size :]
     if len(data) < _HEAD.size or len(tokens) % TOKEN_BYTES:
         return None

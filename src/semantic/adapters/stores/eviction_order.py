@@ -1,6 +1,6 @@
-"""EvictionOrder: which entries of several tenants go first when one quota of bytes is full.
+"""EvictionOrder: which entries of several tenants to evict first when a shared quota is full.
 
-Knows tenants, sizes and uses, but not what an entry is nor how to drop it.
+Knows tenants, sizes and uses; knows nothing about what an entry is or how to drop it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ E = TypeVar("E", bound=Hashable)
 
 @dataclass(slots=True)
 class _Tenant(Generic[E]):
-    """A tenant's entries, least recently used first, each with its last use by a counter of uses.
-    Three queues: unpinned entries, unpinned entries that agents left, and pinned entries."""
+    """A tenant's entries, each with its last use (a value of a counter), least recently used first,
+    in three queues: unpinned entries, unpinned entries that their agents abandoned, and pinned
+    entries."""
 
     lru: OrderedDict[E, int] = field(default_factory=OrderedDict)
     left: OrderedDict[E, int] = field(default_factory=OrderedDict)
@@ -42,16 +43,17 @@ class _Tenant(Generic[E]):
             self.pinned_bytes -= size
 
     def is_evictable(self, entry: E) -> bool:
-        """Return whether the entry is here and not pinned."""
+        """Return whether the tenant has the entry and it is not pinned."""
         return entry in self.lru or entry in self.left
 
     def entries(self, *, pinned: bool) -> Iterator[E]:
-        """Yield entries in order of eviction, with or without `pinned` ones."""
+        """Yield entries in order of eviction; if `pinned`, pinned entries too, after the unpinned
+        ones."""
         used = heapq.merge(self.left.items(), self.lru.items(), key=itemgetter(1))
         return itertools.chain(map(itemgetter(0), used), self.pinned if pinned else ())
 
     def abandon(self, entries: Iterable[E]) -> None:
-        """Evict `entries` as if their last use was at `left_at`."""
+        """Count `entries` as last used at `left_at`, so that they are evicted sooner."""
         firsts = (next(iter(one.values()), self.uses) for one in (self.lru, self.left))
         at = left_at(min(firsts), self.uses)
         for entry in entries:
@@ -68,7 +70,7 @@ class _Tenant(Generic[E]):
         order[entry] = self.uses
 
     def _take(self, entry: E) -> OrderedDict[E, int]:
-        """Remove the entry and return its former queue."""
+        """Remove the entry; return the queue that contained it."""
         orders = (self.lru, self.left, self.pinned)
         order = next(one for one in orders if entry in one)
         del order[entry]
@@ -76,12 +78,13 @@ class _Tenant(Generic[E]):
 
 
 class EvictionOrder(Generic[E]):
-    """Entries within `max_bytes`, if callers evict what `victims` returns.
+    """Keeps entries within `max_bytes`, provided that callers evict what `victims` returns.
 
-    The least recently used entry goes first, and its dependents before it. To make room for a
-    tenant, entries of larger tenants go first, from the largest, pinned ones last, then the
-    tenant's own unpinned ones. The `public` tenant does not count as one: beside it alone a tenant
-    may pin everything, and its pins hold against it. Not thread-safe.
+    The least recently used entry goes first, its dependents before it. To make room for a tenant,
+    entries of larger tenants go first, from the largest tenant down, pinned entries last; then the
+    tenant's own unpinned entries. The `public` tenant does not count as a tenant: if only one other
+    tenant exists, that tenant may pin everything, and its pins hold against public entries. Not
+    thread-safe.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class EvictionOrder(Generic[E]):
         return Pinned(self._of(tenant).pinned_bytes, equal_part(self.max_bytes, n_others))
 
     def add(self, tenant: bytes, entry: E, *, pinned: bool) -> None:
-        """Count an entry and make it the most recently used."""
+        """Count an entry, which becomes the most recently used."""
         size = self._size(entry)
         self.n_bytes += size
         self.tenants.setdefault(tenant, _Tenant()).add(entry, size, pinned=pinned)
@@ -127,7 +130,7 @@ class EvictionOrder(Generic[E]):
         self.tenants[tenant].use(entry)
 
     def abandon(self, tenant: bytes, entries: Iterable[E]) -> None:
-        """Make `entries`, which their agents left, leave sooner."""
+        """Make `entries`, which their agents no longer need, be evicted sooner."""
         self.tenants[tenant].abandon(entries)
 
     def clear(self) -> None:
@@ -138,8 +141,8 @@ class EvictionOrder(Generic[E]):
     def victims(
         self, tenant: bytes, n_bytes: int, spared: Collection[E] = ()
     ) -> Collection[E] | None:
-        """Return the entries to evict so that `n_bytes` more of `tenant` fit. None if they do not
-        fit beside its pinned and spared entries and what others keep."""
+        """Return the entries to evict so that `n_bytes` more of `tenant` fit. None if they cannot
+        fit next to its pinned and spared entries and the bytes that other tenants keep."""
         excess = self.n_bytes + n_bytes - self.max_bytes
         if excess <= 0:
             return ()
@@ -155,14 +158,16 @@ class EvictionOrder(Generic[E]):
         return found if total >= excess else None
 
     def oldest(self, n_bytes: int) -> Collection[E]:
-        """Return `n_bytes` of unpinned entries, the largest tenants' least recently used."""
+        """Return unpinned entries of at least `n_bytes` in total if there are enough: the largest
+        tenants' least recently used entries."""
         return self._first(self._order(b"", 0, (), pins_stay=True), n_bytes)[0]
 
     def _of(self, tenant: bytes) -> _Tenant[E]:
         return self.tenants.get(tenant, _Tenant())
 
     def _first(self, order: Iterable[E], n_bytes: int) -> tuple[Collection[E], int]:
-        """Return the first distinct entries that have `n_bytes`, or all, and their bytes."""
+        """Return the first distinct entries that add up to `n_bytes`, or all of them, and their
+        total bytes."""
         found: dict[E, None] = {}
         total = 0
         for entry in order:
@@ -176,9 +181,9 @@ class EvictionOrder(Generic[E]):
     def _order(
         self, tenant: bytes, then: int, spared: Collection[E], *, pins_stay: bool
     ) -> Iterator[E]:
-        """Yield everything evictable for `tenant`, which will have `then` bytes; some repeatedly.
-        Others give bytes above that, the largest first, pinned ones last or, if `pins_stay`, never.
-        """
+        """Yield everything that may be evicted for `tenant`, which will have `then` bytes; entries
+        may repeat. Other tenants lose only bytes above `then`, the largest tenant first, pinned
+        entries last or, if `pins_stay`, never."""
         larger = [
             (-one.n_bytes, tag)
             for tag, one in self.tenants.items()
@@ -203,14 +208,14 @@ class EvictionOrder(Generic[E]):
         yield from self._expanded(self._of(tenant).entries(pinned=False), spared)
 
     def _expanded(self, entries: Iterable[E], spared: Collection[E]) -> Iterator[E]:
-        """Yield `entries` that are not spared, each after its dependents."""
+        """Yield the `entries` that are not spared, each after its dependents."""
         for entry in entries:
             if entry not in spared:
                 yield from self._dependents_first(entry)
 
     def _dependents_first(self, entry: E) -> Sequence[E]:
-        """Return `entry` after all its dependents. One with pinned or spared dependents is pinned
-        or spared itself, so none needs skipping."""
+        """Return `entry` after all its dependents. An entry with pinned or spared dependents is
+        pinned or spared itself, so no dependent needs to be skipped."""
         found = {entry: None}
         waiting = [entry]
         while waiting:

@@ -1,6 +1,6 @@
 """The memory tier: blocks and manifests in this process, within one quota of bytes, LRU-evicted.
 
-Implements `StorePort` and `AgentIndexPort`. Nothing survives the process. Uses no files or threads.
+Implements `StorePort` and `AgentIndexPort`. Nothing outlives the process. Uses no files or threads.
 """
 
 from __future__ import annotations
@@ -43,20 +43,21 @@ from semantic.domain.stored import (
 from semantic.ports.store import BlockObserver
 
 _MAX_REFUSED = 1000
-"""Refused blocks to remember. Dropping one too early only worsens an eviction."""
+"""How many refused blocks to remember. Forgetting one too early only makes an eviction worse."""
 _SECRET_BYTES = 32
 
 _Entry: TypeAlias = BlockKey | AgentName
 
 
 class MemoryStore:
-    """At most `max_bytes` of the most recently used blocks and manifests. Thread-safe.
+    """Keeps the most recently used blocks and manifests, up to `max_bytes`. Thread-safe.
 
-    A block counts its body, its tokens and `ENTRY_BYTES`, a manifest likewise. One `EvictionOrder`
-    evicts both. Blocks that an agent's newest manifest no longer needs, nor any other agent, count
-    as used longer ago, see `left_at`. A block never evicts its ancestors, so a chain that is too
-    long retains its head. Only calls that return all entries cost more with more entries. Methods
-    without a docstring: see its ports.
+    A block counts as its body, its tokens and `ENTRY_BYTES`; a manifest is counted likewise. Blocks
+    and manifests share one `EvictionOrder`. Once neither an agent's newest manifest nor any other
+    agent needs a block of its history, the block counts as used longer ago, see `left_at`. Putting
+    a block never evicts its ancestors, so a chain that is too long keeps its beginning. Only calls
+    that return all entries take longer with more entries. Methods without a docstring: see its
+    ports.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class MemoryStore:
         counts_bodies: bool = True,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Without `counts_bodies` the quota covers all but the bodies, which are elsewhere. Raises
-        InvalidRequestError for a quota below 1 or a secret of other than 32 bytes."""
+        """Without `counts_bodies`, the quota covers everything except the bodies, which are
+        elsewhere. Raises InvalidRequestError if the quota is below 1 or the secret does not have 32
+        bytes."""
         if max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         if secret is not None and len(secret) != _SECRET_BYTES:
@@ -88,7 +90,7 @@ class MemoryStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Never: the memory tier writes nothing."""
+        """See `CacheStorePort.holds_back`. Always False: the memory tier writes nothing."""
         return False
 
     @property
@@ -131,7 +133,7 @@ class MemoryStore:
             return frozenset(key for key in keys if key not in self._blocks)
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
-        """Return the parents of the first blocks of all chains in `namespace`."""
+        """Return the parent hashes of the first blocks of all chains in `namespace`."""
         with self._lock:
             links = [block.header.link for block in self._blocks.values()]
         return frozenset(
@@ -139,7 +141,7 @@ class MemoryStore:
         )
 
     def header(self, key: BlockKey) -> BlockHeader | None:
-        """Return the header of a stored block, or None."""
+        """Return the header of a stored block; None if the block is not stored."""
         with self._lock:
             block = self._blocks.get(key)
         return None if block is None else block.header
@@ -195,7 +197,7 @@ class MemoryStore:
         return self._save(manifest)
 
     def remember(self, manifest: Manifest) -> bool:
-        """Run `save` with the generation that another store has given `manifest`."""
+        """Save `manifest` under the generation that another store gave it."""
         return self._save(manifest, manifest.generation)
 
     def _save(self, manifest: Manifest, generation: int | None = None) -> bool:
@@ -253,8 +255,9 @@ class MemoryStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. Also counts "dropped" and "evicted" manifests. Counts as
-        "superseded" partial blocks dropped because a longer block contains them."""
+        """See `CacheStorePort.stats`. "dropped manifests" and "evicted manifests" have counts of
+        their own. "superseded" counts partial blocks dropped because a longer block contains
+        them."""
         with self._lock:
             return [
                 StoreStats(
@@ -269,7 +272,8 @@ class MemoryStore:
             ]
 
     def release(self, n_bytes: int) -> bool:
-        """Evict the largest tenants' least recently used `n_bytes`, no pins; return whether any."""
+        """Evict at least `n_bytes` of the largest tenants' least recently used, unpinned entries;
+        return whether anything was evicted."""
         with self._lock:
             victims = self._order.oldest(n_bytes)
             for victim in victims:
@@ -289,7 +293,7 @@ class MemoryStore:
             self._pinned.clear()
             self._refused.clear()
 
-    # Order of use. From here on callers hold the lock
+    # Order of use. Callers of the following methods hold the lock
 
     def _mark_used(self, keys: Sequence[BlockKey]) -> None:
         for key in reversed(keys):
@@ -297,7 +301,8 @@ class MemoryStore:
                 self._order.use(self._tenant(key), key)
 
     def _abandon(self, chain: Sequence[BlockHash]) -> None:
-        """Let blocks of `chain` that no agent needs any more leave sooner, its end first."""
+        """Make blocks of `chain` that no agent needs any more be evicted sooner, the chain's end
+        first."""
         left = (name for name in reversed(chain) if name not in self._agents.users)
         keys = [key for key in _keys(left) if key in self._blocks]
         if keys:
@@ -307,22 +312,23 @@ class MemoryStore:
         n_bytes = self._block_bytes(block)
         if self._order.n_bytes + n_bytes <= self._order.max_bytes:
             return True
-        # A descendant of a refused block would evict the head of its own chain, which `_lineage`
-        # does not see beyond the gap. Other gaps are fine: a colder tier may fill them.
+        # A descendant of a refused block would evict the beginning of its own chain, because
+        # `_lineage` does not see past the gap. Other gaps do no harm: a colder tier may fill them.
         if block.header.link.parent in self._refused:
             return False
         link = block.header.link
         return self._evict_for(link.scope.tenant, n_bytes, {*_keys(self._lineage(link))})
 
     def _evict_for(self, tenant: bytes, n_bytes: int, spared: Collection[_Entry]) -> bool:
-        """Evict until `n_bytes` more of `tenant` fit; False, evicting nothing, if impossible."""
+        """Evict until `n_bytes` more of `tenant` fit; if that is impossible, evict nothing, return
+        False."""
         victims = self._order.victims(tenant, n_bytes, spared)
         for victim in victims or ():
             self._evict(victim)
         return victims is not None
 
     def _dependents(self, key: _Entry) -> Iterator[BlockKey]:
-        """Yield the blocks that are useless without a block."""
+        """Yield the stored blocks that are useless without the block `key`."""
         if not isinstance(key, BlockKey) or key.part is not Part.FULL:
             return
         others = (BlockKey(key.hash, part) for part in Part if part is not Part.FULL)
@@ -331,7 +337,7 @@ class MemoryStore:
             yield from (header.key for header in self._children.of(key.hash, part))
 
     def _lineage(self, link: BlockLink) -> set[BlockHash]:
-        """Return the block and its ancestors, up to the first missing one."""
+        """Return the block's hash and its ancestors' hashes, up to the first missing ancestor."""
         found = {link.hash}
         parent = self._blocks.get(BlockKey(link.parent, Part.FULL))
         while parent is not None and parent.header.link.hash not in found:
@@ -379,7 +385,7 @@ class MemoryStore:
         self._order.remove(self._tenant(key), key)
 
     def _pin(self, chain: Sequence[BlockHash], n: int) -> None:
-        """Change the number of pinned agents that need the blocks of `chain` by `n`."""
+        """Add `n` to the number of pinned agents that need each block of `chain`."""
         stored = [key for key in _keys(reversed(chain)) if key in self._blocks]
         for key in stored:
             self._leave(key)
@@ -403,8 +409,8 @@ class MemoryStore:
             self._pin(saved.chain, -1)
 
     def _drop_superseded(self, before: Sequence[BlockLink], after: Sequence[BlockLink]) -> None:
-        """Drop partial blocks that no agent needs and that begin a longer block. Candidates are
-        `before`, and blocks that begin one of `after`."""
+        """Drop partial blocks that no agent needs and whose tokens begin a longer block. Considers
+        the blocks `before`, and blocks whose tokens begin one of `after`."""
         keys = (link.key(Part.FULL) for link in before)
         found = [self._blocks[key].header for key in keys if key in self._blocks]
         for link in after:
@@ -428,7 +434,8 @@ def _keys(names: Iterable[BlockHash]) -> list[BlockKey]:
 
 
 def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryview | None:
-    """Return the bytes of a block with this header, waiting for them; None if they never come."""
+    """Return the bytes of `block` if it has this header, waiting until they are there; None if the
+    header differs or the bytes never come."""
     if block is None or block.header != header:
         return None
     try:
@@ -438,8 +445,8 @@ def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryvie
 
 
 def fill(read: BlockRead, block: StoredBlock | None) -> bool:
-    """Copy the body of `block` into the targets of `read`. False, with the targets unchanged, if
-    the headers differ in any field or the body does not have the size of the targets."""
+    """Copy the body of `block` into the targets of `read`. Return False, leaving the targets
+    unchanged, if any field of the headers differs or the body and the targets differ in size."""
     data = data_of(block, read.header)
     if data is None or sum(map(len, read.segments)) != len(data):
         return False

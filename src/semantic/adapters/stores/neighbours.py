@@ -1,7 +1,8 @@
-"""Finds which of the blocks after one parent share most tokens with a prompt.
+"""Finds which of the blocks that follow one parent share most tokens with a prompt.
 
-Blocks that share many tokens are neighbours in the order of their packed tokens, so a few searches
-find the nearest of any number. Knows headers and packed tokens, but not where bodies are.
+In the sort order of packed tokens, blocks that share many tokens are neighbours, so a few searches
+find the nearest among any number of blocks. Knows headers and packed tokens; does not know where
+bodies are.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from semantic.domain.stored import BlockHeader
 Search = Callable[[bytes], bytes | None]
 
 _FEW = 8
-"""Siblings to search one by one: most parents have a single child."""
+"""Up to this many siblings, compare each of them: most parents have a single child."""
 _BEHIND = b"\xff" * 33
 """Sorts after every hash."""
 
 
 def nearest(like: bytes, at_most: Search, above: Search) -> list[bytes]:
-    """Return the packed tokens of a sorted set that are worth comparing with `like`.
+    """Return the packed tokens, out of a sorted set, that are worth comparing with `like`.
 
-    They are all prefixes of `like`, and one that shares most tokens with it, if `begins_like`
-    holds. `at_most` finds the last of the set up to its argument, `above` the first after it.
+    They are all members that are prefixes of `like`, and one that shares most tokens with `like`,
+    if `begins_like` holds for it. `at_most` returns the last member up to its argument, `above` the
+    first member after its argument.
     """
     found: dict[bytes, None] = {}
     after = above(like)
@@ -45,14 +47,14 @@ def nearest(like: bytes, at_most: Search, above: Search) -> list[bytes]:
             found[before] = None
         if not shared:
             break
-        # All that remains to find is a prefix of `rest`, before all entries that differ from it.
+        # Whatever remains to be found is a prefix of `rest` and sorts before all other members.
         rest = rest[: shared - TOKEN_BYTES if shared == len(before) else shared]
     tokens = unpack_tokens(like)
     return [one for one in found if begins_like(unpack_tokens(one), tokens)]
 
 
 def shared_bytes(one: bytes, other: bytes) -> int:
-    """Return the bytes of the common prefix, in whole tokens."""
+    """Return the length in bytes of the common prefix, rounded down to whole tokens."""
     n = min(len(one), len(other))
     differing = int.from_bytes(one[:n], "big") ^ int.from_bytes(other[:n], "big")
     same = n - (differing.bit_length() + 7) // 8
@@ -60,17 +62,17 @@ def shared_bytes(one: bytes, other: bytes) -> int:
 
 
 class Children:
-    """The headers of blocks by parent and part. Not thread-safe."""
+    """Headers of blocks, by parent and part. Not thread-safe."""
 
     def __init__(self) -> None:
         self._families: dict[tuple[BlockHash, Part], _Family] = {}
 
     def add(self, header: BlockHeader) -> None:
-        """Insert a header; do nothing if it is present."""
+        """Insert a header, unless it is present already."""
         self._families.setdefault((header.link.parent, header.part), _Family()).add(header)
 
     def remove(self, header: BlockHeader) -> None:
-        """Remove an inserted header."""
+        """Remove a header that was inserted."""
         place = header.link.parent, header.part
         family = self._families[place]
         family.remove(header)
@@ -91,7 +93,7 @@ class Children:
         return [] if family is None else family.nearest(like)
 
     def longer(self, header: BlockHeader) -> bool:
-        """Return whether one of its siblings begins with its tokens and has more."""
+        """Return whether a sibling begins with all tokens of `header` and has more."""
         family = self._families.get((header.link.parent, header.part))
         packed = pack_tokens(header.link.tokens)
         after = None if family is None else family.above(packed)
@@ -99,7 +101,7 @@ class Children:
 
 
 class _Family:
-    """The blocks of one part that follow one parent. Also sorts them if there are many."""
+    """The blocks of one part that follow one parent. Keeps them sorted too if there are many."""
 
     __slots__ = ("_sorted", "headers")
 

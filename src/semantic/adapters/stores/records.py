@@ -1,8 +1,8 @@
 """Small records in one SQLite file: bytes by key, within a quota of bytes, durable.
 
-Every row has a checksum. A row that does not match it does not exist. Sorts SQLite's errors into
-system failures (StoreError) and a corrupt file, which it quarantines and replaces. Does not know
-what the bytes mean, and knows owners by name only.
+Every row has a checksum; a row that does not match its checksum counts as missing. Sorts SQLite's
+errors into system failures (StoreError) and a corrupt file, which is quarantined and replaced. Does
+not know what the bytes mean, and knows only the names of owners.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from semantic.domain.identity import digest
 
 VERSION: Final = 2
 ROW_BYTES: Final = 512
-"""Bytes of a row in addition to its data: key, checksum, entries of two B-trees, page slack."""
+"""Bytes that a row takes in addition to its data: key, checksum, entries in two B-trees, page
+slack."""
 
 _APPLICATION: Final = 0x736D5263
-"""SQLite's application id in the file's header: identifies a file of this module."""
+"""SQLite's application id in the file's header, which marks a file of this module."""
 
 _SUFFIXES: Final = ("", "-wal", "-shm", "-journal")
 _OWNER_ONLY: Final = 0o600
 _WAL_PAGES: Final = 256
 _WAL_BYTES: Final = 1 << 20
 _WAIT_SECONDS: Final = 2.0
-"""Longest wait for another process's lock."""
+"""The longest wait for another process's lock."""
 
 _TABLES: Final = """
 CREATE TABLE records(
@@ -70,16 +71,17 @@ CREATE TRIGGER owners_go AFTER DELETE ON records BEGIN
     UPDATE owners SET bytes = bytes - old.cost WHERE owner = old.owner;
     DELETE FROM owners WHERE owner = old.owner AND bytes <= 0; END
 """
-"""Additions of version 2. Records of version 1 have the empty owner."""
+"""Changes for version 2. Records written by version 1 get the empty owner."""
 
 FileId = tuple[int, int]
 """Device and inode."""
 
 _CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-"""SQLITE_ERROR means a table with another definition: the statements are constant."""
+"""SQLITE_ERROR means that a table is defined differently, since the statements never change."""
 
 _REFUSALS: Final = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""Excludes SQLITE_CANTOPEN: the file opened before SQLite's turn, so descriptors ran out."""
+"""Excludes SQLITE_CANTOPEN: this module has just opened the file itself, so when SQLite cannot,
+file descriptors have run out."""
 
 _TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
@@ -89,15 +91,15 @@ class BrokenDatabaseError(Exception):
 
 
 class UnusableFileError(StoreError):
-    """The file is permanently unusable. Nothing has changed."""
+    """The file will stay unusable. Nothing has changed."""
 
 
 class Records:
-    """Records in a file created on first use, in an existing folder. Thread-safe.
+    """Records in one file, created on first use in an existing folder. Thread-safe.
 
-    Beyond `max_bytes` it deletes the oldest records: those of the largest owner while it has more
-    than the writing owner will have, else the writer's own. `noun` names the records in messages.
-    `notify` receives a sentence when a corrupt file goes to quarantine.
+    Beyond `max_bytes`, deletes the oldest records: those of the largest other owner while that
+    owner has more bytes than the writing owner will have, otherwise the writing owner's. `noun`
+    names the records in messages. `notify` receives a sentence when a corrupt file is quarantined.
     """
 
     def __init__(
@@ -131,7 +133,8 @@ class Records:
                 raise StoreError(f"cannot store {self._noun}: {error}") from error
 
     def delete(self, key: bytes) -> bool:
-        """Delete and overwrite the record, in the log too; False if missing. Raises StoreError."""
+        """Delete the record and overwrite it, also in the log; return False if it is missing.
+        Raises StoreError."""
         try:
             with self._database.held() as db:
                 gone = db.execute("DELETE FROM records WHERE key = ?", (key,)).rowcount
@@ -172,14 +175,15 @@ class Records:
 
 
 def _oldest(db: sqlite3.Connection, owner: bytes) -> tuple[int, int] | None:
-    """Return number and cost of an owner's oldest record."""
+    """Return the number and cost of an owner's oldest record; None if it has no records."""
     sql = "SELECT number, cost FROM records WHERE owner = ? ORDER BY number LIMIT 1"
     found: tuple[int, int] | None = db.execute(sql, (owner,)).fetchone()
     return found
 
 
 def _oldest_of_larger(db: sqlite3.Connection, owner: bytes, n_bytes: int) -> tuple[int, int] | None:
-    """Return the oldest record of the largest other owner with more than `n_bytes`."""
+    """Return the number and cost of the oldest record of the largest other owner that has more than
+    `n_bytes`; None if there is no such owner."""
     sql = "SELECT owner FROM owners WHERE owner != ? AND bytes > ? ORDER BY bytes DESC LIMIT 1"
     found = db.execute(sql, (owner, n_bytes)).fetchone()
     return None if found is None else _oldest(db, found[0])
@@ -199,10 +203,10 @@ class RecordDatabase:
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection to one thread at a time. An exception rolls its transaction back.
+        """Lend the connection to one thread at a time. An exception rolls the transaction back.
 
-        Raises StoreError if the system fails. Quarantines a corrupt file and raises
-        BrokenDatabaseError: the next call finds an empty file.
+        Raises StoreError if the system fails. If the file is corrupt, quarantines it and raises
+        BrokenDatabaseError; the next call starts with an empty file.
         """
         with self._mutex:
             try:
@@ -256,8 +260,9 @@ class RecordDatabase:
         return db
 
     def _prepare_files(self) -> FileId:
-        """Ensure a plain file of this user that no other user can read; return its identity. Raises
-        BrokenDatabaseError when anything else has its name, a symbolic link included."""
+        """Make sure that the file is a plain file of this user that no other user can read; return
+        its identity. Raises BrokenDatabaseError if something else has its name, for example a
+        symbolic link."""
         self._file = None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -273,8 +278,8 @@ class RecordDatabase:
             raise kind(f"cannot store {self._noun} on disk: {error.strerror or error}") from error
 
     def _require_folder(self) -> None:
-        """Raise UnusableFileError for a link, or a different folder than before, in its place.
-        SQLite would follow it."""
+        """Raise UnusableFileError if a link or another folder has replaced the file's folder,
+        because SQLite would follow it."""
         found = self._path.parent.lstat()
         here = found.st_dev, found.st_ino
         if not stat.S_ISDIR(found.st_mode) or self._folder not in (None, here):
@@ -301,7 +306,7 @@ class RecordDatabase:
                 self._db.execute("ROLLBACK")
 
     def _quarantine(self, reason: str) -> None:
-        """Rename the files, so that new ones can replace them. Raises StoreError."""
+        """Rename the database's files to make way for new ones. Raises StoreError."""
         self._close()
         end = f".bad-{time.time_ns()}"
         try:
@@ -330,14 +335,15 @@ class RecordDatabase:
 
 
 def _configure(db: sqlite3.Connection) -> None:
-    """Raise BrokenDatabaseError for another program's file, UnusableFileError for a newer one."""
+    """Set up the database. Raises BrokenDatabaseError if the file belongs to another program, and
+    UnusableFileError if a later version wrote it."""
     db.execute("PRAGMA trusted_schema = OFF")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA secure_delete = ON")
     db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
     db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-    db.execute("BEGIN IMMEDIATE")  # no other process creates the tables meanwhile
+    db.execute("BEGIN IMMEDIATE")  # keeps other processes from creating the tables meanwhile
     try:
         _require_tables(db)
         db.execute("COMMIT")
@@ -367,7 +373,7 @@ def _require_tables(db: sqlite3.Connection) -> None:
 
 
 def _proof_of(key: bytes, data: bytes) -> bytes:
-    """Return the checksum of a row. It covers the key, to detect swapped rows."""
+    """Return the checksum of a row. It covers the key as well, to detect swapped rows."""
     return digest("record-v1", key, data)
 
 
@@ -377,7 +383,7 @@ def _file_id(path: Path) -> FileId:
 
 
 def _is_corrupt(error: sqlite3.Error) -> bool:
-    """Return whether the file, not the system, is the cause."""
+    """Return whether the file is to blame for the error, not the system."""
     return _code(error) in _CORRUPT
 
 

@@ -27,8 +27,8 @@ from semantic.ports.store import StorePort
 
 
 class TieredStore:
-    """Reads from `warm` what it has and the rest from `cold`, directly into the targets. Copies
-    nothing to `warm`: the restored sequence puts it again.
+    """Reads what `warm` contains from there, and everything else from `cold`, directly into the
+    targets. Copies nothing to `warm`, because the restored sequence puts its blocks again.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -49,7 +49,7 @@ class TieredStore:
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        """See `CacheStorePort.put`. True if either tier accepts it."""
+        """See `CacheStorePort.put`. True if either tier accepts the block."""
         warm = self.warm.put(block)
         if block.interim and self.cold.holds_back:
             return warm
@@ -64,7 +64,8 @@ class TieredStore:
         return {**self.cold.find([key for key in keys if key not in warm]), **warm}
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """See `CacheStorePort.lacking`: the keys that `cold` lacks, and those that neither has."""
+        """See `CacheStorePort.lacking`: the keys that `cold` lacks, and the keys that neither tier
+        contains."""
         return self.cold.lacking(keys) | (frozenset(keys) - self.find(keys).keys())
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -91,7 +92,7 @@ class TieredStore:
         return self.cold.read(header) if body is None else body
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """See `CacheStorePort.prefetch`. Reads a body of `cold` and puts it into `warm`."""
+        """See `CacheStorePort.prefetch`. Reads a body from `cold` and puts it into `warm`."""
         if self.warm.prefetch(header) or self.cold.prefetch(header):
             return True
         found = self.cold.find([header.key]).get(header.key)
@@ -119,8 +120,8 @@ class TieredStore:
             self.cold.close()
 
     def _body(self, header: BlockHeader, n_bytes: int) -> Body | None:
-        """Return a verified body of `cold`, in memory that needed no clearing or copying. Either
-        would hold up the thread that steps the engine."""
+        """Return a verified body from `cold`, in memory that needed no clearing or copying: either
+        would delay the thread that steps the engine."""
         if header.part is Part.CHECKPOINT or not n_bytes:
             return self.cold.read(header)
         room = memoryview(mmap(-1, n_bytes // len(header.link.tokens) * BLOCK_TOKENS))
@@ -142,10 +143,10 @@ class _Prefetched:
 
 
 class SharedTiers(TieredStore):
-    """This machine's tiers, `warm`, in front of `cold`, which several machines share.
+    """This machine's tiers as `warm`, in front of `cold`, a store shared by several machines.
 
-    Asks `cold` only for blocks that `warm` lacks. `warm` keeps the answers, so that each block
-    crosses the network once. Pins count against the quota of `warm`, whose drive wears out.
+    Asks `cold` only for blocks that `warm` lacks, and puts them into `warm`, so that each block
+    crosses the network once. Pins count against the quota of `warm`, because its drive wears out.
     """
 
     def __init__(self, warm: StorePort, cold: StorePort) -> None:
@@ -181,7 +182,7 @@ class SharedTiers(TieredStore):
         return body
 
     def _keep(self, header: BlockHeader, body: bytes) -> None:
-        """Put as interim: another machine has written it, so this one's drive need not."""
+        """Put the block as interim: another machine has written it, so this machine need not."""
         self.warm.put(StoredBlock(header, body, interim=True))
 
 

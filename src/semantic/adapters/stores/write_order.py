@@ -1,6 +1,6 @@
-"""WriteOrder picks the next of the queued writes. UploadPace decides when blocks may upload.
+"""WriteOrder picks the next queued write; UploadPace decides when blocks may be uploaded.
 
-Know numbers, headers and times, but neither bodies nor stores.
+Know numbers, headers and times; know nothing about bodies or stores.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.ports.generation import Clock
 
 LINGER = 60.0
-"""Seconds that a partial interim block waits for a longer one that makes it needless. It belongs to
-a checkpoint before the end of the turn, which most likely extends it."""
+"""Seconds that a partial interim block waits for a longer block that makes it unnecessary. It was
+written for a checkpoint before the end of the turn, and the end most likely brings the longer
+block."""
 
 
 class WriteOrder:
-    """The order of queued writes, mostly of their arrival. Not thread-safe.
+    """The order of queued writes: mostly the order of their arrival. Not thread-safe.
 
-    Holds back two kinds of an unfinished request's writes. A partial block of keys and values
-    lingers: a longer one most likely replaces it at the end of the turn. If asked for, checkpoints
-    before the end, and windows for them, give way to everything else: where writes take time from
-    decoding, what the next turn continues from goes first.
+    Holds back two kinds of writes of an unfinished request. A partial block of keys and values
+    lingers, because a longer block most likely replaces it at the end of the turn. If `defers`,
+    checkpoints before the end of the turn, and their windows, give way to all other writes: where
+    writing takes time from decoding, the blocks from which the next turn continues go first.
     """
 
     def __init__(self, clock: Callable[[], float], *, defers: bool) -> None:
-        """With `defers` interim checkpoints and windows give way to all other writes."""
+        """If `defers`, interim checkpoints and windows give way to all other writes."""
         self._clock = clock
         self._defers = defers
         self._prompt: dict[int, None] = {}
-        self._lingering: dict[int, tuple[BlockHeader, float]] = {}  # and when it is due
+        self._lingering: dict[int, tuple[BlockHeader, float]] = {}  # with the due time
         self._deferred: dict[int, BlockKey] = {}
-        self._held: dict[BlockKey, int] = {}  # of these two
+        self._held: dict[BlockKey, int] = {}  # numbers of both
 
     def add(self, number: int, block: StoredBlock | None = None) -> None:
-        """Add a write, of a block or of something else; `number` is above all others."""
+        """Add a write; `block` is None if it writes something else. `number` is above all earlier
+        ones."""
         if block is None or not block.interim:
             self._prompt[number] = None
         elif block.header.part is not Part.FULL and self._defers:
@@ -52,7 +54,7 @@ class WriteOrder:
             self._prompt[number] = None
 
     def discard(self, number: int) -> None:
-        """Remove a write that has left the queue."""
+        """Forget a write that has left the queue."""
         self._prompt.pop(number, None)
         lingering = self._lingering.pop(number, None)
         key = lingering[0].key if lingering else self._deferred.pop(number, None)
@@ -60,23 +62,23 @@ class WriteOrder:
             del self._held[key]
 
     def holds(self, key: BlockKey) -> bool:
-        """Return whether the order holds a block back."""
+        """Return whether a write of this block is held back."""
         return key in self._held
 
     def hasten(self, key: BlockKey) -> None:
-        """Release a block, because its turn has ended."""
+        """Stop holding a block back, because its turn has ended."""
         number = self._held.get(key)
         if number is not None:
             self.discard(number)
             self._prompt[number] = None
 
     def replaced_by(self, longer: BlockHeader) -> Sequence[int]:
-        """Return the lingering writes whose tokens begin this block."""
+        """Return the lingering writes whose tokens begin the block `longer`."""
         return [n for n, (shorter, _) in self._lingering.items() if _extends(longer, shorter)]
 
     def next(self, *, lingers: bool = True) -> int | None:
-        """Return, but do not take, the next due write, or None. Without `lingers` no write waits
-        for a longer block."""
+        """Return the next due write without removing it; None if no write is due. If `lingers` is
+        False, no write waits for a longer block."""
         number = next(iter(self._prompt), None)
         waiting, (_, due) = next(iter(self._lingering.items()), (None, (None, 0.0)))
         if waiting is not None and not (lingers and due > self._clock()):
@@ -84,17 +86,17 @@ class WriteOrder:
         return next(iter(self._deferred), None) if number is None else number
 
     def oldest_deferred(self) -> int | None:
-        """Return the first write that gives way to all others."""
+        """Return the first of the writes that give way to all others; None if there is none."""
         return next(iter(self._deferred), None)
 
     def delay(self) -> float | None:
-        """Return seconds until the first lingering write is due; None if none lingers."""
+        """Return the seconds until the first lingering write is due; None if no write lingers."""
         _, due = next(iter(self._lingering.values()), (None, None))
         return None if due is None else max(0.0, due - self._clock())
 
 
 def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
-    """Return whether `longer` has all tokens of `shorter`, and more."""
+    """Return whether `longer` begins with all tokens of `shorter` and has more."""
     mine, other = longer.link, shorter.link
     return (
         longer.part is Part.FULL
@@ -105,40 +107,45 @@ def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
 
 
 MOST_COST = 0.01
-"""The part by which uploads may lengthen decode steps, half of the true limit: the samples are few
-and miss effects on the processor's caches."""
+"""The fraction by which uploads may lengthen decode steps. Half of the real limit, because the
+samples are few and miss effects on the processor's caches."""
 MOST_COST_OF_PREFILL = 0.05
-"""The part by which uploads may lengthen steps without decoding: another replica would repeat the
-prefill of a late upload."""
+"""The fraction by which uploads may lengthen steps that only prefill. Larger, because if an upload
+comes late, another replica has to repeat the prefill."""
 ASSUMED_COST = 0.5
-"""Assumed seconds by which a second of uploading lengthens decode steps, before measurement."""
+"""Seconds by which a second of uploading is assumed to lengthen decode steps until it is
+measured."""
 LEAST_REST = 1 / 8
-"""Least rest as a part of the uploading time: its steps serve as the comparison."""
+"""The shortest rest, as a fraction of the uploading time: steps during rests serve as
+comparison."""
 MOST_BUSY = 0.25
-"""Seconds after which no further upload joins the running ones before a rest."""
+"""After uploading for this many seconds, no further upload starts before a rest."""
 MOST_REST = 10.0
-"""The most seconds of a rest: uploads never cease."""
+"""The longest rest in seconds, so that uploads never cease."""
 MOST_SAVED = 0.05
-"""Seconds of uploading that idle time pays for in advance, so that a turn's end uploads at once."""
+"""Seconds of uploading that idle time can pay for in advance, so that a turn's end uploads at
+once."""
 IDLE = 1.0
-"""Seconds after an engine's last step from which uploads cost nothing."""
+"""Seconds after an engine's last step; from then on uploads cost nothing."""
 FEWEST_STEPS = 16
-"""Steps with uploads before their cost counts as measured."""
+"""Steps that must overlap uploads before their cost counts as measured."""
 _STEPS = 128
-"""The latest steps with uploads, which determine the cost."""
+"""How many of the latest steps with uploads determine the cost."""
 _FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
-"""Steps without uploads to compare a step with: at least, at most, and their maximum age in
-seconds, since contexts grow."""
+"""Steps without uploads with which to compare a step: the fewest, the most, and their maximum age
+in seconds, which matters because contexts grow."""
 _MOST_TIMES = 3.0
-"""Caps a step at this multiple of the usual: something else held it up."""
+"""A step counts as at most this many times the usual length: beyond that, something else delayed
+it."""
 _NO_REST = 1e-6
-"""Seconds of rest below which only rounding remains."""
+"""A rest shorter than this many seconds is only a rounding error."""
 _ASK_AGAIN = 0.25
-"""Seconds between checks of a rest whether engines still step."""
+"""During a rest, seconds between checks whether engines still step."""
 
 
 class _Beside(NamedTuple):
-    """A step: its excess seconds, and its seconds of overlap with uploads."""
+    """A step: by how many seconds it was longer than usual, and for how many it overlapped
+    uploads."""
 
     excess: float
     overlap: float
@@ -147,32 +154,32 @@ class _Beside(NamedTuple):
 class UploadPace:
     """Paces all uploads of a process, so that they barely lengthen decode steps. Thread-safe.
 
-    Measures the cost of uploads: compares a decode step that overlaps one with steps of as many
-    requests that overlap none. The rest after each second of uploading keeps the lengthening at
-    `MOST_COST` of all time. Steps that only prefill may lengthen more. Free uploads rest only for
-    the steps that the comparison needs, and while no engine steps none rests. Where steps of one
-    kind differ much, as beside other busy programs, the pace overestimates the cost: longer steps
-    overlap uploads more often.
+    Measures the cost of uploads by comparing decode steps that overlap an upload with decode steps
+    of equally many requests that do not. Rests after uploading, for as long as it takes to keep the
+    lengthening below `MOST_COST` of all time. Steps that only prefill may be lengthened more. If
+    uploads cost nothing, they rest only to provide steps for the comparison; while no engine steps,
+    they do not rest at all. Where steps of one kind differ much, for example because other programs
+    are busy, the cost is overestimated, since longer steps overlap uploads more often.
 
-    Uploads call `begin` once `delay` is 0, and `end`. Each engine reports its steps to an observer
-    of its own, from `new_observer`.
+    An upload calls `begin` once `delay` is 0, and `end` at its end. Each engine reports its steps
+    to its own observer, which `new_observer` returns.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._active = 0
-        self._began = 0.0  # start of the current or last time of uploading
+        self._began = 0.0  # start of the current or last period of uploading
         self._ended = 0.0
-        self._before: deque[tuple[float, float]] = deque(maxlen=256)  # when each began, ended
+        self._before: deque[tuple[float, float]] = deque(maxlen=256)  # start and end of each period
         self._beside: deque[_Beside] = deque(maxlen=_STEPS)
         self._stepped: float | None = None
-        self._owed = 0.0  # seconds of rest; negative for savings
-        self._settled = 0.0  # time up to which the rest accounts for uploads
+        self._owed = 0.0  # seconds of rest still due; negative if saved in advance
+        self._settled = 0.0  # time up to which the rest due is computed
 
     @property
     def cost(self) -> float:
-        """Seconds by which a second of uploading lengthens decode steps, at least 0."""
+        """Seconds by which a second of uploading lengthens decode steps; never negative."""
         with self._lock:
             return self._cost()
 
@@ -181,7 +188,8 @@ class UploadPace:
         return DecodeSteps(self)
 
     def delay(self) -> float:
-        """Return seconds until the next check whether an upload may begin; 0 if it may now."""
+        """Return 0 if an upload may begin now, otherwise the seconds until it makes sense to ask
+        again."""
         with self._lock:
             now = self._clock()
             if self._stepped is None or now - self._stepped > IDLE:
@@ -192,7 +200,7 @@ class UploadPace:
             return min(_ASK_AGAIN, self._owed) if self._owed > _NO_REST else 0.0
 
     def begin(self) -> None:
-        """Record the start of an upload, maybe beside others."""
+        """Record the start of an upload; other uploads may be running."""
         with self._lock:
             if not self._active:
                 self._began = self._clock()
@@ -210,7 +218,8 @@ class UploadPace:
                 self._owed = min(MOST_REST, owed)
 
     def stepped(self, seconds: float, *, decoded: bool = True) -> float:
-        """Record an engine's step of `seconds`, ending now; return its overlap with uploads."""
+        """Record a step of `seconds` that ends now; return for how many seconds it overlapped
+        uploads."""
         with self._lock:
             now = self._stepped = self._clock()
             started = now - seconds
@@ -225,17 +234,19 @@ class UploadPace:
             return found
 
     def compared(self, excess: float, overlap: float) -> None:
-        """Record a step `excess` seconds longer than one without its `overlap` with uploads."""
+        """Record a step that overlapped uploads for `overlap` seconds and took `excess` seconds
+        more than the usual step without uploads."""
         with self._lock:
             self._beside.append(_Beside(excess, overlap))
 
     def _rest(self, now: float, more: float = 0.0) -> None:
-        """Pay off the rest since the last settlement, without uploads, plus `more` seconds."""
+        """Subtract the time since `_settled`, which had no uploads, plus `more` seconds, from the
+        rest due."""
         owed = self._owed - (now - self._settled) - more
         self._owed, self._settled = max(-MOST_SAVED * self._times(), owed), now
 
     def _times(self) -> float:
-        """Return the seconds of rest after each second of uploading."""
+        """Return how many seconds to rest for each second of uploading."""
         return max(LEAST_REST, self._cost() / MOST_COST - 1)
 
     def _cost(self) -> float:
@@ -250,8 +261,8 @@ class DecodeSteps:
 
     def __init__(self, pace: UploadPace) -> None:
         self._pace = pace
-        self._now = 0.0  # the sum of all steps: contexts grow with it
-        self._alone: dict[int, deque[tuple[float, float]]] = {}  # by the number of requests
+        self._now = 0.0  # total seconds of all steps: contexts grow with them
+        self._alone: dict[int, deque[tuple[float, float]]] = {}  # by number of requests
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
         overlap = self._pace.stepped(seconds, decoded=n_decoding > 0)

@@ -1,6 +1,8 @@
-"""WriteQueue: jobs that threads do in `WriteOrder`, with a pace, a back-off and a bound in bytes.
+"""WriteQueue: threads that do queued jobs in `WriteOrder`, with a pace, a back-off and a byte
+limit.
 
-Knows which jobs wait and whether they fail, but not what they write nor who asks for them.
+Knows which jobs wait and whether they fail; knows nothing about what they write or for which
+caller.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ class _Entry:
 
 
 class WriteQueue:
-    """Jobs by number, oldest first. `changed` guards all state without another lock, and callers
-    hold it unless a docstring says otherwise. `drain` and `close` raise a bug that ended a thread.
-    """
+    """Jobs by number, oldest first. `changed` is the only lock and guards all state; callers hold
+    it unless a docstring says otherwise. `drain` and `close` raise IntegrityError if a bug has
+    ended a thread."""
 
     def __init__(
         self,
@@ -50,16 +52,16 @@ class WriteQueue:
         self.changed = threading.Condition()
         self.max_bytes = max_bytes
         self.n_bytes = 0
-        """Bytes of waiting and running writes, as their owner counts them."""
+        """Bytes of waiting and running writes, as counted by the queue's owner."""
         self.pace = pace
         self.order = WriteOrder(clock, defers=pace is not None)
         self.counts: Counter[str] = Counter(dict.fromkeys(QUEUE_COUNTERS, 0))
         self.backoff = Backoff(clock)
-        self.is_flushing = 0  # calls that wait for queued jobs
+        self.is_flushing = 0  # number of calls waiting for queued jobs
         self._clock = clock
         self._queue: OrderedDict[int, _Entry] = OrderedDict()
         self._numbers = 0
-        self._current: dict[int, _Entry] = {}  # by number, the oldest first
+        self._current: dict[int, _Entry] = {}  # by number, oldest first
         self._closing = False
         self._close_seconds = close_seconds
         self._ends = math.inf
@@ -73,12 +75,12 @@ class WriteQueue:
             thread.start()
 
     def accepts(self) -> bool:
-        """Return whether the queue takes jobs now."""
+        """Return whether the queue accepts jobs now."""
         return self.error is None and not self.backoff.is_on()
 
     @property
     def is_over_half(self) -> bool:
-        """True if jobs hold more than half of the bytes."""
+        """True if jobs take more than half of `max_bytes`."""
         return 2 * self.n_bytes > self.max_bytes
 
     def add(
@@ -88,8 +90,8 @@ class WriteQueue:
         ended: Callable[[], None],
         block: StoredBlock | None = None,
     ) -> int:
-        """Queue a job and return its number. A thread calls `write`, then `ended` with `changed`
-        held; for a `block` the pace's `begin` first."""
+        """Queue a job and return its number. A thread calls `write`, then `ended` while holding
+        `changed`. If the job writes a `block`, the thread calls the pace's `begin` first."""
         self._numbers += 1
         self._queue[self._numbers] = _Entry(job, write, ended, block is not None)
         self.order.add(self._numbers, block)
@@ -97,22 +99,22 @@ class WriteQueue:
         return self._numbers
 
     def take(self, number: int) -> object | None:
-        """Take a job from the queue; None if it is no longer there."""
+        """Remove a job from the queue and return it; None if it is no longer queued."""
         self.order.discard(number)
         entry = self._queue.pop(number, None)
         return None if entry is None else entry.job
 
     def waiting(self) -> Sequence[tuple[int, object]]:
-        """Return the queued jobs."""
+        """Return the queued jobs, with their numbers."""
         return [(number, entry.job) for number, entry in self._queue.items()]
 
     def current(self) -> Sequence[object]:
-        """Return the jobs that threads do now."""
+        """Return the jobs that threads are doing now."""
         return [entry.job for entry in self._current.values()]
 
     def attempt(self, write: Callable[[], bool], dropped: str) -> None:
-        """Call `write` without holding `changed`, unless the queue backs off or must end. Otherwise
-        count the write as `dropped`."""
+        """Call `write` without holding `changed`. During a back-off, or after the time to close, do
+        not call it but count it as `dropped`."""
         with self.changed:
             if self.backoff.is_on() or self._clock() >= self._ends:
                 self.counts[dropped] += 1
@@ -122,7 +124,7 @@ class WriteQueue:
             self.backoff.record(succeeded=succeeded)
 
     def drain(self) -> None:
-        """Return when all queued jobs have ended. Call without `changed`."""
+        """Wait until all jobs queued so far have finished. Call it without holding `changed`."""
         with self.changed:
             last = self._numbers
             self.is_flushing += 1
@@ -137,7 +139,8 @@ class WriteQueue:
                 ) from self.error
 
     def close(self) -> None:
-        """Run `drain` for `close_seconds` at most, and end the threads. Call without `changed`."""
+        """Like `drain`, but drop the jobs that remain after `close_seconds`; then end the threads.
+        Call it without holding `changed`."""
         with self.changed:
             self._ends = self._clock() + self._close_seconds
         try:
@@ -152,7 +155,7 @@ class WriteQueue:
     # The threads
 
     def _is_done(self, number: int) -> bool:
-        """Return whether the threads have written everything up to `number`."""
+        """Return whether all jobs up to `number` have finished."""
         return all(one > number for one in self._current) and (
             next(iter(self._queue), number + 1) > number
         )
@@ -182,7 +185,7 @@ class WriteQueue:
         return True
 
     def _next(self) -> tuple[int, _Entry] | None:
-        """Wait for the next job and take it; None when no more will come."""
+        """Wait for the next job and remove it from the queue; None once no more jobs will come."""
         with self.changed:
             while self.error is None:
                 hurries = self.is_flushing or self._closing or self.is_over_half
@@ -200,7 +203,8 @@ class WriteQueue:
         return None
 
     def _until_start(self, number: int) -> float | None:
-        """Return seconds until the job may start; None until another job ends."""
+        """Return the seconds until the job may start; None if it has to wait for another job to
+        finish."""
         if not self._queue[number].is_block:
             return None if self._current else 0.0
         hurries = self.is_flushing or self._closing
@@ -208,8 +212,9 @@ class WriteQueue:
 
 
 class Backoff:
-    """Exponential back-off: pauses writes after `FAILURES` consecutive failures, then tries one. It
-    ends the back-off or begins one twice as long, up to `MAX_PAUSE` seconds. Not thread-safe."""
+    """Exponential back-off: pauses writes after `FAILURES` consecutive failures, then lets one
+    through. If that write fails, the next pause is twice as long, up to `MAX_PAUSE` seconds. Not
+    thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -219,7 +224,7 @@ class Backoff:
         self.times = 0
 
     def is_on(self) -> bool:
-        """Return whether writes pause now."""
+        """Return whether writes are paused now."""
         return self._until is not None and self._clock() < self._until
 
     @property

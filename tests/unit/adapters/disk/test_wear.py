@@ -205,7 +205,7 @@ def test_the_limit_is_logged_once_a_day(folder: Folder, caplog: pytest.LogCaptur
         days.write(3 << 29, 1)
         assert days.ledger.holds_back
     assert len(caplog.messages) == 2
-    assert "has written 1.5 GiB today, its limit of a day: until midnight" in caplog.messages[0]
+    assert "has written 1.5 GiB today, its daily limit: until midnight" in caplog.messages[0]
 
 
 def test_ends_of_turns_are_written_at_the_limit(root: Path) -> None:

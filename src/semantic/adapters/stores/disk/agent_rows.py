@@ -1,6 +1,7 @@
 """The index's rows of agents: the generations of their manifests, the blocks of their chains.
 
-Functions on an open connection. Call writing ones inside a transaction. Knows no files.
+All functions take an open connection; call those that write inside a transaction. Knows nothing
+about files.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ _UPSERT = (
     " tenant = ?6, name = ?7, parent = ?8, time = ?9, proof = ?10"
 )
 _LAST: Place = ((1 << 63) - 1, b"\xff")
-"""Newer than every agent's place."""
+"""A place that sorts before every agent's place in the list, which begins with the newest agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An agent's key and its place in a list."""
+    """An agent's key and its place in the list of agents."""
 
     key: bytes
     place: Place
 
 
 def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
-    """Return the agent's stored generations, newest first; empty if it has no row."""
+    """Return the agent's stored generations, newest first; empty if the agent has no row."""
     rows = db.execute(
         "SELECT m.generation FROM manifests AS m JOIN agents AS a ON a.id = m.agent"
         " WHERE a.key = ? ORDER BY m.generation DESC",
@@ -45,7 +46,7 @@ def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
 
 
 def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, bytes]]:
-    """Return cost and first bytes of each manifest's file, by agent and generation."""
+    """Return the cost and the first bytes of each manifest's file, by agent and generation."""
     rows = db.execute(
         "SELECT a.key, m.generation, m.cost, m.frame"
         " FROM manifests AS m JOIN agents AS a ON a.id = m.agent"
@@ -54,7 +55,7 @@ def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, 
 
 
 def outdated(db: sqlite3.Connection) -> list[bytes]:
-    """Return the agents whose chain does not follow from their newest manifest."""
+    """Return the agents whose stored chain does not belong to their newest manifest."""
     rows = db.execute(
         "SELECT key FROM agents AS a WHERE generation IS NOT"
         " (SELECT max(generation) FROM manifests WHERE agent = a.id)"
@@ -63,13 +64,14 @@ def outdated(db: sqlite3.Connection) -> list[bytes]:
 
 
 def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> list[BlockHash]:
-    """Insert an installed manifest as its agent's newest; return the hashes of its chain."""
+    """Insert an installed manifest as its agent's newest; return the hashes of the agent's
+    chain."""
     manifest = filed.manifest
     hashes = [link.hash for link in manifest.scope.chain(manifest.token_ids)]
     own = _row(filed)
     db.execute(_UPSERT, (*own, schema.agent_proof(*own, chain=hashes)))
     agent = _id(db, filed.key)
-    # Delete first: the triggers that maintain the sums fire on DELETE and INSERT only.
+    # Delete before inserting: the triggers that maintain the sums fire on DELETE and INSERT only.
     db.execute(
         "DELETE FROM manifests WHERE agent = ? AND generation = ?", (agent, manifest.generation)
     )
@@ -87,7 +89,8 @@ def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> lis
 
 
 def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None:
-    """Delete the row of one manifest; with the last one the agent's row too."""
+    """Delete the row of one manifest; after the agent's last manifest, delete the agent's row
+    too."""
     db.execute(
         "DELETE FROM manifests WHERE agent = ? AND generation = ?",
         (_id(db, key), generation),
@@ -109,7 +112,8 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: bytes | None, *, pinned: bool
 ) -> bytes | None:
-    """Return a tenant's pinned or unpinned agent saved longest ago, but not `spared`; or None."""
+    """Return the tenant's pinned or unpinned agent that was saved longest ago, other than `spared`;
+    None if there is none."""
     row = db.execute(
         "SELECT key FROM agents WHERE tenant = ? AND pinned = ? AND key IS NOT ?"
         " ORDER BY saved LIMIT 1",
@@ -127,7 +131,7 @@ def chain_of(db: sqlite3.Connection, key: bytes) -> list[BlockHash]:
 
 
 def page(db: sqlite3.Connection, *, scope: Scope, limit: int, after: Place | None) -> list[Listed]:
-    """Return at most `limit` agents of a scope that come after `after`, newest first."""
+    """Return at most `limit` agents of a scope, newest first, starting after the place `after`."""
     time, name = _LAST if after is None else after
     rows = db.execute(
         "SELECT key, time, name FROM agents"
@@ -144,19 +148,19 @@ def tenants(db: sqlite3.Connection) -> list[bytes]:
 
 
 def bytes_of(db: sqlite3.Connection, tenant: bytes) -> tuple[int, int]:
-    """Return the bytes of a tenant's blocks and manifests, and of the pinned ones."""
+    """Return the bytes of a tenant's blocks and manifests, and how many of them are pinned."""
     row = db.execute("SELECT bytes, pinned FROM tenants WHERE tag = ?", (tenant,)).fetchone()
     return (0, 0) if row is None else (whole(row[0]), whole(row[1]))
 
 
 def larger(db: sqlite3.Connection, n_bytes: int) -> list[bytes]:
-    """Return the tenants that count for more than `n_bytes`, the largest first."""
+    """Return the tenants with more than `n_bytes`, largest first."""
     rows = db.execute("SELECT tag FROM tenants WHERE bytes > ? ORDER BY bytes DESC", (n_bytes,))
     return [blob(row[0]) for row in rows]
 
 
 def namespaces(db: sqlite3.Connection, tenant: bytes) -> list[bytes]:
-    """Return the namespaces in which a tenant has agents, with one search for each."""
+    """Return the namespaces in which a tenant has agents, using one search for each namespace."""
     rows = db.execute(
         "WITH RECURSIVE known(one) AS ("
         " SELECT min(namespace) FROM agents WHERE tenant = ?1 UNION ALL"
@@ -180,7 +184,7 @@ def children(db: sqlite3.Connection, scope: Scope, parent: str) -> list[str]:
 def users(
     db: sqlite3.Connection, hashes: Sequence[BlockHash]
 ) -> dict[BlockHash, frozenset[AgentName]]:
-    """Return at most two of the agents whose newest manifest needs each block."""
+    """Return for each block at most two agents whose newest manifest needs the block."""
     found = {}
     for one in hashes:
         rows = db.execute(
@@ -202,7 +206,8 @@ def count_of(db: sqlite3.Connection, tenant: bytes) -> int:
 
 
 def _row(filed: FiledManifest) -> tuple[object, ...]:
-    """Return the agent's own values, in the order of `_UPSERT` and `schema.verify_rows`."""
+    """Return the values of the agent's own row, in the order of `_UPSERT` and
+    `schema.verify_rows`."""
     manifest = filed.manifest
     time, name = manifest.place
     return (
@@ -224,6 +229,6 @@ def _chain(db: sqlite3.Connection, agent: int) -> list[BlockHash]:
 
 
 def _id(db: sqlite3.Connection, key: bytes) -> int:
-    """Return the agent's row id, or -1, which no row has."""
+    """Return the id of the agent's row; -1, an id that no row has, if the agent is missing."""
     row = db.execute("SELECT id FROM agents WHERE key = ?", (key,)).fetchone()
     return -1 if row is None else whole(row[0])

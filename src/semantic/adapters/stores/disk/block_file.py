@@ -1,4 +1,4 @@
-"""Block files: a header that identifies the block, its body, a checksum of each. Verified reading.
+"""Block files: a header that identifies the block, the body, and a checksum for each of the two.
 
     offset  bytes
          0      8  magic
@@ -16,8 +16,8 @@
 
 All numbers are little-endian. The body follows without a gap and ends the file.
 
-`BlockReader` verifies every byte that it returns, reading with several threads. It does not decide
-what happens to a file that fails, and knows no index.
+`BlockReader` verifies every byte that it returns and reads with several threads. It does not decide
+what happens to a damaged file, and knows nothing about the index.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ R = TypeVar("R")
 HEADER_BYTES = 4096
 VERSION = 1
 MAX_BODY_BYTES = 1 << 32
-"""16 MiB for each of 256 tokens. A sparse file may claim any length."""
+"""16 MiB for each of 256 tokens. The limit matters because a sparse file can claim any length."""
 
 _MAGIC = b"SEMBLOCK"
 _START = struct.Struct("<8sI")
@@ -74,15 +74,15 @@ _CODES = {Part.FULL: 1, Part.WINDOW: 2, Part.CHECKPOINT: 3}
 _PARTS = {code: part for part, code in _CODES.items()}
 
 _MAX_VIEWS = 512
-"""Targets of one system call. POSIX promises 16, Linux and macOS accept 1,024."""
+"""The most targets for one system call. POSIX promises 16, Linux and macOS accept 1,024."""
 _GROUP_BYTES = 1 << 18
-"""Bytes to read and hash at a time, so that hashing finds them in the processor's cache."""
+"""Bytes to read and then hash at a time, few enough to stay in the processor's cache."""
 _MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """A verified header: the block's identity, the size of its body, the body's checksum."""
+    """A verified header: the block's identity, the size of the body and the body's checksum."""
 
     header: BlockHeader
     body_bytes: int
@@ -93,14 +93,16 @@ class FileHeader:
 
 
 def layout_stamp(layout: str) -> str:
-    """Return a header's text for a layout: its name, or a hash of a name that is too long."""
+    """Return the text that stands for a layout in a header: the layout's name, or a hash of a name
+    that is too long."""
     if len(layout.encode()) <= _LAYOUT_BYTES:
         return layout
     return "sha256:" + digest("layout-v1", layout.encode()).hex()
 
 
 def encode_header(block: StoredBlock) -> bytes:
-    """Return the 4096 bytes before `block`'s body. Raises ValueError for a bad number of tokens."""
+    """Return the 4096 bytes that precede the body of `block` in its file. Raises ValueError if the
+    block has too few or too many tokens."""
     link, body = block.header.link, block.data()
     if not 1 <= len(link.tokens) <= BLOCK_TOKENS:
         raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, got {len(link.tokens)}")
@@ -125,8 +127,9 @@ def encode_header(block: StoredBlock) -> bytes:
 
 
 def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
-    """Return the header in the first bytes of the file of `key`, which is `file_bytes` long. Raises
-    NewerFormatError, or DamagedError unless it is intact and belongs to `key`."""
+    """Return the header from `data`, the first bytes of the file of `key`, which is `file_bytes`
+    long. Raises NewerFormatError if a later version wrote the file, and DamagedError unless the
+    header is intact and belongs to `key`."""
     _check_frame(data)
     (
         _,
@@ -150,7 +153,7 @@ def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
         raise DamagedError("truncated" if file_bytes < HEADER_BYTES + n_body else "too long")
     tokens = unpack_tokens(data[_FIELDS.size : _FIELDS.size + 4 * n_tokens])
     scope = Scope(namespace, tenant)
-    # Recompute the hash: the contents, not the file's name, verify a header.
+    # Recompute the hash: the contents verify a header, not the file's name.
     if BlockKey(BlockHash(name), _PARTS[code]) != key:
         raise DamagedError("identity")
     if scope.hash_of(BlockHash(parent), tokens) != name:
@@ -202,7 +205,8 @@ def _text(data: bytes) -> str:
 
 
 class BlockReader:
-    """Every method raises DamagedError, NewerFormatError, MismatchError or OSError."""
+    """Reads block files. Every method raises DamagedError, NewerFormatError, MismatchError or
+    OSError."""
 
     def __init__(self, entries: Entries) -> None:
         self._entries = entries
@@ -211,12 +215,12 @@ class BlockReader:
         self._starting = threading.Lock()
 
     def header(self, key: BlockKey) -> FileHeader:
-        """Return the verified header of the block's file without reading the body."""
+        """Return the verified header of the block's file, without reading the body."""
         with self._entries.opened(block_entry(key)) as (fd, size):
             return self._header(fd, key, size)
 
     def check(self, key: BlockKey) -> FileHeader:
-        """Return the verified header, after verifying the body as well."""
+        """Verify the block's header and body, and return the header."""
         with self._entries.opened(block_entry(key)) as (fd, size):
             found = self._header(fd, key, size)
             scratch = memoryview(bytearray(min(_GROUP_BYTES, found.body_bytes)))
@@ -244,7 +248,8 @@ class BlockReader:
                 raise OSError(errno.ENOMEM, "no memory for a block's body") from None
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `action` of every item, in order, on several threads: reads release the GIL."""
+        """Call `action` for every item on several threads, because reads release the GIL; return
+        the results in order."""
         if len(items) <= 1:
             return [action(item) for item in items]
         with self._starting:
@@ -280,7 +285,8 @@ class BlockReader:
             raise DamagedError("body checksum")
 
     def _fill_group(self, fd: int, group: Sequence[memoryview], at: int) -> int:
-        """Read from offset `at` until `group` is full; return the offset after it."""
+        """Read from offset `at` until `group` is full; return the offset where the next read
+        begins."""
         rest = list(group)
         while rest:
             got = self._files.preadv(fd, rest, at)
@@ -292,13 +298,13 @@ class BlockReader:
 
 
 def _repeated(scratch: memoryview, n_bytes: int) -> Iterator[memoryview]:
-    """Yield the same memory again and again, `n_bytes` in total."""
+    """Yield the same memory repeatedly, until the pieces add up to `n_bytes`."""
     for at in range(0, n_bytes, _GROUP_BYTES):
         yield scratch[: n_bytes - at]
 
 
 def _groups(segments: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield the same bytes in the same order, grouped for one system call each."""
+    """Yield the segments in order, in groups that one system call can fill."""
     group: list[memoryview] = []
     n_bytes = 0
     for piece in _pieces(segments):
@@ -318,7 +324,7 @@ def _pieces(segments: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def _after(views: Sequence[memoryview], n_bytes: int) -> list[memoryview]:
-    """Return the rest of `views` after their first `n_bytes`."""
+    """Return the part of `views` that follows their first `n_bytes`."""
     left = []
     for view in views:
         taken = min(n_bytes, len(view))

@@ -1,7 +1,7 @@
 """The index's rows of blocks: which blocks exist, their parents, their order of use, LRU victims.
 
-Functions on an open connection. Call writing ones inside a transaction. Knows no files. An
-impossible row raises IndexBrokenError.
+All functions take an open connection; call those that write inside a transaction. They raise
+IndexBrokenError for an impossible row. Knows nothing about files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from semantic.domain.stored import BlockHeader, Found, Tier, left_at
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _MAX_VARIABLES = 500
-"""SQLite limits the number of values in a statement."""
+"""The most values to pass to one statement: SQLite limits their number."""
 
 _IS_PINNED = "EXISTS (SELECT 1 FROM chain WHERE chain.hash = {hash} AND chain.pinned = 1)"
 _LEAF = (
@@ -46,12 +46,13 @@ _LEAF = (
     " AND (b.part != 'full'"
     " OR NOT EXISTS (SELECT 1 FROM blocks AS c WHERE c.hash = b.hash AND c.id != b.id))"
 )
-"""`b` is a leaf: the index has no block after it, and no other part of it."""
+"""SQL for "`b` is a leaf": the index contains no block after `b` and no other part of the same
+block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A block to evict, and the bytes that frees."""
+    """A block to evict, and the bytes that its eviction frees."""
 
     key: BlockKey
     cost: int
@@ -61,7 +62,7 @@ class Victim:
 
 
 def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
-    """Return the size of the block's file; None if it has no row."""
+    """Return the size of the block's file; None if the block has no row."""
     row = db.execute(
         "SELECT body_bytes FROM blocks WHERE hash = ? AND part = ?", _named(key)
     ).fetchone()
@@ -69,7 +70,7 @@ def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
 
 
 def find(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-    """Return the `keys` that have a row."""
+    """Return an entry for each of `keys` that has a row."""
     requested = set(keys)
     hashes = list({key.hash for key in requested})
     found = {}
@@ -98,7 +99,7 @@ def children(db: sqlite3.Connection, parent: BlockHash, part: Part) -> list[Bloc
 
 
 def roots(db: sqlite3.Connection, namespace: bytes) -> frozenset[BlockHash]:
-    """Return the parents of the first blocks of all chains in `namespace`."""
+    """Return the parent hashes of the first blocks of all chains in `namespace`."""
     rows = db.execute(
         "SELECT DISTINCT b.parent FROM scopes AS s JOIN blocks AS b ON b.scope = s.id"
         " WHERE s.namespace = ? AND b.start = 0",
@@ -121,8 +122,8 @@ def nearest_children(
 
 
 def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search, Search]:
-    """Return `at_most` and `above` of `nearest`, for the blocks of `part` that follow `parent`.
-    Ignores blocks with ids of four bytes, which no vocabulary has."""
+    """Return `at_most` and `above` for `nearest`, searching the blocks of `part` that follow
+    `parent`. They ignore blocks with token ids of four bytes, which no vocabulary contains."""
 
     def search(condition: str, packed: bytes) -> bytes | None:
         row = db.execute(
@@ -139,7 +140,7 @@ def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search,
 
 
 def _narrowable(packed: bytes) -> bytes:
-    """Return the tokens before the first whose id has four bytes."""
+    """Return the tokens before the first one whose id needs four bytes."""
     wide = next((i for i, byte in enumerate(packed[3::4]) if byte), None)
     return packed if wide is None else packed[: wide * TOKEN_BYTES]
 
@@ -154,7 +155,7 @@ def all_sizes(db: sqlite3.Connection) -> dict[BlockKey, int]:
 
 
 def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int) -> None:
-    """Insert a block after the installation of its file."""
+    """Insert the row of a block whose file is installed."""
     link = header.link
     scope = (link.scope.namespace, link.scope.tenant, layout_stamp(header.layout))
     db.execute(
@@ -180,7 +181,7 @@ def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int)
 
 
 def drop(db: sqlite3.Connection, key: BlockKey) -> None:
-    """Delete the row of a block, if it exists."""
+    """Delete the row of a block, if there is one."""
     db.execute("DELETE FROM blocks WHERE hash = ? AND part = ?", _named(key))
 
 
@@ -188,13 +189,13 @@ def drop(db: sqlite3.Connection, key: BlockKey) -> None:
 
 
 def tick(db: sqlite3.Connection, n: int = 1) -> int:
-    """Advance the counter of uses by `n` and return its previous value."""
+    """Advance the counter of uses by `n`; return its previous value."""
     db.execute("UPDATE numbers SET value = value + ? WHERE name = 'clock'", (n,))
     return one(db, "SELECT value FROM numbers WHERE name = 'clock'") - n
 
 
 def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
-    """Mark `keys` as used now. The first becomes the most recently used."""
+    """Mark `keys` as used now; the first key becomes the most recently used."""
     last = tick(db, len(keys)) + len(keys)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ? AND part = ?",
@@ -203,7 +204,8 @@ def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
 
 
 def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
-    """Mark all parts of a chain's blocks as used now. The first becomes the most recently used."""
+    """Mark all parts of a chain's blocks as used now; the first block becomes the most recently
+    used."""
     last = tick(db, len(hashes)) + len(hashes)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ?",
@@ -212,7 +214,8 @@ def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
 
 
 def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) -> None:
-    """Evict the tenant's `hashes` that no agent needs as if their last use was at `left_at`."""
+    """Count the blocks among the tenant's `hashes` that no agent needs as last used at `left_at`,
+    so that they are evicted sooner."""
     now = tick(db, 0)
     sql = "SELECT used FROM blocks WHERE scope = ? AND pinned = 0 ORDER BY used LIMIT 1"
     firsts = (db.execute(sql, (scope,)).fetchone() for scope in _scopes(db, tenant))
@@ -225,7 +228,7 @@ def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) 
 
 
 def _scopes(db: sqlite3.Connection, tenant: bytes) -> list[int]:
-    """Return one scope for each model that the tenant used."""
+    """Return the ids of the tenant's scopes: one for each model that the tenant used."""
     rows = db.execute("SELECT id FROM scopes WHERE tenant = ?", (tenant,)).fetchall()
     return [whole(row[0]) for row in rows]
 
@@ -251,7 +254,8 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
 ) -> Victim | None:
-    """Return a tenant's least recently used pinned or unpinned leaf, except `spared`; or None."""
+    """Return the tenant's least recently used pinned or unpinned leaf, other than `spared`; None if
+    there is none."""
     places = ",".join("?" * len(spared))
     sql = (
         "SELECT b.used, -b.start, b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
@@ -266,7 +270,7 @@ def lru_victim(
 
 
 def unneeded(db: sqlite3.Connection) -> list[Victim]:
-    """Return blocks that belong to no agent, least recently used first."""
+    """Return the blocks that belong to no agent, least recently used first."""
     rows = db.execute(
         "SELECT hash, part, cost FROM blocks"
         " WHERE hash NOT IN (SELECT hash FROM chain) ORDER BY used"
@@ -277,8 +281,8 @@ def unneeded(db: sqlite3.Connection) -> list[Victim]:
 def superseded(
     db: sqlite3.Connection, before: Iterable[BlockHash], links: Iterable[BlockLink]
 ) -> list[BlockKey]:
-    """Return partial FULL blocks that no agent needs and that begin a longer block. Candidates are
-    the hashes in `before`, and blocks that begin one of `links`."""
+    """Return the partial FULL blocks that no agent needs and whose tokens begin a longer block.
+    Considers the hashes in `before`, and the blocks whose tokens begin one of `links`."""
     names = dict.fromkeys(before)
     for link in links:
         packed = _narrowable(pack_tokens(link.tokens))
@@ -290,8 +294,9 @@ def superseded(
 
 
 def unneeded_checkpoints(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> list[BlockKey]:
-    """Return the checkpoints and windows after partial blocks `hashes` that no agent needs. Only
-    checkpoints larger than the keys and values before: eviction handles smaller ones."""
+    """Return the checkpoints and windows that no agent needs at the ends of the partial blocks
+    `hashes`. Includes only checkpoints larger than the keys and values of the previous block,
+    because eviction handles smaller ones."""
     large = [name for name in dict.fromkeys(hashes) if _has_large_checkpoint(db, name)]
     keys = [BlockKey(name, part) for name in large for part in (Part.CHECKPOINT, Part.WINDOW)]
     return [key for key in keys if _is_unneeded(db, key)]
@@ -308,7 +313,7 @@ def _has_large_checkpoint(db: sqlite3.Connection, name: BlockHash) -> bool:
 
 
 def _is_unneeded(db: sqlite3.Connection, key: BlockKey) -> bool:
-    """Return whether the block is partial, stored, and in no agent's chain."""
+    """Return whether the block is stored and partial, and no agent's chain contains it."""
     row = db.execute(
         "SELECT 1 FROM blocks WHERE hash = ? AND part = ? AND n_tokens < ?"
         " AND NOT EXISTS (SELECT 1 FROM chain WHERE chain.hash = blocks.hash)",
@@ -318,7 +323,7 @@ def _is_unneeded(db: sqlite3.Connection, key: BlockKey) -> bool:
 
 
 def _has_longer(db: sqlite3.Connection, key: BlockKey) -> bool:
-    """Return whether a stored sibling begins with the block's tokens and has more."""
+    """Return whether a stored sibling begins with all the block's tokens and has more."""
     row = db.execute(
         "SELECT t.parent, t.packed FROM blocks AS b JOIN tokens AS t ON t.block = b.id"
         " WHERE b.hash = ? AND b.part = ? AND t.width = 3",
@@ -347,7 +352,7 @@ def _key(name: object, part: object) -> BlockKey:
 
 
 def _header(parent: BlockHash, row: tuple[object, ...]) -> BlockHeader:
-    """Return a row as a header. Recomputes the hash instead of trusting the row."""
+    """Return the header in a row. Recomputes the hash instead of trusting the row."""
     name, part, start, width, stored, namespace, tenant, layout = row
     key, packed = _key(name, part), packed_in(width, stored)
     match start, packed, namespace, tenant, layout:

@@ -1,8 +1,8 @@
 """Block and manifest files by name: opens, installs, deletes and quarantines them. Follows no link.
 
-A name consists of digests and fixed words. No user text becomes part of a path. Reaches each file
-through a descriptor of its shard, and so refuses a symbolic link in place of a shard or file,
-wherever it points. Knows names, costs and kinds of damage, but not the contents of a file.
+A name consists of digests and fixed words; no user text becomes part of a path. Opens each file
+through a descriptor of its shard's folder, and so refuses a symbolic link in place of a shard or
+file, wherever it points. Knows names, costs and kinds of damage; knows nothing about file contents.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.identity import digest
 
 PAGE = 4096
-"""Files cost whole pages: the unit in which file systems allocate."""
+"""The unit in which file systems allocate: the cost of a file is a whole number of pages."""
 MAX_NUMBER = 1 << 62
-"""The largest number accepted from a file. The index stores up to twice that, so counters that
-continue from here do not overflow."""
+"""The largest number accepted from a file. The index can store twice that, so a counter that
+continues from such a number does not overflow."""
 MAX_QUARANTINED = 16
-"""Quarantined files to retain for inspection: the newest."""
+"""How many quarantined files to keep for inspection: the newest ones."""
 _NAME_BYTES = 256
-"""An upper bound of a name's cost in its folder."""
+"""The most bytes that a name can add to its folder."""
 _MAX_COST = 1 << 44
-"""Above any quota, and small enough to sum half a million sparse files of any claimed size."""
+"""An upper limit on one file's cost. It exceeds any quota, yet the sum over half a million sparse
+files that claim any size does not overflow."""
 _NOT_PLAIN = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EOPNOTSUPP, errno.EMLINK}
 _SHARD_NAME_LENGTH = 2
 _LAST_NUMBER = 10**20 - 1
-"""The last number of names in `bad/`: they have 20 digits, so that they sort."""
+"""The last number for names in `bad/`, which have 20 digits so that they sort."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _BLOCK = re.compile(r"([0-9a-f]{64})\.(full|window|checkpoint)")
 _MANIFEST = re.compile(r"([0-9a-f]{64})\.([0-9]{20})")
 
 
 class UnreadableError(Exception):
-    """The entry differs from the requested one, or is unreadable."""
+    """The file is unreadable, or is not the requested one."""
 
 
 class DamagedError(UnreadableError):
-    """A file does not contain what its name promises. The message is the kind of damage."""
+    """The contents of a file do not match its name. The message is the kind of damage."""
 
     @property
     def kind(self) -> str:
@@ -62,15 +63,16 @@ class DamagedError(UnreadableError):
 
 
 class NewerFormatError(UnreadableError):
-    """A later version wrote the file. Nothing touches it."""
+    """A later version of the program wrote the file. It stays untouched."""
 
 
 class MismatchError(UnreadableError):
-    """A sound file differs from the requested one. The message names the field."""
+    """An intact file is not the requested one. The message names the field that differs."""
 
 
 class Kind(StrEnum):
-    """The folders with 256 shards each, by the first byte of their files' names."""
+    """The two kinds of files. Each has a folder with 256 shards, by the first byte of the file
+    names."""
 
     BLOCKS = "blocks"
     AGENTS = "agents"
@@ -78,7 +80,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file in a shard."""
+    """The name of a file in a shard."""
 
     kind: Kind
     name: str
@@ -93,10 +95,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An entry of a shard. `n_bytes` is None unless it is a plain file of this user.
+    """Something found in a shard. `n_bytes` is None unless it is a plain file of this user.
 
-    `path` is relative to the store's folder and printable, see `escape_name`. `entry` is None if it
-    cannot be part of the store: a folder, or a file in the wrong shard for its name.
+    `path` is relative to the store's folder and printable, see `escape_name`. `entry` is None if
+    the thing cannot be part of the store: a folder, or a file whose name belongs in another shard.
     """
 
     path: str
@@ -106,7 +108,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A file in `bad/`: its name there, and its size."""
+    """A file in `bad/`: its name in that folder, and its size."""
 
     name: str
     n_bytes: int
@@ -121,7 +123,8 @@ def manifest_entry(agent: bytes, generation: int) -> Entry:
 
 
 def parse_block(name: str) -> BlockKey | None:
-    """Return the block of a file name; None for any other name."""
+    """Return the key of the block whose file has this name; None if it is not the name of a block
+    file."""
     match = _BLOCK.fullmatch(name)
     if match is None:
         return None
@@ -129,7 +132,8 @@ def parse_block(name: str) -> BlockKey | None:
 
 
 def parse_manifest(name: str) -> tuple[bytes, int] | None:
-    """Return agent key and generation of a manifest's file name; None for any other name."""
+    """Return the agent key and generation of the manifest whose file has this name; None if it is
+    not the name of a manifest file."""
     match = _MANIFEST.fullmatch(name)
     return None if match is None else (bytes.fromhex(match[1]), int(match[2]))
 
@@ -141,27 +145,27 @@ def agent_key(scope: Scope, agent_id: str) -> bytes:
 
 
 def cost_of(n_bytes: int) -> int:
-    """Return the quota cost of a file of `n_bytes`: whole pages, and its name."""
+    """Return how much a file of `n_bytes` counts against the quota: whole pages, plus its name."""
     return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
 
 
 def escape_name(name: str) -> str:
-    """Return a foreign name of any bytes as printable text, percent-encoded and reversible."""
+    """Return any file name as printable text, reversibly percent-encoded."""
     return quote(os.fsencode(name), safe=_PRINTABLE)
 
 
 def unescape_name(text: str) -> str:
-    """Return the name from which `escape_name` made `text`."""
+    """Return the name that `escape_name` turned into `text`."""
     return os.fsdecode(unquote_to_bytes(text))
 
 
 def is_plain(found: os.stat_result) -> bool:
-    """Return whether it is a regular file of this user with exactly one name."""
+    """Return whether `found` describes a regular file of this user with exactly one name."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
 
 
 class Entries:
-    """The two sharded folders below `root`, and the quarantine `bad/` next to them."""
+    """The two folders of shards below `root`, and the quarantine folder `bad/` next to them."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
         self.root = root
@@ -175,7 +179,8 @@ class Entries:
 
     @contextmanager
     def opened(self, entry: Entry) -> Iterator[tuple[int, int]]:
-        """Yield descriptor and size. Raises DamagedError unless it is a plain file, or OSError."""
+        """Yield the file's descriptor and size. Raises DamagedError unless it is a plain file, or
+        OSError if it cannot be opened."""
         with self._shard(entry.kind, entry.shard) as shard:
             try:
                 fd = self.files.open(entry.name, READ_FLAGS, dir_fd=shard)
@@ -204,7 +209,7 @@ class Entries:
         return found.st_size if is_plain(found) else None
 
     def exists(self, entry: Entry) -> bool:
-        """Return whether anything has that name."""
+        """Return whether anything has the entry's name."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 self.files.lstat(entry.name, dir_fd=shard)
@@ -213,7 +218,8 @@ class Entries:
         return True
 
     def install(self, temporary: Path, entry: Entry) -> None:
-        """Rename a finished file to its name, atomically. Quarantine a folder of that name."""
+        """Rename a finished file to its final name, atomically. Quarantine a folder that has that
+        name."""
         with suppress(FileExistsError):
             self.files.mkdir(self._folder(entry.kind, entry.shard))
         with self._shard(entry.kind, entry.shard) as shard:
@@ -224,22 +230,22 @@ class Entries:
                 self.files.rename(temporary, entry.name, to=shard)
 
     def delete(self, entry: Entry) -> None:
-        """Delete the file, or anything else of that name, if it exists."""
+        """Delete the file, or anything else with its name, if it exists."""
         with suppress(FileNotFoundError), self._shard(entry.kind, entry.shard) as shard:
             delete_any(self.files, entry.name, shard)
 
     def sync(self, entry: Entry) -> None:
-        """Order writes: the file's contents reach the drive before anything synced later."""
+        """Make the file's contents reach the drive before anything that is synced later."""
         with self.opened(entry) as (fd, _):
             self.files.sync_data(fd)
 
     # Quarantine
 
     def quarantine(self, entry: Entry) -> Quarantined | None:
-        """Move whatever has that name to `bad/`; None if nothing has."""
+        """Move whatever has the entry's name to `bad/`; return None if nothing has that name."""
         with opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad:
             names = self.quarantined()
-            # Numbered, not dated: the order needs no clock.
+            # Numbered, not dated, so that the order does not depend on the clock.
             number = 1 + max((int(name[:20]) for name in names), default=0)
             name = f"{min(number, _LAST_NUMBER):020}-{entry.name}"
             if name in names:
@@ -268,7 +274,7 @@ class Entries:
     # Shards
 
     def shards(self, kind: Kind) -> list[str]:
-        """Return the existing shards."""
+        """Return the names of the existing shards."""
         names = self.files.names(self.root / kind.value)
         return sorted(name for name in names if len(name) == _SHARD_NAME_LENGTH)
 
@@ -279,10 +285,10 @@ class Entries:
                 with self._shard(kind, name) as shard:
                     yield from self._listed_shard(kind, name, shard)
             except NotADirectoryError:
-                continue  # a link or file in place of a shard: nothing in it is part of the store
+                continue  # a link or file in place of a shard: not part of the store
 
     def sync_shard(self, kind: Kind, shard: str) -> None:
-        """Make the names in the shard, and the shard's own, survive power loss."""
+        """Make the names in the shard, and the name of the shard itself, survive power loss."""
         sync_folder(self.files, self._folder(kind, shard))
         sync_folder(self.files, self.root / kind.value)
 

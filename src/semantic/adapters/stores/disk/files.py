@@ -1,6 +1,7 @@
 """Every system call of the disk store in one class, so that tests can make each of them fail.
 
-Knows how to make data durable on each platform, and counts failures. Knows no blocks or layouts.
+Knows how to make data durable on each platform, and counts failures. Knows nothing about blocks or
+layouts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from semantic.domain.stored import COUNTERS
 logger = logging.getLogger("semantic.store")
 
 _F_BARRIERFSYNC = 85
-"""macOS: data written to the file reaches the drive before any later write."""
+"""macOS: makes data written to the file reach the drive before any later write."""
 
 Where = Path | str
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -31,7 +32,8 @@ READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PREFIX = 21
-"""Characters that nested folders keep of a folder's name when moved: its number orders `bad/`."""
+"""How many leading characters of a quarantined folder's name its nested folders keep when moved:
+the number that sorts names in `bad/`."""
 
 
 class FileSystem:
@@ -45,11 +47,12 @@ class FileSystem:
         os.close(fd)
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Return the bytes written, possibly fewer than given."""
+        """Return the number of bytes written, possibly fewer than given."""
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Return the bytes read, possibly fewer than `targets` hold; 0 at the end of the file."""
+        """Return the number of bytes read, possibly fewer than `targets` hold; 0 at the end of the
+        file."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -62,7 +65,8 @@ class FileSystem:
         Path(path).mkdir(mode=0o700)
 
     def rename(self, source: Where, target: Where, *, to: int, of: int | None = None) -> None:
-        """Rename `source`, relative to the folder `of` if given, to `target` in the folder `to`."""
+        """Rename `source` to `target` in the folder `to`. If `of` is given, `source` is relative to
+        that folder."""
         os.replace(source, target, src_dir_fd=of, dst_dir_fd=to)
 
     def unlink(self, path: Where, *, dir_fd: int | None = None) -> None:
@@ -73,10 +77,11 @@ class FileSystem:
 
     def names(self, folder: Where | int) -> list[str]:
         """Return the names in a folder, unordered."""
-        return os.listdir(folder)  # noqa: PTH208  # of a descriptor
+        return os.listdir(folder)  # noqa: PTH208  # accepts a descriptor
 
     def try_lock(self, fd: int) -> bool:
-        """Take the exclusive lock of an open file; False if another open file holds it."""
+        """Take the exclusive lock of an open file; return False if another open file holds the
+        lock."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -87,7 +92,7 @@ class FileSystem:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def sync_data(self, fd: int) -> None:
-        """Order writes: data in `fd` reaches the drive before anything synced later."""
+        """Make data in `fd` reach the drive before anything that is synced later."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, _F_BARRIERFSYNC)
@@ -97,26 +102,26 @@ class FileSystem:
             os.fdatasync(fd)
 
     def sync_all(self, fd: int) -> None:
-        """Make `fd`, a file or folder, and everything synced before survive power loss."""
+        """Make `fd`, a file or folder, and everything synced before it survive power loss."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-            except OSError:  # a file system without it
+            except OSError:  # a file system that does not support F_FULLFSYNC
                 os.fsync(fd)
         else:
             os.fsync(fd)
 
 
 class Counts:
-    """Named counters since the store opened; some names exist from the start. Thread-safe. Counts a
-    kind in addition to its total, as "damaged: body checksum"."""
+    """Named counters since the store opened; some names exist from the start. Thread-safe. Counts
+    each kind separately in addition to the total, under names like "damaged: body checksum"."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     def add(self, name: str, kind: str = "", n: int = 1) -> int:
-        """Count `n` more and return the total of the name."""
+        """Add `n` to the counter called `name`, and return its new total."""
         with self._lock:
             self._counts[name] += n
             if kind:
@@ -124,8 +129,8 @@ class Counts:
             return self._counts[name]
 
     def add_error(self, name: str, error: OSError) -> None:
-        """Count `error` under the name of its errno, as "write_errors: ENOSPC". Logs the first
-        failing write, the tenth, the hundredth and so on, unless the folder is missing."""
+        """Count `error` under the name of its errno, for example "write_errors: ENOSPC". Logs the
+        first, tenth, hundredth (and so on) failing write, unless the folder is missing."""
         kind = errno.errorcode.get(error.errno or 0, "unknown")
         n = self.add(name, kind)
         is_write = name == "write_errors" and kind not in {"ENOENT", "ESTALE"}
@@ -144,7 +149,7 @@ class Counts:
 def opened(
     files: FileSystem, path: Where, flags: int, *, dir_fd: int | None = None, reads: bool = False
 ) -> Iterator[int]:
-    """Yield an open descriptor and close it on exit, ignoring that error if it only `reads`."""
+    """Yield an open descriptor and close it on exit. If `reads`, ignore an error while closing."""
     fd = files.open(path, flags, dir_fd=dir_fd)
     try:
         yield fd
@@ -154,12 +159,13 @@ def opened(
 
 
 def delete_any(files: FileSystem, name: str, folder: int) -> None:
-    """Delete the file, link or folder tree `name` in the open `folder`. Follow no link. Raises
-    FileNotFoundError if it is missing."""
+    """Delete `name`, a file, link or folder tree, in the open folder `folder`. Never follow a link.
+    Raises FileNotFoundError if it is missing."""
     try:
         files.unlink(name, dir_fd=folder)
     except OSError as error:
-        # The errno for a folder differs between Linux and macOS; some systems give EPERM for files.
+        # The errno for a folder differs between Linux and macOS; some systems return EPERM for
+        # files.
         if error.errno not in {errno.EISDIR, errno.EPERM}:
             raise
         if not stat.S_ISDIR(files.lstat(name, dir_fd=folder).st_mode):
@@ -168,7 +174,8 @@ def delete_any(files: FileSystem, name: str, folder: int) -> None:
 
 
 def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
-    """Move nested folders beside `name` first: at any depth, at most three are open."""
+    """Delete a folder tree. First moves nested folders next to `name`, so that however deep the
+    tree is, at most three folders are open at once."""
     left = [name]
     while left:
         this = left[-1]
@@ -194,7 +201,7 @@ def write_whole(files: FileSystem, fd: int, data: bytes | memoryview) -> None:
 
 
 def read_whole(files: FileSystem, fd: int, n_bytes: int) -> bytes:
-    """Return the first `n_bytes` of a file; fewer if it is shorter."""
+    """Return the first `n_bytes` of a file, or the whole file if it is shorter."""
     data = bytearray(n_bytes)
     view = memoryview(data)
     at = 0
@@ -207,6 +214,6 @@ def read_whole(files: FileSystem, fd: int, n_bytes: int) -> bytes:
 
 
 def sync_folder(files: FileSystem, path: Where) -> None:
-    """Make names created in or renamed into a folder survive power loss."""
+    """Make the names of files created in a folder or renamed into it survive power loss."""
     with opened(files, path, FOLDER_FLAGS) as fd:
         files.sync_all(fd)

@@ -1,13 +1,13 @@
-"""The store's folder: creates or refuses it, locks it, and keeps sessions of unfinished files.
+"""The store's folder: creates or refuses it, locks it, and keeps track of unfinished files.
 
     FORMAT        {"format": 1, "secret": digest of the secret}
     secret        32 random bytes
     lock          held during changes of the folder
     blocks/, agents/, bad/, index.sqlite
-    tmp/<random>/ a session: unfinished files of one process, which holds the lock file in it
+    tmp/<random>/ a session: one process's unfinished files and the lock file it holds
 
-Locks are the system's own and end with their process. Trusts no process id and no clock.
-`agent_names` reads a store without opening it. Knows nothing else of blocks, agents or the index.
+Locks are the system's own and end with their process. Does not rely on process ids or clocks.
+`agent_names` reads a store without opening it. Knows nothing else about blocks, agents or the index.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SECRET_BYTES = 32
 
 _FOLDERS = ("blocks", "agents", "bad", "tmp")
 _BEFORE_FORMAT = {"lock", "secret", "secret.new", "FORMAT.new", "lost+found"}
-"""Names that an interrupted creation may leave in a folder."""
+"""Names that may exist before FORMAT does, for example after an interrupted creation."""
 _MAX_FORMAT_BYTES = 4096
 _LOCK_SECONDS = 10.0
 _OPEN_SECONDS = 60.0
@@ -74,11 +74,12 @@ class Stamp:
 
 
 class Folder:
-    """An open store folder. `locked` excludes other processes and other threads of this one.
-    Methods raise OSError unless they state otherwise."""
+    """An open store folder. `locked` keeps out other processes and other threads of this process.
+    Methods raise OSError unless their docstrings say otherwise."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
-        """See `open_folder`. The constructor checks and locks nothing."""
+        """See `open_folder`, which also checks the folder. The constructor checks and locks
+        nothing."""
         self.root = root
         self.files = files
         self.secret = b""
@@ -126,7 +127,7 @@ class Folder:
     @contextmanager
     def locked(self, seconds: float | None = None) -> Iterator[None]:
         """Hold exclusive access to the folder; reentrant within a thread. Raises OSError if the
-        lock is not free after `seconds`, or the folder is gone."""
+        lock is not free after `seconds`, or if the folder is gone."""
         seconds = seconds or _LOCK_SECONDS
         if not self._mutex.acquire(timeout=seconds):
             raise OSError(errno.EAGAIN, "another thread holds the lock of the store")
@@ -147,18 +148,18 @@ class Folder:
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """Yield a path for an unfinished file; delete it on exit unless renamed."""
+        """Yield a path for an unfinished file; delete the file on exit unless it was renamed."""
         path = self.root / "tmp" / self.session / str(next(self._numbers))
         try:
             yield path
         finally:
-            with suppress(OSError):  # left to the next recovery
+            with suppress(OSError):  # the next recovery deletes it
                 self.files.unlink(path)
 
     def create(
         self, path: Path, data: bytes, *, rest: bytes | memoryview = b"", sync: bool = False
     ) -> None:
-        """Write a new file; with `sync` it is durable."""
+        """Write a new file from `data` and `rest`; with `sync`, make it durable."""
         with opened(self.files, path, CREATE_FLAGS) as fd:
             write_whole(self.files, fd, data)
             write_whole(self.files, fd, rest)
@@ -167,13 +168,13 @@ class Folder:
         self.on_written(len(data) + len(rest))
 
     def replace(self, name: str, data: bytes, *, sync: bool) -> None:
-        """Write a file of the folder atomically; with `sync` it is durable."""
+        """Replace a file in the folder atomically; with `sync`, make the new file durable."""
         with self.temporary() as path:
             self.create(path, data, sync=sync)
             self._install(path, name)
 
     def sessions(self) -> dict[str, bool]:
-        """Return session names, and whether their process is alive. Callers hold the lock."""
+        """Return for each session name whether its process is alive. Callers hold the lock."""
         names = self.files.names(self.root / "tmp")
         return {name: name == self.session or self._is_alive(name) for name in names}
 
@@ -196,17 +197,18 @@ class Folder:
         self.files.try_lock(self._session_fd)
 
     def _is_alive(self, session: str) -> bool:
-        """Return whether a process holds the session's lock file."""
+        """Return whether a process holds the lock on the session's lock file."""
         try:
             with opened(self.files, self.root / "tmp" / session / "lock", READ_FLAGS) as fd:
                 return not self.files.try_lock(fd)
         except (FileNotFoundError, NotADirectoryError):
-            return False  # sessions begin under the folder's lock: it is not a new one
+            return False  # not a session that is just beginning: those hold the folder's lock
         except OSError:
             return True  # unknown: do not touch it
 
     def _count_in(self, session: str) -> int:
-        """Count names in a dead session's folder; 1 if it is not a folder, 0 if just deleted."""
+        """Return the number of names in a dead session's folder; 1 if it is not a folder, 0 if it
+        was just deleted."""
         try:
             with opened(self.files, self.root / "tmp" / session, FOLDER_FLAGS, reads=True) as fd:
                 return len(self.files.names(fd))
@@ -223,7 +225,7 @@ class Folder:
             self.files.unlink(folder)
             return
         with opened(self.files, folder, FOLDER_FLAGS, reads=True) as fd:
-            # The lock file last: until then others recognise the session as dead.
+            # Delete the lock file last: until then others can tell that the session is dead.
             for name in sorted(self.files.names(fd), key=lambda name: name == "lock"):
                 delete_any(self.files, name, fd)
         self.files.rmdir(folder)
@@ -237,7 +239,7 @@ class Folder:
             self._create("secret", secrets.token_bytes(SECRET_BYTES))
 
     def _create(self, name: str, data: bytes) -> None:
-        """Create a durable file atomically: under another name, then renamed."""
+        """Create a durable file atomically: write it under another name, then rename it."""
         new = self.root / f"{name}.new"
         with suppress(FileNotFoundError):
             self.files.unlink(new)
@@ -261,8 +263,8 @@ class Folder:
             pause = min(2 * pause, _MAX_PAUSE)
 
     def _require_same_folder(self) -> None:
-        """Raise OSError if the folder is gone, or another one or a link has its name. Files would
-        go there. Log it the first time."""
+        """Raise OSError if the folder is gone, or if a link or another folder has its name, because
+        files would then be written there. Log the first such failure."""
         try:
             found = self.files.lstat(self.root)
         except FileNotFoundError:
@@ -280,8 +282,9 @@ class Folder:
 
 
 def open_folder(root: Path, files: FileSystem) -> Folder:
-    """Open the store at `root`, creating it if missing. Raises StoreError, before any change, for a
-    folder of another user, writable by others, not a store, of a newer format, or not writable."""
+    """Open the store at `root`, creating it if missing. Raises StoreError, before changing
+    anything, if the folder belongs to another user, is writable by others, is not a store, has a
+    newer format, or is not writable."""
     folder = Folder(root, files)
     try:
         _require_usable(root, files)
@@ -299,8 +302,8 @@ def open_folder(root: Path, files: FileSystem) -> Folder:
 
 
 def read_format(root: Path, files: FileSystem) -> int | None:
-    """Return the format of the store at `root`; None if there is none yet. Raises StoreError if it
-    is newer than `FORMAT`, or damaged."""
+    """Return the format of the store at `root`; None if there is no store yet. Raises StoreError if
+    the format is newer than `FORMAT`, or FORMAT is damaged."""
     stamp = _read_stamp(root, files)
     return None if stamp is None else stamp.format
 
@@ -342,8 +345,8 @@ def _digest_of(secret: bytes) -> bytes:
 
 
 def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -> bytes:
-    """Return the store's secret; with `expected` verify its digest. Raises StoreError if it is
-    damaged: nothing can find an agent without it."""
+    """Return the store's secret; if `expected` is given, verify the secret's digest. Raises
+    StoreError if the secret is damaged, because without it no agent can be found."""
     try:
         secret = read_small(root / "secret", files, SECRET_BYTES + 1)
     except FileNotFoundError:
@@ -364,7 +367,8 @@ def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -
 
 
 def read_small(path: Path, files: FileSystem, most: int) -> bytes:
-    """Return a file's first `most` bytes. Raises OSError, or StoreError unless it is plain."""
+    """Return at most the first `most` bytes of a file. Raises OSError, or StoreError unless it is a
+    plain file."""
     with opened(files, path, READ_FLAGS) as fd:
         if not is_plain(files.fstat(fd)):
             raise StoreError(f"{path} is not a plain file of this user; nothing has changed")
@@ -381,7 +385,7 @@ def _require_usable(root: Path, files: FileSystem) -> None:
         _require_folder(root, files)
     if read_format(root, files) is None:
         foreign = {n for n in files.names(root) if n not in _BEFORE_FORMAT and n[0] != "."}
-        # Read again: another process may have made it a store in between.
+        # Read again: another process may have made the folder a store in between.
         if foreign and read_format(root, files) is None:
             raise StoreError(
                 f"{root} is not a store: it has no FORMAT but holds {min(foreign)!r}; "
@@ -409,7 +413,7 @@ def _require_folder(path: Path, files: FileSystem) -> None:
 
 _WAIT_SECONDS = 0.1
 _MOST_STEPS = 3_000_000
-"""Steps of SQLite's machine: some hundred thousand agents."""
+"""The most steps for SQLite's virtual machine: enough for several hundred thousand agents."""
 _NAMES = """
 SELECT name FROM agents WHERE tenant = ?1 AND substr(name, 1, length(?2)) = ?2
 GROUP BY name ORDER BY max(time) DESC LIMIT ?3
@@ -417,11 +421,11 @@ GROUP BY name ORDER BY max(time) DESC LIMIT ?3
 
 
 def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
-    """Return at most `limit` agent names with this beginning, last saved first.
+    """Return at most `limit` agent names that start with `beginning`, most recently saved first.
 
-    For completions in a shell, of agents of requests without a key. Fast and without a lock.
-    Repairs nothing, so names may be old. Empty for a store that is missing, damaged, of another
-    format or locked, and for one with more agents than the search can look at.
+    Serves completion in a shell, for agents of requests without a key. Fast; takes no lock. Repairs
+    nothing, so names may be outdated. Returns nothing for a store that is missing, damaged, locked,
+    of another format, or with more agents than the search can visit.
     """
     try:
         with (root / "secret").open("rb") as file:
@@ -438,7 +442,8 @@ def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
 
 
 def _opened(index: Path) -> sqlite3.Connection:
-    """Open the index. Without a log the file is whole, and as immutable SQLite adds no files."""
+    """Open the index. If it has no log, its file is complete, and opening it as immutable keeps
+    SQLite from adding files."""
     logged = index.with_name(f"{index.name}-wal").exists()
     address = f"file:{quote(str(index))}?{'mode=ro' if logged else 'immutable=1'}"
     return sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)

@@ -1,7 +1,7 @@
 """SQLite connections to the index: one that writes under the folder's lock, one that only reads.
 
-Sorts SQLite's errors into faults of the system (OSError: the operation failed) and of the index
-itself (IndexBrokenError: rebuild it). Knows the index's four files, but no tables.
+Sorts SQLite's errors into faults of the system (OSError: the operation failed) and faults of the
+index (IndexBrokenError: rebuild it). Knows the index's four files; knows nothing about its tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _SYSTEM_FAULTS = {
     sqlite3.SQLITE_INTERRUPT: errno.EINTR,
 }
 _REFUSALS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""The folder, the process or the index itself causes them: `require_folder` finds out which."""
+"""SQLite errors that the folder, the process or the index can cause: `require_folder` finds out
+which one did."""
 
 _NAMES = (
     "index.sqlite",
@@ -47,12 +48,14 @@ _NAMES = (
 )
 _MOST_OPENINGS = 8
 _OPEN_TOGETHER = 4
-"""Descriptors that SQLite needs at once, and one to spare."""
+"""Descriptors that SQLite needs at once, plus one to spare."""
 _OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
 _MIN_COST = 5 << 18
-"""Bytes of a small index with a log of its full size: it changes little while a store is small."""
+"""Bytes of a small index with a full log, so that the index's cost changes little in a small
+store."""
 _SLACK = 1 << 19
-"""Growth not yet visible in the sizes: a checkpoint copies the log into the table file."""
+"""Allows for growth that file sizes do not show yet: a checkpoint copies the log into the table
+file."""
 
 FileId = tuple[int, int]
 """Device and inode."""
@@ -66,8 +69,8 @@ class Index:
     def __init__(
         self, folder: Folder, on_removed: Callable[[Sequence[BlockHash]], None] | None = None
     ) -> None:
-        """Calls `on_removed` with the whole blocks whose rows a transaction deleted, if any. Holds
-        the folder's lock during the call."""
+        """`on_removed` is called with the whole blocks whose rows a transaction deleted, if there
+        are any, while the folder's lock is held."""
         self._folder = folder
         self._on_removed = on_removed
         self._files = IndexFiles(folder)
@@ -93,7 +96,8 @@ class Index:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Yield the last committed state, which stays the same within. One thread at a time."""
+        """Yield a view of the last committed state, which does not change inside the block. For one
+        thread at a time."""
         with _translated(self._files), self._reader.held() as db, ExitStack() as end:
             db.execute("BEGIN")
             end.callback(_roll_back, db)
@@ -113,8 +117,8 @@ class Index:
 
     @contextmanager
     def recreating(self) -> Iterator[sqlite3.Connection]:
-        """Yield a new index, within the transaction that also fills it. After an exception the file
-        has no tables and does not count as an index."""
+        """Yield a new index, inside the transaction that must also fill it. After an exception the
+        file has no tables and does not count as an index."""
         with self._folder.locked(), _translated(self._files):
             self._writer.close()
             self._files.recreate()
@@ -123,18 +127,20 @@ class Index:
                 yield db
 
     def cost(self) -> int:
-        """Return the bytes that the index counts against the quota, with slack for growth."""
+        """Return the bytes that the index counts against the quota, including an allowance for
+        growth."""
         return self._files.cost()
 
     def close(self) -> None:
-        """Close both connections once no thread uses them."""
+        """Close both connections, waiting until no thread uses them."""
         self._reader.close()
         self._writer.close()
 
 
 class IndexFiles:
-    """The index's four files: whether they may open, their identity, their cost. Looks at names
-    only: closing a file that SQLite has open in the same process would release its locks."""
+    """The index's four files: whether it is safe to open them, their identity and their cost. Never
+    opens them: closing a file that SQLite has open in the same process would release SQLite's
+    locks."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -142,29 +148,29 @@ class IndexFiles:
         self.path = folder.root / _NAMES[0]
 
     def identity(self) -> Identity | None:
-        """Return which files exist; None unless the table file exists and all may open. A symbolic
-        link would lead SQLite out of the folder, a hard link into another program's file, and a
-        FIFO would block it for ever."""
+        """Return the identity of the existing files; None unless the table file exists and all
+        files are safe to open. A symbolic link would lead SQLite out of the folder, a hard link
+        into another program's file, and a FIFO would block it forever."""
         try:
             table = self._id(_NAMES[0])
             log, log_map, _ = map(self._id, _NAMES[1:])
         except _UnfitError:
             return None
         if table is None:
-            self._files.lstat(self._folder.root)  # without its folder nothing can recreate it
+            self._files.lstat(self._folder.root)  # raises if the folder is gone
             return None
         return table, log, log_map
 
     def has_table(self, table: FileId) -> bool:
-        """Return whether the table file is still `table`: cheaper than `identity`."""
+        """Return whether the table file is still `table`. Cheaper than `identity`."""
         try:
             return self._id(_NAMES[0]) == table
         except _UnfitError:
             return False
 
     def recreate(self) -> None:
-        """Remove whatever has the four names and create an empty table file. Callers hold the
-        folder's lock. Raises OSError."""
+        """Remove whatever has one of the four names, and create an empty table file. Callers hold
+        the folder's lock. Raises OSError."""
         for name in _NAMES:
             with suppress(FileNotFoundError):
                 self._remove(self._folder.root / name)
@@ -179,8 +185,8 @@ class IndexFiles:
         return max(_MIN_COST, actual + _SLACK)
 
     def require_folder(self) -> None:
-        """Raise the OSError that explains why the folder allows no opening or writing. SQLite does
-        not report the reason. Returns if the folder is not the cause."""
+        """Raise the OSError that explains why files in the folder cannot be opened or written,
+        since SQLite does not report the reason. Returns if the folder is not the cause."""
         with ExitStack() as stack:
             for _ in range(_OPEN_TOGETHER):
                 fd = stack.enter_context(opened(self._files, self._folder.root, FOLDER_FLAGS))
@@ -193,7 +199,8 @@ class IndexFiles:
             )
 
     def _id(self, name: str) -> FileId | None:
-        """Raise _UnfitError for what SQLite must not open."""
+        """Return a file's identity; None if it is missing. Raises _UnfitError for a file that
+        SQLite must not open."""
         try:
             found = self._files.lstat(self._folder.root / name)
         except FileNotFoundError:
@@ -206,17 +213,17 @@ class IndexFiles:
         if not stat.S_ISDIR(self._files.lstat(path).st_mode):
             self._files.unlink(path)
             return
-        # A folder may hold foreign files: quarantine it with the number that leaves first.
+        # A folder may contain foreign files: quarantine it, with the number that is deleted first.
         name = f"{0:020}-{secrets.token_hex(8)}-{path.name}"
         with opened(self._files, self._folder.root / "bad", FOLDER_FLAGS) as bad:
             self._files.rename(path, name, to=bad)
 
 
 class _Connection:
-    """A connection held by one thread at a time. Reopens when the index's files change."""
+    """A connection that one thread holds at a time. Opens again when the index's files change."""
 
     def __init__(self, files: IndexFiles, *, checks_log: bool) -> None:
-        """With `checks_log` also notice a replaced log of the same table file."""
+        """If `checks_log`, also notice when another log replaces the log of the same table file."""
         self._files = files
         self._checks_log = checks_log
         self._lock = threading.RLock()
@@ -225,7 +232,7 @@ class _Connection:
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
-        """Raises IndexBrokenError, OSError or sqlite3.Error."""
+        """Lend the connection to one thread. Raises IndexBrokenError, OSError or sqlite3.Error."""
         with self._lock:
             if self._db is not None and self._is_current():
                 yield self._db
@@ -233,7 +240,7 @@ class _Connection:
             there = self._found()
             if self._identity is not None and there != self._identity:
                 if there[0] == self._identity[0]:
-                    # Another log for the same tables: SQLite would mix the two.
+                    # Another log for the same tables: SQLite would mix the two logs.
                     raise IndexBrokenError("another process replaced the index's log")
                 self.close()
             yield self._opened() if self._db is None else self._db
@@ -257,8 +264,9 @@ class _Connection:
         return there
 
     def _opened(self) -> sqlite3.Connection:
-        """Return a connection to the current files. A process may replace them meanwhile, and a
-        connection to deleted files would miss others' writes."""
+        """Open the current files and return the connection. Tries again if another process replaces
+        the files meanwhile, because a connection to deleted files would miss other processes'
+        writes."""
         for _ in range(_MOST_OPENINGS):
             before = self._found()
             self._db = self._open()

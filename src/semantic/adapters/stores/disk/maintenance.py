@@ -1,6 +1,6 @@
 """Maintenance of a disk store: `check` verifies its files, `collect` garbage-collects them.
 
-`check` changes nothing. `collect` deletes what no agent needs, or reports what it would delete.
+`check` changes nothing. `collect` deletes whatever no agent needs, or reports what it would delete.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a check. `n_bytes` counts the sound files. `foreign` are paths of files outside
-    the store's scheme, `newer` of files that a later version wrote."""
+    """The result of a check. `n_bytes` counts the intact files. `foreign` lists the paths of files
+    that do not belong to the store, `newer` those of files that a later version wrote."""
 
     n_blocks: int
     n_manifests: int
@@ -55,8 +55,9 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class CollectReport:
-    """Deletions, or with `dry_run` their plan: blocks without an agent, unfinished files of dead
-    processes, quarantined files, excess blocks. `freed_bytes` is the difference in bytes used."""
+    """Deletions, or with `dry_run` those that would happen: blocks without an agent, unfinished
+    files of dead processes, quarantined files, blocks over the quota. `freed_bytes` is by how much
+    the used bytes shrink."""
 
     dry_run: bool
     unneeded_blocks: int
@@ -67,7 +68,7 @@ class CollectReport:
 
 
 class _DryRunError(Exception):
-    """Rolls back the transaction of a dry run."""
+    """Makes a dry run's transaction roll back."""
 
 
 def check(
@@ -210,7 +211,8 @@ def _roll_back_if(*, dry_run: bool) -> None:
 
 
 def _share(listed: Listed, parts: int) -> int:
-    """Return the share, of `parts` equal ones, of a file by its name, which is a hash."""
+    """Return the index of the share, out of `parts` equal ones, to which a file's name, a hash,
+    assigns the file."""
     name = "" if listed.entry is None else listed.entry.name
     is_hash = parse_block(name) or parse_manifest(name)
     return int(name[:16], 16) % parts if is_hash else 0

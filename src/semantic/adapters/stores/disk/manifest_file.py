@@ -1,4 +1,4 @@
-"""Manifest files: a checksum, a JSON text, and the packed tokens. Encoding and verified reading.
+"""Encodes and verifies manifest files, which contain a checksum, a JSON text and packed tokens.
 
     offset  bytes
          0      8  magic
@@ -9,7 +9,7 @@
         40      8  number of tokens
         48      …  the JSON text, then the tokens, u32 each
 
-All numbers are little-endian. Knows no index. Only `read_manifest` opens a file.
+All numbers are little-endian. Knows nothing about the index. Only `read_manifest` opens a file.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from semantic.domain.stored import Manifest
 
 VERSION = 1
 MAX_BYTES = 1 << 28
-"""The most bytes of a manifest: some sixty million tokens."""
+"""The most bytes in a manifest: some sixty million tokens."""
 
 _MAGIC = b"SEMAGENT"
 _FRAME = struct.Struct("<8sII16s")
 _SIZES = struct.Struct("<QQ")
 FRAME_BYTES = _FRAME.size + _SIZES.size
-"""Bytes that `require_size` needs of a file: magic, version, checksum, sizes."""
+"""The bytes of a file that `require_size` needs: magic, version, checksum, sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """A file's size and its first FRAME_BYTES, whose checksum identifies the contents."""
+    """A file's size and its first FRAME_BYTES; the checksum in them identifies the contents."""
 
     n_bytes: int
     frame: bytes
 
     @classmethod
     def of(cls, data: bytes) -> ManifestFile:
-        """Return the file with the contents `data`."""
+        """Return the size and first bytes of a file that contains `data`."""
         return cls(len(data), data[:FRAME_BYTES])
 
 
 @dataclass(frozen=True, slots=True)
 class FiledManifest:
-    """A manifest as filed. `order` grows with each save of any agent."""
+    """A manifest as stored in its file. `order` grows with each save of any agent."""
 
     manifest: Manifest
     order: int
@@ -72,7 +72,8 @@ class FiledManifest:
 
 
 def encode_manifest(filed: FiledManifest) -> bytes:
-    """Return the whole file. Raises ValueError if it would be longer than MAX_BYTES."""
+    """Return the contents of the manifest's file. Raises ValueError if it would be longer than
+    MAX_BYTES."""
     manifest = filed.manifest
     fields = {
         "agent_id": manifest.agent_id,
@@ -90,7 +91,7 @@ def encode_manifest(filed: FiledManifest) -> bytes:
         "saved_at": manifest.saved_at,
         "match": None if manifest.match is None else dataclasses.asdict(manifest.match),
     }
-    # Not escaped: two adjacent lone surrogates would decode as one character.
+    # ASCII escapes are off: two adjacent lone surrogates would decode as one character.
     text = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
     rest = _SIZES.pack(len(text), len(manifest.token_ids)) + text + pack_tokens(manifest.token_ids)
     if _FRAME.size + len(rest) > MAX_BYTES:
@@ -99,8 +100,8 @@ def encode_manifest(filed: FiledManifest) -> bytes:
 
 
 def require_size(frame: bytes, file_bytes: int) -> None:
-    """Refuse a file by its first FRAME_BYTES, before the rest takes memory. Raises
-    NewerFormatError, or DamagedError unless its sizes add up to `file_bytes`."""
+    """Check the first FRAME_BYTES of a file before reading the rest into memory. Raises
+    NewerFormatError, or DamagedError unless the sizes in `frame` add up to `file_bytes`."""
     if len(frame) < FRAME_BYTES:
         raise DamagedError("truncated")
     magic, version, _, _ = _FRAME.unpack_from(frame)
@@ -116,8 +117,9 @@ def require_size(frame: bytes, file_bytes: int) -> None:
 
 
 def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
-    """Return the manifest in the file of the agent `key` with `generation`. Raises
-    NewerFormatError, or DamagedError unless it is intact and belongs to that name."""
+    """Return the manifest from the contents of the file of agent `key` with `generation`. Raises
+    NewerFormatError, or DamagedError unless it is intact and belongs to that agent and
+    generation."""
     require_size(data, len(data))
     _, version, zero, checksum = _FRAME.unpack_from(data)
     n_text, _ = _SIZES.unpack_from(data, _FRAME.size)
@@ -207,8 +209,8 @@ def _parse_part(fields: _Fields) -> Difference:
 
 
 class _Fields:
-    """The fields of a JSON object by type. Raises KeyError or TypeError for any other, and
-    ValueError or OverflowError for a number that is too large."""
+    """Access to the fields of a JSON object by type. Methods raise KeyError or TypeError for a
+    missing or wrong field, and ValueError or OverflowError for a number that is too large."""
 
     def __init__(self, loaded: object) -> None:
         if not isinstance(loaded, dict):
@@ -219,7 +221,7 @@ class _Fields:
         return self._fields[name]
 
     def optional_since(self, name: str) -> object:
-        """Return a field that files of older versions lack."""
+        """Return a field, or None in a file from a version that did not write the field."""
         return self._fields.get(name)
 
     def text(self, name: str) -> str:
@@ -229,7 +231,7 @@ class _Fields:
         return value
 
     def text_since(self, name: str, before: str) -> str:
-        """Return a text, or `before` in files of older versions."""
+        """Return a text, or `before` in a file from a version that did not write the field."""
         return self.text(name) if name in self._fields else before
 
     def whole(self, name: str) -> int:
@@ -248,7 +250,7 @@ class _Fields:
         return value
 
     def counter_since(self, name: str, before: int) -> int:
-        """Return a counter, or `before` in files of older versions."""
+        """Return a counter, or `before` in a file from a version that did not write the field."""
         return self.counter(name) if name in self._fields else before
 
     def flag(self, name: str) -> bool:
@@ -258,7 +260,7 @@ class _Fields:
         return value
 
     def flag_since(self, name: str, *, before: bool) -> bool:
-        """Return a flag, or `before` in files of older versions."""
+        """Return a flag, or `before` in a file from a version that did not write the field."""
         return self.flag(name) if name in self._fields else before
 
     def number(self, name: str) -> float:

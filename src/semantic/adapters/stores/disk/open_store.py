@@ -1,10 +1,11 @@
 """The shared state of an open disk store: folder, files, index, quota, counters.
 
-Opens it, runs crash recovery on a broken index, quarantines damaged files. A cleanly closed store
-has a seal, and opening it skips the comparison with every file. The seal is a checksum over the
-index and over the last name that came or went in each folder. Opening deletes it before using the
-index, and the last process to close the store writes it, so a crash leaves none. Reading, not
-opening, notices a file changed in place under its own name. Knows no blocks or agents.
+Opens the store, runs crash recovery if the index is broken, and quarantines damaged files. A
+cleanly closed store has a seal, so opening it need not compare the index with every file. The seal
+is a checksum over the index and over the time at which a name last came or went in each folder. It
+is deleted on opening, before the index is used, and written by the last process to close the store,
+so after a crash there is no seal. A file changed in place, under its own name, is noticed when it
+is read, not when the store is opened. Knows nothing about blocks or agents.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from semantic.ports.store import BlockObserver
 
 
 def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
-    """Move a damaged file to `bad/` and drop its row. Its cost still counts against the quota."""
+    """Move a damaged file to `bad/` and drop its row. The file still counts against the quota."""
     moved = entries.quarantine(entry)
     key, manifest = parse_block(entry.name), parse_manifest(entry.name)
     if key is not None:
@@ -78,9 +79,9 @@ def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One pass over the folder, inside one transaction: the files are the source of truth. Deletes
-    only unfinished files of dead processes, quarantines damaged ones. Safe to interrupt and repeat.
-    """
+    """One pass over the folder, inside one transaction, that makes the index match the files.
+    Deletes only the unfinished files of dead processes; quarantines damaged files. Safe to
+    interrupt and repeat."""
 
     _db: sqlite3.Connection
     _folder: Folder
@@ -89,7 +90,8 @@ class Recovery:
     _counts: Counts
 
     def run(self) -> None:
-        """Raises OSError for an unreadable folder, and IndexBrokenError for wrong rows."""
+        """Run the whole recovery. Raises OSError if the folder is unreadable, and IndexBrokenError
+        if rows are wrong."""
         schema.verify_rows(self._db)
         self.sessions()
         self._db.execute("DELETE FROM others")
@@ -99,7 +101,7 @@ class Recovery:
         self._recompute_sums()
 
     def sessions(self) -> None:
-        """Delete only unfinished files and reservations of dead processes."""
+        """Only delete the unfinished files and the reservations of dead processes."""
         self._folder.reap()
         alive = set(self._folder.sessions())
         rows = self._db.execute("SELECT DISTINCT session FROM reservations").fetchall()
@@ -156,8 +158,8 @@ class Recovery:
         for agent in {key for key, _ in changed}.union(agent_rows.outdated(self._db)):
             agent_rows.drop(self._db, agent)
             read += self._read_agent(agent, generations.get(agent, []))
-        # In the order of saving: an agent's newest last, and the last saved agent becomes the most
-        # recently used.
+        # In the order of saving, so that an agent's newest manifest comes last and the last saved
+        # agent becomes the most recently used.
         for filed, file in sorted(read, key=lambda one: (one[0].order, one[0].manifest.generation)):
             hashes = agent_rows.add(self._db, filed, file)
             block_rows.touch_chain(self._db, hashes)
@@ -169,7 +171,8 @@ class Recovery:
         block_rows.update_all_pins(self._db)
 
     def _frame(self, agent: bytes, generation: int) -> bytes:
-        """Return a manifest file's first bytes; b"", which no row has, if it is unreadable."""
+        """Return the first bytes of a manifest's file; if it is unreadable, b"", which matches no
+        row."""
         try:
             with self._entries.opened(manifest_entry(agent, generation)) as (fd, _):
                 return read_whole(self._entries.files, fd, FRAME_BYTES)
@@ -212,7 +215,8 @@ class Recovery:
         n_bytes: int,
         error: DamagedError | NewerFormatError | OSError,
     ) -> None:
-        """Count an unusable file without a row. Quarantine it if damaged, else leave it alone."""
+        """Count an unusable file that has no row. Quarantine it if it is damaged; otherwise leave
+        it alone."""
         match error:
             case DamagedError():
                 self._counts.add("damaged", error.kind)
@@ -226,13 +230,13 @@ class Recovery:
 
 
 def _add_other(db: sqlite3.Connection, name: str, cost: int) -> None:
-    # Delete first: the triggers that maintain the sum fire on DELETE and INSERT only.
+    # Delete before inserting: the triggers that maintain the sum fire on DELETE and INSERT only.
     db.execute("DELETE FROM others WHERE name = ?", (name,))
     db.execute("INSERT INTO others VALUES (?, ?)", (name, cost))
 
 
 SEALED_FROM = 2000
-"""Files from which a store gets a seal: comparing fewer takes less than a tenth of a second."""
+"""The number of files from which a store gets a seal: comparing fewer takes less than 0.1 s."""
 
 _NAME = "index.seal"
 _TABLES = "index.sqlite"
@@ -243,7 +247,7 @@ _READ_BYTES = 1 << 20
 
 
 class Seal:
-    """The seal of an open folder. Callers hold the folder's lock, with no index open."""
+    """The seal of an open folder. Callers hold the folder's lock and have no index open."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -251,7 +255,7 @@ class Seal:
         self._path = folder.root / _NAME
 
     def take(self) -> bool:
-        """Remove the seal and return whether index and folders still match it."""
+        """Remove the seal; return whether index and folders still match it."""
         try:
             with opened(self._files, self._path, READ_FLAGS, reads=True) as fd:
                 sealed = read_whole(self._files, fd, _SEAL_BYTES + 1)
@@ -270,14 +274,15 @@ class Seal:
                 self._folder.create(self._path, checksum)
 
     def _is_alone(self) -> bool:
-        """Return whether this is the only session. Closing a file that SQLite has open elsewhere in
-        this process would release SQLite's locks."""
+        """Return whether no other session is alive. The checksum opens the index, and closing a
+        file that SQLite has open elsewhere in this process would release SQLite's locks."""
         return [name for name, lives in self._folder.sessions().items() if lives] == [
             self._folder.session
         ]
 
     def _checksum(self) -> bytes:
-        """Raises OSError, also if the index has a log, which means an unclean close."""
+        """Return the seal's contents. Raises OSError, also if the index has a log, a sign of an
+        unclean close."""
         for name in _LOGS:
             with suppress(FileNotFoundError):
                 self._files.lstat(self._folder.root / name)
@@ -294,7 +299,8 @@ class Seal:
         return hashed.digest()
 
     def _folders(self) -> Iterator[bytes]:
-        """Yield each folder with files, its identity and when a name in it last came or went."""
+        """Yield, for each folder with files, its identity and when a name in it last came or
+        went."""
         for name in _FOLDERS:
             folder = self._folder.root / name
             inside = () if name == "bad" else sorted(self._files.names(folder))
@@ -307,19 +313,21 @@ class Seal:
 T = TypeVar("T")
 
 Limit = int | Callable[[int], int]
-"""A quota in bytes, or a function that makes it of the bytes that the folder takes already."""
+"""A quota in bytes, or a function that computes the quota from the bytes that the folder already
+takes."""
 _RECOVERY_SECONDS = 60.0
-"""Longest wait for the folder's lock."""
+"""The longest wait for the folder's lock."""
 _OPENING_SECONDS = 30.0
-"""Longest retry of an index that another process has locked, before going without a disk."""
+"""How long to retry opening an index that another process has locked, before going without a
+disk."""
 _PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
 """Retries after a failed rebuild."""
 
 
 class OpenStore:
-    """An open folder with a consistent index. A thread holds `write_lock` while it writes a file:
-    one at a time in this process."""
+    """An open folder with a consistent index. A thread holds `write_lock` while it writes a file,
+    so this process writes one file at a time."""
 
     def __init__(
         self,
@@ -332,7 +340,8 @@ class OpenStore:
         writes: WriteLimits,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Raises StoreError, before changing anything, if the folder is unusable."""
+        """Open the store. Raises StoreError, before changing anything, if the folder is
+        unusable."""
         if isinstance(max_bytes, int) and max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         self.durable = durable
@@ -373,7 +382,7 @@ class OpenStore:
                 return
 
     def _open(self) -> None:
-        """Run `recover`, or for a sealed store only remove ended sessions."""
+        """Run `recover`; for a store with a valid seal, only clean up after dead processes."""
         with self.folder.locked(_RECOVERY_SECONDS):
             if self._seal.take():
                 with suppress(IndexBrokenError), self.index.writing() as db:
@@ -382,7 +391,7 @@ class OpenStore:
             self.recover()
 
     def recover(self) -> None:
-        """Bring the index in line with the files; rebuild a broken one. Raises OSError, or
+        """Make the index match the files; rebuild a broken index. Raises OSError, or
         IndexBrokenError if even the new index is broken."""
         with self.folder.locked(_RECOVERY_SECONDS):
             if self.index.is_sound():
@@ -394,14 +403,15 @@ class OpenStore:
             self.rebuild()
 
     def rebuild(self) -> None:
-        """Discard the index and derive it from the files. Raises as `recover` does."""
+        """Discard the index and derive it from the files. Raises the same errors as `recover`."""
         with self.folder.locked(_RECOVERY_SECONDS), self.index.recreating() as db:
             self._recovery(db).run()
         self._list_anew()
 
     def with_recovery(self, action: Callable[[], T]) -> T:
-        """Run `action`; repeat it after recovering a broken index, after a rebuild, then several
-        times: other processes may have replaced it. Raises OSError, also if all tries fail."""
+        """Run `action`. If the index is broken, repeat it after `recover`, then after `rebuild`,
+        then a few more times, because other processes may have replaced the index. Raises OSError,
+        also if all tries fail."""
         try:
             return action()
         except IndexBrokenError as broken:
@@ -424,7 +434,7 @@ class OpenStore:
             self.counts.add_error("write_errors", error)
 
     def stored(self, header: BlockHeader) -> None:
-        """Report a block after the commit of its row. Callers hold the folder's lock."""
+        """Report a block whose row is committed to the observer. Callers hold the folder's lock."""
         if self._observer is None or not header.is_whole_block:
             return
         if not self._observer.stored(header, Tier.DISK):
@@ -442,17 +452,18 @@ class OpenStore:
             self._observer.listed_anew()
 
     def release(self, reservation: int) -> None:
-        """Release the quota reserved for a file that does not exist. Raises nothing."""
+        """Release the quota reserved for a file that was not written. Raises nothing."""
         with suppress(OSError, IndexBrokenError), self.index.writing() as db:
             self.quota.release(db, reservation)
 
     def unlink_uncommitted(self, entry: Entry) -> None:
-        """Roll back: delete a file without a row, which would not count against the quota."""
+        """Delete a file whose row was not committed, because it would not count against the
+        quota."""
         with suppress(OSError):
             self.entries.delete(entry)
 
     def close(self) -> None:
-        """Release everything and delete this process's unfinished files."""
+        """Release all resources and delete this process's unfinished files."""
         self.reader.close()
         self.written.settle()
         is_large = False
@@ -466,7 +477,7 @@ class OpenStore:
         self.folder.close()
 
     def _has_failed(self) -> bool:
-        """Return whether a failure may have left a file without a row."""
+        """Return whether a failure has occurred that can leave a file without a row."""
         counts = self.counts.snapshot()
         return any(counts.get(name) for name in ("write_errors", "index mended"))
 

@@ -1,9 +1,11 @@
-"""Limits: the cost of everything in a store's folder, with LRU eviction, and bytes written a day.
+"""Limits: the bytes of everything in a store's folder, with LRU eviction, and bytes written per
+day.
 
 Counts all models, agents and processes together, including unfinished and quarantined files and the
-index. Evicts quarantined files first, then blocks, then agents, from the largest tenant. A pin
-holds against its own tenant, and against others up to an equal part of the quota. Public prefixes
-do not count as a tenant: against one tenant beside them all pins hold.
+index. Evicts quarantined files first, then blocks, then agents, starting with the largest tenant.
+Pins always hold against the tenant's own writes, and hold against other tenants up to an equal part
+of the quota. Public prefixes do not count as a tenant: if only one tenant exists, all its pins hold
+against them.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Quota:
     def __init__(
         self, index: Index, entries: Entries, counts: Counts, max_bytes: int, *, public: bytes
     ) -> None:
-        """`public` is the tag of public prefixes."""
+        """`public` is the tag under which public prefixes are stored."""
         self.max_bytes = max_bytes
         self._public = public
         self._index = index
@@ -57,7 +59,7 @@ class Quota:
         self._counts = counts
 
     def used(self, db: sqlite3.Connection) -> int:
-        """Return the bytes that the whole folder counts for."""
+        """Return the bytes that count against the quota, for the whole folder."""
         files = number(db, "bytes")
         shards = one(db, "SELECT count(*) FROM shards")
         return files + shards * PAGE + _FIXED + self._index.cost()
@@ -82,10 +84,11 @@ class Quota:
         agent: bytes | None = None,
         evict: bool = True,
     ) -> int | None:
-        """Reserve `cost` bytes for a tenant's file in `shard` and return the reservation's id.
+        """Reserve `cost` bytes for a tenant's file in `shard`; return the reservation's id.
 
-        Evicts as needed, but neither `hashes` nor `agent`. None if the file does not fit beside
-        what others keep and its tenant has pinned, or, without `evict`, beside everything stored.
+        Evicts entries as needed, sparing `hashes` and `agent`. Returns None if the file does not
+        fit next to the tenant's own pins and the bytes that other tenants keep; without `evict`, if
+        it does not fit without any eviction.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
         needed = cost if known else cost + PAGE
@@ -99,7 +102,7 @@ class Quota:
         ).lastrowid
 
     def release(self, db: sqlite3.Connection, reservation: int) -> None:
-        """End a reservation: its file exists and counts, or failed."""
+        """End a reservation, because its file exists and counts, or because writing it failed."""
         db.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
 
     def evict_until_fits(
@@ -112,13 +115,14 @@ class Quota:
         agent: bytes | None = None,
         delete: bool = True,
     ) -> bool:
-        """Evict until `needed` more bytes of a tenant fit; False, evicting nothing, if impossible.
+        """Evict until `needed` more bytes of a tenant fit; if that is impossible, evict nothing,
+        return False.
 
-        Quarantined files go first, then entries of the tenants that are then larger than this one,
-        from the largest, then its own unpinned ones. Each tenant's blocks go before its agents, and
-        unpinned entries before pinned ones. Without a `tenant` all tenants give unpinned entries,
-        the largest first. Without `delete` only the index changes, so that a rolled-back
-        transaction has evicted nothing.
+        Quarantined files go first, then entries of tenants that would be larger than this tenant,
+        from the largest tenant down, then the tenant's own unpinned entries. A tenant's blocks go
+        before its agents, and unpinned entries before pinned ones. Without a `tenant`, unpinned
+        entries of all tenants go, the largest tenant's first. Without `delete`, only the index
+        changes, so rolling the transaction back undoes the evictions.
         """
         if self.used(db) + needed <= self.max_bytes:
             return True
@@ -149,7 +153,7 @@ class Quota:
         return True
 
     def _others(self, db: sqlite3.Connection, tenant: bytes) -> int:
-        """Return how many other tenants have bytes."""
+        """Return how many other tenants store anything."""
         others = "SELECT count(*) FROM tenants WHERE bytes > 0 AND tag NOT IN (?, ?)"
         return whole(db.execute(others, (tenant, self._public)).fetchone()[0])
 
@@ -162,8 +166,9 @@ class Quota:
         *,
         pins_stay: bool,
     ) -> int:
-        """Return the bytes in use after evicting all that a tenant may. It will have `then` bytes
-        and pins `own_pinned`. With `pins_stay` no pins go. Others keep `fair_share.kept`."""
+        """Return the bytes in use after evicting everything that `tenant` may evict. `then` is how
+        many bytes the tenant will have, `own_pinned` how many it has pinned. With `pins_stay`, no
+        pinned entries go. Other tenants keep `fair_share.kept`."""
         files = number(db, "bytes")
         fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
         fixed += one(db, "SELECT coalesce(sum(cost), 0) FROM reservations")
@@ -186,7 +191,7 @@ class Quota:
                     )
                 except OSError as error:
                     self._counts.add_error("write_errors", error)
-                    continue  # it remains, and counts; try the next
+                    continue  # it stays and still counts: try the next file
             db.execute("DELETE FROM others WHERE name = ?", row)
             return True
         return False
@@ -203,8 +208,8 @@ class Quota:
         victim = block_rows.lru_victim(db, tenant, spared, pinned=pinned)
         if victim is None:
             return False
-        # The file before its row: a file without a row would no longer count, and another process
-        # could write it again just before the deletion.
+        # Delete the file before its row: a file without a row would not count, and another process
+        # could write the file again just before the deletion.
         if delete:
             self._entries.delete(block_entry(victim.key))
             self._counts.add("evicted")
@@ -231,7 +236,8 @@ class Quota:
 
 
 def delete_manifests(db: sqlite3.Connection, entries: Entries, agent: bytes) -> None:
-    """Delete an agent's files, the newest last: an interruption leaves the agent unchanged."""
+    """Delete an agent's files, the newest last, so that an interruption leaves the agent
+    unchanged."""
     for generation in reversed(agent_rows.generations(db, agent)):
         entries.delete(manifest_entry(agent, generation))
 
@@ -240,16 +246,17 @@ logger = logging.getLogger("semantic.store")
 
 NAME = "written.json"
 MOST_DAYS = 31
-"""Days in the file: the latest, and today whatever the clock says."""
+"""Days in the file: the latest days, and always today, whatever the clock says."""
 SETTLE_BYTES = 64 << 20
 SETTLE_SECONDS = 600.0
-"""Bytes counted, or seconds passed, before one write of the file, a page."""
+"""The file, one page, is written after this many counted bytes or after this many seconds."""
 _MOST_FILE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """Bytes that the store may write a day, and the drive's rated bytes; None if unknown."""
+    """The bytes that the store may write per day, and the bytes for which the drive is rated; None
+    means unlimited or unknown."""
 
     max_a_day: int | None = None
     rated: int | None = None
@@ -270,11 +277,12 @@ class _Written:
 
 
 class WriteLedger:
-    """A store's written bytes by day, as `Wear`. Thread-safe. Raises nothing.
+    """The bytes that a store has written, by day; reported as `Wear`. Thread-safe. Raises nothing.
 
-    Counts block files, manifests and its own small files, of all processes, but not SQLite's.
-    Writes the file now and then only, so `kill -9` loses the last minutes of the count. The clock
-    defines a day: after a jump bytes count for another day, and the total stays right.
+    Counts block files, manifests and the store's own small files, from all processes, but not
+    SQLite's writes. Saves the count only occasionally, so `kill -9` loses its last minutes. The
+    clock defines the day: after the clock jumps, bytes count for another day, but the total stays
+    right.
     """
 
     def __init__(
@@ -286,7 +294,7 @@ class WriteLedger:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`now` is Unix time in seconds, `clock` any clock that never jumps."""
+        """`now` returns Unix time in seconds; `clock` is any clock that never jumps."""
         self._folder = folder
         self._limits = limits
         self._durable = durable
@@ -300,7 +308,7 @@ class WriteLedger:
         folder.on_written = self.add
 
     def add(self, n_bytes: int) -> None:
-        """Count bytes just written."""
+        """Count bytes that were just written."""
         with self._mutex:
             self._pending[self._day()] += n_bytes
 
@@ -314,7 +322,7 @@ class WriteLedger:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Cheap."""
+        """See `CacheStorePort.holds_back`. Cheap to call."""
         most, day = self._limits.max_a_day, self._day()
         if most is None:
             return False
@@ -323,14 +331,14 @@ class WriteLedger:
         if is_reached and self._reported != day:
             self._reported = day
             logger.warning(
-                "the store has written %.3g GiB today, its limit of a day: until midnight it "
-                "writes only ends of turns",
+                "the store has written %.3g GiB today, its daily limit: until midnight it writes "
+                "only the ends of turns",
                 most / (1 << 30),
             )
         return is_reached
 
     def settle_if_due(self) -> None:
-        """Run `settle` if the count is large or old."""
+        """Call `settle` if many bytes are uncounted in the file, or for a long time."""
         with self._mutex:
             is_due = (
                 self._pending.total() >= SETTLE_BYTES
@@ -340,7 +348,7 @@ class WriteLedger:
             self.settle()
 
     def settle(self) -> None:
-        """Add the counted bytes to the file. After a failure the next call tries again."""
+        """Add the pending count to the file. If that fails, the next call tries again."""
         with self._mutex:
             self._settled = self._clock()
             counted = Counter(self._pending)
@@ -357,7 +365,7 @@ class WriteLedger:
         return date.fromtimestamp(self._now()).isoformat()  # noqa: DTZ012 - the operator's own day
 
     def _read(self, otherwise: _Written) -> _Written:
-        """Return the file's contents; `otherwise` if it is missing or unreadable."""
+        """Return the file's contents, or `otherwise` if the file is missing or unreadable."""
         try:
             data = read_small(self._folder.root / NAME, self._folder.files, _MOST_FILE_BYTES)
             return _decoded(data)
@@ -371,7 +379,7 @@ def _encoded(written: _Written) -> bytes:
 
 
 def _decoded(data: bytes) -> _Written:
-    """Raise ValueError for anything that `_encoded` does not make."""
+    """Return the counts in `data`. Raises ValueError unless `_encoded` can have made it."""
     match json.loads(data):
         case {"since": str(since), "total": int(total), "days": dict(days)}:
             found = _Written(_date(since), _count(total))

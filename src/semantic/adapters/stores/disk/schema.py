@@ -1,15 +1,16 @@
 """The tables of the index, and checksums that detect changed rows.
 
-Every row follows from the files, and the store rebuilds a missing index from them. `blocks.used`
-and `agents.saved` are readings of a counter that grows with each use, not of a clock. `proof` is a
-checksum of a row's immutable values: SQLite detects no flipped bit inside a value. It does not
-cover the files: an old row verifies, and the store compares it with its file. `agents.generation`
-is the generation of the manifest that defines the agent's chain. `manifests.frame` is the beginning
-of the manifest's file. `agents` lists each manifest by scope and time (see `Manifest.place`) and by
-parent, so that a page of agents reads one file each. The order of `tokens` makes blocks that share
-most tokens after a parent neighbours. Its rows have `width` bytes a token: 3, so that four rows fit
-into a page, or 4 where an id needs it (see `narrow`). Triggers maintain the numbers of rows and the
-sums of costs: checking the quota reads one row, however many blocks there are.
+Every row can be derived from the files, and the store rebuilds a missing index from them.
+`blocks.used` and `agents.saved` are values of a counter that grows with each use, not times.
+`proof` is a checksum of a row's immutable values, because SQLite does not detect a flipped bit
+inside a value. It does not cover the files: an outdated row verifies, so the store compares it with
+its file. `agents.generation` is the generation of the manifest that defines the agent's chain.
+`manifests.frame` is the beginning of the manifest's file. `agents` lists each manifest by scope and
+time (see `Manifest.place`) and by parent, so that a page of agents reads one file for each agent.
+In the order of `tokens`, blocks with the same parent are neighbours if they share most tokens. Its
+rows have `width` bytes per token: 3, so that four rows fit into a page, or 4 if an id needs it (see
+`narrow`). Triggers maintain the numbers of rows and the sums of costs, so that checking the quota
+reads one row, however many blocks there are.
 """
 
 from __future__ import annotations
@@ -170,9 +171,9 @@ GROUP BY tag
 _PROOF_BYTES = 16
 _WIDTHS = (3, TOKEN_BYTES)
 _BEFORE_TOKENS = 6
-"""Values of a block's own row before its tokens in the checksum."""
+"""The number of values that precede the tokens in the checksum of a block's row."""
 _MAX_COUNTER = MAX_NUMBER + (MAX_NUMBER >> 1)
-"""Above every counter, and not far below the end of SQLite's integers."""
+"""Larger than every counter, and not far below SQLite's largest integer."""
 
 _BLOCKS = """
 SELECT t.width, t.packed, b.proof, b.hash, b.part, b.parent, b.start, b.n_tokens, b.body_bytes,
@@ -204,7 +205,8 @@ class IndexBrokenError(Exception):
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables in an empty database. Call inside a transaction: all or none."""
+    """Create the tables in an empty database. Call it inside a transaction, so that all or none
+    exist."""
     statement = ""
     for line in SCRIPT.splitlines(keepends=True):
         statement += line
@@ -215,7 +217,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Return whether version and tables match this module and SQLite's integrity check passes."""
+    """Return whether version and tables match this module, and SQLite's integrity check passes."""
     if db.execute("PRAGMA user_version").fetchone() != (VERSION,):
         return False
     if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
@@ -236,16 +238,16 @@ def _definitions(db: sqlite3.Connection) -> list[tuple[object, ...]]:
 
 
 def watch_removals(db: sqlite3.Connection) -> None:
-    """Let this connection note the whole blocks whose rows it deletes, until a rollback. Uses
-    temporary tables: neither the file nor other connections change."""
+    """Make this connection note the whole blocks whose rows it deletes, except those that it rolls
+    back. Uses temporary tables: neither the file nor other connections change."""
     if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'blocks'").fetchone() is None:
-        return  # index creation is in progress
+        return  # the index is still being created
     db.execute("CREATE TEMP TABLE IF NOT EXISTS removed(hash BLOB)")
     db.execute(_NOTE_REMOVAL)
 
 
 def take_removals(db: sqlite3.Connection) -> list[BlockHash]:
-    """Return the removals that `watch_removals` noted since the last call."""
+    """Return the removals noted by `watch_removals` since the last call."""
     if db.execute("SELECT 1 FROM temp.sqlite_master WHERE name = 'removed'").fetchone() is None:
         return []
     removed = [BlockHash(blob(row[0])) for row in db.execute("SELECT hash FROM temp.removed")]
@@ -264,12 +266,12 @@ def recount(db: sqlite3.Connection) -> None:
 
 
 def block_proof(*values: object) -> bytes:
-    """Return the checksum of a block's row: its values in the order of `verify_rows`."""
+    """Return the checksum of a block's row; `values` are in the order of `verify_rows`."""
     return _hash("block-row-v1", values)
 
 
 def agent_proof(*values: object, chain: Iterable[bytes]) -> bytes:
-    """Return the checksum of an agent's row and the blocks of its chain, in any order."""
+    """Return the checksum of an agent's row and of the blocks in its chain, given in any order."""
     return _hash("agent-row-v1", (*values, *sorted(set(chain))))
 
 
@@ -301,7 +303,7 @@ def _hash(domain: str, values: Iterable[object]) -> bytes:
 
 
 def _bytes(value: object) -> bytes:
-    """Return a value tagged with its type: SQLite stores any type in any column."""
+    """Return a value as bytes that begin with its type: SQLite stores any type in any column."""
     match value:
         case bytes():
             return b"b" + value
@@ -316,7 +318,8 @@ def _bytes(value: object) -> bytes:
 
 
 def narrow(packed: bytes) -> bytes | None:
-    """Return packed tokens in three bytes each, in the same order; None if an id needs four."""
+    """Return `packed` with three bytes per token, in the same sort order; None if an id needs
+    four."""
     if any(packed[3::4]):
         return None
     narrowed = bytearray(len(packed) // 4 * 3)
@@ -326,7 +329,7 @@ def narrow(packed: bytes) -> bytes | None:
 
 
 def widen(narrowed: bytes) -> bytes:
-    """Return the packed tokens from which `narrow` made `narrowed`."""
+    """Return the packed tokens that `narrow` turned into `narrowed`."""
     packed = bytearray(len(narrowed) // 3 * 4)
     for i in range(3):
         packed[i::4] = narrowed[i::3]
@@ -334,7 +337,7 @@ def widen(narrowed: bytes) -> bytes:
 
 
 def packed_in(width: object, stored: object) -> bytes:
-    """Return the packed tokens of a row of `tokens`."""
+    """Return the packed tokens of a row of `tokens` with this width."""
     return blob(stored) if width == TOKEN_BYTES else widen(blob(stored))
 
 
@@ -350,7 +353,8 @@ def number(db: sqlite3.Connection, name: str) -> int:
 
 
 def one(db: sqlite3.Connection, sql: str) -> int:
-    """Return the single integer that `sql` selects. Raises IndexBrokenError without one."""
+    """Return the single integer that `sql` selects. Raises IndexBrokenError if it selects no
+    row."""
     row = db.execute(sql).fetchone()
     if row is None:
         raise IndexBrokenError(f"expected a row in the index: {sql}")

@@ -1,14 +1,14 @@
 """The disk tier: blocks and manifests as files in one folder, for all models and processes.
 
-Implements `StorePort` and `AgentIndexPort`. Anything unverifiable is a miss. Calls block on
-the disk; put a write-behind queue in front where that matters.
+Implements `StorePort` and `AgentIndexPort`. Anything that cannot be verified counts as missing.
+Calls block on the disk; put a write-behind queue in front where that matters.
 
     put    temporary file -> rename -> index row
     save   blocks synced -> manifest synced -> rename -> index row -> folder synced
     read   file -> checksums, hash and tokens compared -> the caller's memory
 
-Do not fork a process that has a store open. Knows locks, counters and which failure is a miss,
-but not how to write files and rows.
+Do not fork a process that has a store open. Knows locks, counters and which failures count as a
+miss; does not know how to write files and rows.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ T = TypeVar("T")
 
 NO_LIMITS = WriteLimits()
 _UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
-"""Errnos of a file that would stay a miss: after quarantine the store can write it again."""
+"""Errnos of a file that would stay unreadable: once it is in quarantine, the store can write the
+block again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderView:
-    """The contents of a store's folder: its format, numbers of files, bytes of all of them."""
+    """The contents of a store's folder: its format, the numbers of its files, and their bytes in
+    total."""
 
     format: int
     n_blocks: int
@@ -77,8 +79,9 @@ class FolderView:
 
 
 class DiskStore:
-    """At most `max_bytes` in one folder, all processes together. Thread-safe. Methods without a
-    docstring: see its ports. None raises for a fault of the disk."""
+    """At most `max_bytes` in one folder, for all processes together. Thread-safe. Methods without a
+    docstring: see its ports. No method raises because of a disk fault, unless its docstring says
+    so."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
@@ -98,17 +101,18 @@ class DiskStore:
         writes: WriteLimits = NO_LIMITS,
         observer: BlockObserver | None = None,
     ) -> DiskStore:
-        """Open the store in `folder`, creating it if missing. Delete nothing, even over the quota.
+        """Open the store in `folder`, creating it if missing. Deletes nothing, even if it exceeds
+        the quota.
 
-        `max_bytes` is the quota, or a function that makes it of the bytes that the folder takes
-        already. With `durable` a saved agent survives power loss. Without it an agent survives only
-        the end of the process, and a torn file is a miss. A `secret` replaces the folder's own,
-        which stays: the store does not find entries of another secret. `writes` limits the bytes
-        written a day. `observer` learns what this process stores and removes, but not other
-        processes' changes.
+        `max_bytes` is the quota, or a function that computes the quota from the bytes that the
+        folder already takes. With `durable`, a saved agent survives power loss. Without it, an
+        agent survives only the end of the process, and a torn file counts as missing. A `secret` is
+        used instead of the folder's own secret, which stays in place: entries written under the
+        other secret are not found. `writes` limits the bytes written per day. `observer` learns
+        what this process stores and removes, but not what other processes change.
 
-        Raises StoreError, with nothing changed, if the folder is not a store, not safe, of a newer
-        format or not writable, and InvalidRequestError for a quota below 1.
+        Raises StoreError, with nothing changed, if the folder is not a store, is unsafe, has a
+        newer format or is not writable, and InvalidRequestError if the quota is below 1.
         """
         files = files or FileSystem()
         return cls(
@@ -125,8 +129,8 @@ class DiskStore:
 
     @staticmethod
     def inspect(folder: Path) -> FolderView | None:
-        """Return the contents of `folder`, without opening or changing it; None without a store.
-        Raises StoreError for a store that has a newer format or is unreadable."""
+        """Return a summary of `folder`, without opening or changing it; None if it is not a store.
+        Raises StoreError if the store has a newer format or is unreadable."""
         files = FileSystem()
         try:
             number = read_format(folder, files)
@@ -177,7 +181,7 @@ class DiskStore:
         return frozenset(keys) - self.find(keys).keys()
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
-        """Return the parents of the first blocks of all chains in `namespace`."""
+        """Return the parent hashes of the first blocks of all chains in `namespace`."""
         return self._query(lambda db: block_rows.roots(db, namespace), failed=frozenset())
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -241,12 +245,12 @@ class DiskStore:
         return found
 
     def scopes_of(self, tenant: bytes) -> Sequence[Scope]:
-        """Return the scopes in which the tenant with this tag has agents, one for each model."""
+        """Return the scopes in which the tenant with this tag has agents: one for each model."""
         found = self._query(lambda db: agent_rows.namespaces(db, tenant), failed=list[bytes]())
         return [Scope(namespace, tenant) for namespace in found]
 
     def count_of(self, tenant: bytes) -> int:
-        """Return how many agents a tenant has, of all models."""
+        """Return how many agents the tenant has, counting all models."""
         return self._query(lambda db: agent_rows.count_of(db, tenant), failed=0)
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
@@ -267,8 +271,8 @@ class DiskStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. `n_bytes` counts against the quota: whole pages, folders,
-        manifests, the index and quarantined files included."""
+        """See `CacheStorePort.stats`. `n_bytes` is what counts against the quota: whole pages,
+        including folders, manifests, the index and quarantined files."""
         n_blocks, n_bytes, n_agents, pinned = self._query(self._sizes, failed=(0, 0, 0, 0))
         return [
             StoreStats(
@@ -305,11 +309,11 @@ class DiskStore:
         subset: tuple[int, int] = (1, 1),
         on_progress: OnProgress = no_progress,
     ) -> CheckReport:
-        """Verify all files, changing none: the headers, and with `read_data` every byte.
+        """Verify the headers of all files, and with `read_data` every byte. Changes nothing.
 
-        `subset` (n, m) checks the n-th of m equal shares. `on_progress` counts files, about as many
-        as the index has. Raises InvalidRequestError for a share out of range, StoreError for an
-        unreadable folder.
+        `subset` (n, m) checks only the n-th of m equal shares. `on_progress` counts files; its
+        total comes from the index and is approximate. Raises InvalidRequestError for an invalid
+        `subset`, and StoreError if the folder is unreadable.
         """
         known, done = sum(one.n_blocks + one.n_agents for one in self.stats()), count(1)
         total = known // max(1, subset[1])
@@ -321,9 +325,9 @@ class DiskStore:
         return maintenance.check(self._store, read_data=read_data, subset=subset, on_file=on_file)
 
     def gc(self, *, dry_run: bool, on_progress: OnProgress = no_progress) -> CollectReport:
-        """Delete blocks without an agent, unfinished and quarantined files, and excess bytes; with
-        `dry_run` only report. `on_progress` counts blocks without an agent. Raises StoreError on
-        failure."""
+        """Delete blocks without an agent, unfinished and quarantined files, and whatever exceeds
+        the quota; with `dry_run`, only report them. `on_progress` counts blocks without an agent.
+        Raises StoreError on failure."""
         return maintenance.collect(self._store, dry_run=dry_run, on_progress=on_progress)
 
     def rebuild_index(self) -> None:
@@ -337,7 +341,7 @@ class DiskStore:
     # Failures count
 
     def _query(self, query: Callable[[sqlite3.Connection], T], *, failed: T) -> T:
-        """Return the result of `query` on the index; `failed` if the disk fails."""
+        """Return the result of `query` on the index, or `failed` if the disk fails."""
 
         def read() -> T:
             with self._store.index.reading() as db:
@@ -350,7 +354,7 @@ class DiskStore:
             return failed
 
     def _change(self, action: Callable[[], T], *, failed: T) -> T:
-        """Return the result of `action`; `failed` if the disk fails."""
+        """Return the result of `action`, or `failed` if the disk fails."""
         try:
             return self._store.with_recovery(action)
         except OSError as error:
@@ -358,7 +362,8 @@ class DiskStore:
             return failed
 
     def _verified(self, key: BlockKey, read: Callable[[], T]) -> T | None:
-        """Return the result of `read` on a verified block; None on failure, counting the reason."""
+        """Return the result of `read`, which verifies a block; on failure count the reason and
+        return None."""
         try:
             result = read()
         except DamagedError as damage:
@@ -380,13 +385,14 @@ class DiskStore:
         return None
 
     def _is_unreadable(self, key: BlockKey) -> bool:
-        """Return whether reading the file fails again: the first failure may be transient."""
+        """Return whether reading the file fails a second time: the first failure may be
+        transient."""
         try:
             self._store.reader.check(key)
         except OSError as error:
             return error.errno in _UNREADABLE
         except (DamagedError, NewerFormatError):
-            return False  # left to the next read
+            return False  # the next read will try again
         return False
 
     def _read_into(self, read: BlockRead) -> bool:

@@ -1,7 +1,7 @@
 """Writes blocks and manifests: reserves quota, writes a temporary file, renames it, adds the row.
 
-A manifest is durable after the blocks that it needs, and before the deletion of an older
-generation. Each agent keeps its newest two. Raises failures, which `DiskStore` counts.
+A manifest becomes durable after the blocks that it needs, and before an older generation is
+deleted. Each agent keeps its newest two generations. Raises failures; `DiskStore` counts them.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from semantic.domain.prefix import continues, ends_of_turn
 from semantic.domain.stored import Manifest, StoredBlock
 
 _TRIES = 64
-"""Races against other processes before a call fails."""
+"""How many races against other processes to lose before a call fails."""
 _GENERATIONS = 2
-"""The newest, and a fallback against damage."""
+"""Manifests to keep: the newest, and one more in case the newest is damaged."""
 
 
 class QuotaExceededError(Exception):
@@ -56,20 +56,20 @@ class QuotaExceededError(Exception):
 
 
 class Agents:
-    """The manifests of an open store. Raises OSError or IndexBrokenError. Callers of `save` and
-    `remove` hold the store's `write_lock`."""
+    """The manifests of an open store. Methods raise OSError or IndexBrokenError. Callers of `save`
+    and `remove` hold the store's `write_lock`."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
         self._counts = store.counts
 
     def save(self, manifest: Manifest) -> bool:
-        """Write `manifest` as its agent's next generation. Raises QuotaExceededError. False if
-        other processes have saved the agent first each time."""
+        """Write `manifest` as its agent's next generation. Return False if, at every try, another
+        process saved the agent first. Raises QuotaExceededError if the manifest does not fit."""
         return any(self._store.with_recovery(lambda: self._save(manifest)) for _ in range(_TRIES))
 
     def newest(self, key: bytes) -> Manifest | None:
-        """Return the newest sound manifest of an agent, or None."""
+        """Return an agent's newest intact manifest; None if there is none."""
         for _ in range(_TRIES):
             generations = self._store.with_recovery(lambda: self._generations(key))
             found = self._first_sound(key, generations)
@@ -78,7 +78,7 @@ class Agents:
         return None
 
     def remove(self, key: bytes) -> bool:
-        """Delete the agent's manifests; False if it has none."""
+        """Delete the agent's manifests; return False if it has none."""
         store = self._store
         with store.index.writing() as db:
             if not agent_rows.generations(db, key):
@@ -127,8 +127,8 @@ class Agents:
         return True
 
     def _next_generation(self, known: Sequence[int], key: bytes) -> int:
-        """Return one more than the newest generation, skipping files without a row. Raises OSError
-        if a foreign manifest has used the last number."""
+        """Return the number after the newest generation, skipping numbers whose file exists without
+        a row. Raises OSError if a foreign manifest has used the last number."""
         generation = 1 + max(known, default=0)
         while self._store.entries.exists(manifest_entry(key, generation)):
             generation += 1
@@ -139,8 +139,9 @@ class Agents:
     def _install(
         self, filed: FiledManifest, entry: Entry, data: bytes, reservation: int
     ) -> list[BlockHash] | None:
-        """Write, rename and add the row; return the agent's previous blocks, None if too late.
-        Under the folder's lock no process can take the name between the check and the rename."""
+        """Write the file, rename it and add the row; return the agent's previous blocks, or None if
+        another process saved this generation first. Holding the folder's lock, so no process can
+        take the name between the check and the rename."""
         store = self._store
         with store.folder.temporary() as path:
             store.folder.create(path, data, sync=store.durable)
@@ -159,10 +160,11 @@ class Agents:
         return before
 
     def _delete_superseded(self, filed: FiledManifest, before: Sequence[BlockHash]) -> None:
-        """Delete what the saved manifest replaces. A failure only delays that.
+        """Delete what the saved manifest replaces. A failure only delays the deletion.
 
-        Old generations go, with their turns' checkpoints, and partial blocks that it needed before
-        or that begin a new one. The rest of a history that it does not continue leaves sooner.
+        Deletes old generations with their turns' checkpoints, and partial blocks that the agent
+        needed before or that begin one of its new blocks. Other blocks of a history that the
+        manifest does not continue will be evicted sooner.
         """
         store, manifest = self._store, filed.manifest
         known = set(before)
@@ -195,9 +197,9 @@ class Agents:
     def _ends_of_old_turns(
         self, key: bytes, last: Sequence[BlockLink]
     ) -> dict[int, list[BlockHash]]:
-        """Return, by generation, the last blocks of turns and prompts to delete. Reads before the
-        index locks, and only if the newest turn, ending with `last`, has a checkpoint: else the
-        model takes none."""
+        """Return, by generation, the last blocks of turns and prompts whose checkpoints to delete.
+        Reads the files before the index is locked, and only if the newest turn, which ends with
+        `last`, has a checkpoint: otherwise the model does not use checkpoints."""
         with self._store.index.reading() as db:
             if not block_rows.find(db, [link.key(Part.CHECKPOINT) for link in last]):
                 return {}
@@ -208,9 +210,9 @@ class Agents:
         }
 
     def _ends_of_turn(self, key: bytes, generation: int, newer: int) -> list[BlockHash]:
-        """Return the last blocks at the end of a turn and of its prompt. Empty if its manifest is
-        unreadable, or if the `newer` one does not continue its prompt, as after a compaction: the
-        agent may return to it. Their checkpoints leave in time."""
+        """Return the last blocks of a turn and of its prompt. Empty if the turn's manifest is
+        unreadable, or if the `newer` manifest does not continue its prompt, as after a compaction:
+        the agent may return to that prompt, and eviction deletes its checkpoints eventually."""
         try:
             old, after = (
                 read_manifest(self._store.entries, key, one)[0].manifest
@@ -227,7 +229,8 @@ class Agents:
             return agent_rows.generations(db, key)
 
     def _first_sound(self, key: bytes, generations: Sequence[int]) -> FiledManifest | None:
-        """Return the first sound manifest. Quarantine damaged ones before it, drop missing ones."""
+        """Return the first intact manifest. Quarantine damaged manifests and drop missing ones
+        before it."""
         for generation in generations:
             try:
                 filed, file = read_manifest(self._store.entries, key, generation)
@@ -241,7 +244,7 @@ class Agents:
                 if generation != generations[0]:
                     with self._store.index.writing() as db:
                         if generation in agent_rows.generations(db, key)[:1]:
-                            agent_rows.add(db, filed, file)  # the chain is the agent's again
+                            agent_rows.add(db, filed, file)  # restore its chain as the agent's
                 return filed
         return None
 
@@ -252,8 +255,8 @@ class Agents:
 
 
 class Blocks:
-    """The block files of an open store. Raises OSError or IndexBrokenError. Callers of `put`,
-    `drop` and `sync` hold the store's `write_lock`."""
+    """The block files of an open store. Methods raise OSError or IndexBrokenError. Callers of
+    `put`, `drop` and `sync` hold the store's `write_lock`."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
@@ -290,11 +293,12 @@ class Blocks:
         return True
 
     def sync(self) -> list[Entry]:
-        """Make blocks written since the last call survive power loss; return the failed ones."""
+        """Make the blocks written since the last call survive power loss; return those that
+        failed."""
         return self._flusher.flush()
 
     def drop(self, entry: Entry) -> None:
-        """Delete a block, file and row."""
+        """Delete a block's file and row."""
         key = parse_block(entry.name)
         with self._store.index.writing() as db:
             self._store.entries.delete(entry)
@@ -302,7 +306,7 @@ class Blocks:
                 block_rows.drop(db, key)
 
     def forget_missing(self, key: BlockKey) -> None:
-        """Drop the row of a block without a file."""
+        """Drop the row of a block if its file is missing."""
         with self._store.index.reading() as db:
             if block_rows.file_bytes(db, key) is None:
                 return
@@ -311,7 +315,8 @@ class Blocks:
                 block_rows.drop(db, key)
 
     def _is_stored(self, key: BlockKey) -> bool:
-        """Return whether the block has a row and its file. Drop a row without its file."""
+        """Return whether the block has both a row and its file. Drop a row whose file is
+        missing."""
         with self._store.index.reading() as db:
             known = block_rows.file_bytes(db, key)
         if known is None:
@@ -323,7 +328,7 @@ class Blocks:
         return False
 
     def _write(self, block: StoredBlock, entry: Entry, reservation: int) -> None:
-        """Write temporary file, rename and row: all or nothing."""
+        """Write a temporary file, rename it and add the row: all or nothing."""
         store = self._store
         body = block.data()
         header = encode_header(block)
@@ -342,8 +347,8 @@ class Blocks:
 
 
 class Flusher:
-    """Block files not known to be durable. Not thread-safe: callers lock. Syncs the contents first,
-    then the folders that name them. A manifest follows both."""
+    """Block files that may not be durable yet. Not thread-safe: callers lock. Syncs the files'
+    contents first, then the folders that contain their names. The manifest is synced after both."""
 
     def __init__(self, entries: Entries, counts: Counts) -> None:
         self._entries = entries
@@ -351,11 +356,11 @@ class Flusher:
         self._waiting: dict[Entry, None] = {}
 
     def add(self, entry: Entry) -> None:
-        """Add a block just written."""
+        """Add a block that was just written."""
         self._waiting[entry] = None
 
     def flush(self) -> list[Entry]:
-        """Sync all waiting files; return the failed ones, which nothing may trust. Never retry:
+        """Sync all waiting files; return the failed ones, which must not be trusted. Never retries:
         after a failed sync the system may report success without having written."""
         waiting, self._waiting = list(self._waiting), {}
         failed = [entry for entry in waiting if not self._sync(entry)]
@@ -366,7 +371,7 @@ class Flusher:
         try:
             self._entries.sync(entry)
         except FileNotFoundError:
-            return True  # evicted meanwhile: nothing to trust
+            return True  # evicted meanwhile: nothing left to sync
         except DamagedError:
             return False
         except OSError as error:
@@ -386,7 +391,8 @@ class Flusher:
 
 
 def _is_reachable(db: sqlite3.Connection, link: BlockLink) -> bool:
-    """Return whether the index has the parent. Without it the block may evict nothing."""
+    """Return whether the index contains the block's parent. Without its parent a block may not
+    evict anything."""
     if link.parent == link.scope.root:
         return True
     return block_rows.file_bytes(db, BlockKey(link.parent, Part.FULL)) is not None
