@@ -1,9 +1,10 @@
 """MLX and mlx-lm behind the ports; the only folder that imports them.
 
-`kv_cache` has caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text` and
-`model` handle tokenizers and weights, and `backend` puts them together. Importing this package
-loads OpenBLAS and sets MLX's environment variables, which must precede `import mlx.core`. It keeps
-the limit of open files, which `import mlx_lm` would lower, and says what to type if MLX is missing.
+`kv_cache` contains caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text`
+and `model` handle tokenizers and weights, and `backend` puts them together. Importing this package
+loads OpenBLAS and sets MLX's environment variables, both of which must precede `import mlx.core`.
+It protects the limit on open files, which `import mlx_lm` would lower, and names the command to
+type if MLX is missing.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _LOADED: list[ctypes.CDLL] = []
 
 
 def load_openblas() -> BlasStatus:
-    """Load OpenBLAS on Linux for MLX's CPU backend, before MLX: the linker uses the first symbols.
-    MLX's wheels link the reference BLAS, whose fp32 matrix products are up to 20 times slower."""
+    """On Linux, load OpenBLAS for MLX's CPU backend. It must be loaded before MLX, because the
+    linker uses the first definition of a symbol. MLX's wheels link the reference BLAS, whose fp32
+    matrix products are up to 20 times slower."""
     if sys.platform != "linux":
         return "not needed"
     if "mlx.core" in sys.modules:
@@ -39,8 +41,9 @@ def load_openblas() -> BlasStatus:
 
 
 def blas_kernel() -> str:
-    """Return the loaded OpenBLAS' release and core type, as "OpenBLAS 0.3.21 Haswell", else "own".
-    They decide how its sums round. Its thread count does not: one thread makes each sum."""
+    """Return the release and core type of the loaded OpenBLAS, such as "OpenBLAS 0.3.21 Haswell";
+    "own" if it is not loaded. They determine how its sums round; its thread count does not matter,
+    because one thread computes each sum."""
     if not _LOADED:
         return "own"
     config, core = _LOADED[0].openblas_get_config, _LOADED[0].openblas_get_corename
@@ -50,9 +53,9 @@ def blas_kernel() -> str:
 
 
 def keep_file_limit() -> None:
-    """Let `mlx_lm.utils` only raise the soft limit of open files, as far as the hard one allows.
-    On import it sets the limits to 2,048 and 4,096 in any case. A process cannot raise its hard
-    limit again, and a server has a connection for each agent."""
+    """Let `mlx_lm.utils` only raise the soft limit on open files, as far as the hard limit allows.
+    On import it would set the limits to 2,048 and 4,096 whatever they were, a process cannot raise
+    its hard limit again, and a server has one connection per agent."""
     set_limits = resource.setrlimit
 
     def setrlimit(which: int, limits: tuple[int, int], /) -> None:
@@ -69,13 +72,13 @@ def keep_file_limit() -> None:
 
 
 DISTRIBUTION = "semantic-engine"
-"""The package's name in an index; Python imports it as `semantic`."""
+"""The package's name on package indexes; Python imports it as `semantic`."""
 
 _RECEIPTS = {
     "uv-receipt.toml": "uv tool install",
     "pipx_metadata.json": "pipx install --force",
 }
-"""Files that a tool's installer leaves in an environment, and its command to install again."""
+"""Files that each installer leaves in an environment, and the installer's command to reinstall."""
 
 
 def what_to_install() -> str:
@@ -103,10 +106,11 @@ def _installer() -> str:
 
 if sys.platform == "linux":
     # MLX's CUDA backend ends a CUDA graph when the arrays that its kernels read exceed this limit.
-    # Each layer reads the whole page pool: a graph per layer would cost more than the layer.
+    # Each layer reads the whole page pool, and one graph per layer would cost more than the layer.
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(1 << 30))
-    # MLX caches CUDA graphs by their topology and counts all misses of the process's life: beyond
-    # twice the cache's size every miss is an error, however rare misses are.
+    # MLX caches CUDA graphs by their topology and counts all misses since the process began. After
+    # twice as many misses as the cache has entries, every miss is an error, however rare misses
+    # are.
     os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
 
 BLAS_STATUS = load_openblas()

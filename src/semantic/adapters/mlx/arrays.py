@@ -1,7 +1,7 @@
 """MLX arrays: their bytes, read and written in place, and small arrays for kernels.
 
 Call these functions from the thread that runs MLX. Any thread may use the memoryviews they return.
-Knows neither layers nor blocks.
+Knows nothing about layers or blocks.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from semantic.domain.errors import BackendError
 Bytes = bytes | memoryview
 
 async_eval = cast(Callable[..., None], mx.async_eval)
-"""`mx.async_eval` with a type: start to evaluate arrays and return at once."""
+"""`mx.async_eval` with a type: starts evaluating arrays and returns at once."""
 
 
 def depends(array: mx.array, other: mx.array) -> mx.array:
-    """Return `array` so that its evaluation evaluates `other` too."""
+    """Return a copy of `array` whose evaluation also evaluates `other`."""
     return cast(list[mx.array], mx.depends([array], [other]))[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads `first` to `first + n` of an array, (rows, all heads, tokens, head_dim)."""
+    """The `n` heads from `first` on, in an array of shape (rows, all heads, tokens, head_dim)."""
 
     array: mx.array
     first: int
@@ -37,7 +37,7 @@ class Heads:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape the heads would have as an array of their own."""
+        """The shape that the heads would have as a separate array."""
         rows, _, *rest = self.array.shape
         return (rows, self.n, *rest)
 
@@ -51,31 +51,34 @@ class Heads:
 
 
 def plain(one: mx.array | Heads) -> mx.array:
-    """Return an array as it is, and heads as a view of their array."""
+    """Return an array unchanged, and `Heads` as a view of their array."""
     return one.view() if isinstance(one, Heads) else one
 
 
 def bytes_of(array: mx.array) -> memoryview:
-    """Return a writable view of all bytes of `array`. MLX does not write to the array in place
-    while the view or a slice of it exists. Raises BackendError if the array is not contiguous."""
+    """Return a writable view of all bytes of `array`. While the view or a slice of it exists, MLX
+    does not write to the array in place. Raises BackendError if the array is not contiguous."""
     if not array.size:
         return memoryview(bytearray())
     raw = (array.reshape(1) if array.ndim == 0 else array).view(mx.uint8)
     mx.eval(raw)
     view = _as_buffer(raw)
-    # MLX views a copy of an array that is not contiguous, and nothing may write to that copy.
+    # For an array that is not contiguous, MLX would return a view of a copy, and writing to the
+    # copy would change nothing.
     if not _is_contiguous(array) or _address(_as_buffer(array)) != _address(view):
         raise BackendError(f"an array of shape {array.shape} must be in one piece")
     return view.cast("B")
 
 
 def ordered_bytes_of(array: mx.array) -> memoryview:
-    """Return all bytes of `array` in order, for reading; of a copy if it is not contiguous."""
+    """Return all bytes of `array` in order, for reading only; if it is not contiguous, those of a
+    copy."""
     return bytes_of(array if _is_contiguous(array) else mx.contiguous(array))
 
 
 def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
-    """Return a new array with a copy of `data`. Raises ValueError if its length does not fit."""
+    """Return a new array with a copy of `data`. Raises ValueError if `data` has the wrong
+    length."""
     if len(data) != math.prod(shape) * dtype.size:
         raise ValueError(f"{len(data)} bytes for {dtype} of shape {tuple(shape)}")
     if not data:
@@ -86,23 +89,23 @@ def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
 
 
 def on_device(numbers: Sequence[int]) -> mx.array:
-    """Return (n,) int32 in device memory.
-    MLX keeps arrays of Python numbers in host memory, for which every thread group of a kernel
-    would wait. The cast from int64 changes the size, so the array gets a new buffer."""
+    """Return `numbers`, (n,), as int32 in device memory. MLX keeps arrays made from Python numbers
+    in host memory, on which every thread group of a kernel would wait. The cast from int64 changes
+    the size, so the array gets a new buffer."""
     return mx.array(list(numbers), dtype=mx.int64).astype(mx.int32)
 
 
 def on_device_async(numbers: Sequence[int]) -> mx.array:
-    """`on_device`, with its evaluation already started.
-    A decode step that uploads numbers has another CUDA graph than one that does not. MLX would
-    instantiate it anew, which takes as long as the step."""
+    """Like `on_device`, but start the evaluation. A decode step that uploads numbers has a
+    different CUDA graph from one that does not, which MLX would instantiate anew; that takes as
+    long as the step."""
     array = on_device(numbers)
     async_eval(array)
     return array
 
 
 def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    """Return tokens in the type of sampled ones: a GPU compiles a gather for each type."""
+    """Return tokens in the type of sampled tokens: a GPU compiles a gather kernel for each type."""
     return mx.array([list(one) for one in tokens], mx.uint32)
 
 
@@ -112,7 +115,7 @@ def _is_contiguous(array: mx.array) -> bool:
 
 
 def _as_buffer(array: mx.array) -> memoryview:
-    return memoryview(cast(bytes, array))  # MLX's type stubs lack the buffer protocol
+    return memoryview(cast(bytes, array))  # the buffer protocol is missing in MLX's type stubs
 
 
 def _address(view: memoryview) -> int:

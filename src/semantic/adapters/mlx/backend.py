@@ -1,6 +1,5 @@
 """MLXBackend: a `BatchBackend` over an mlx-lm model, with chunked prefill and continuous batching.
-Knows neither requests nor scheduling.
-"""
+Knows nothing about requests or scheduling."""
 
 from __future__ import annotations
 
@@ -51,8 +50,8 @@ from semantic.ports.generation import BodyTarget
 
 @dataclass(slots=True)
 class _Sequence(Prompt):
-    """A sequence's caches, its tokens, and whether it is in the batch.
-    `mask` constrains its answer to a grammar. A loading sequence has `staging`."""
+    """A sequence's caches, its tokens, and whether it is in the batch. `mask` constrains the
+    sequence's output to a grammar. `staging` is set while the sequence is loading."""
 
     capacity: int = 0
     decoding: bool = False
@@ -73,10 +72,11 @@ class MLXBackend:
         pads: Pads | None = None,
         agree: Agree | None = None,
     ) -> None:
-        """`form` has the model and makes the caches and their bytes.
+        """`form` contains the model, and makes caches and converts them to bytes.
 
-        Without `grammars` there is no constrained decoding. `pads` decides which batches decode
-        padded; None for none. `agree` serves a model with other shards.
+        Without `grammars`, constrained decoding is unavailable. `pads` decides which batches are
+        decoded with padding; None means no batch. `agree` is needed if the model has shards on
+        other ranks.
         """
         self.model = form.model
         self.model_id = model_id
@@ -88,18 +88,18 @@ class MLXBackend:
         """True if caches are in pages, which sequences may share."""
         self.returns_memory = not self.in_pages  # a pool of pages is one array
         self.ragged_layers = form.layers.ragged
-        """The layers that use our caches; the others use mlx-lm's own."""
+        """For each layer, whether it uses our cache instead of mlx-lm's own."""
         self.together = form.layers.together
         """True if several sequences form one batch; otherwise they run one after the other."""
         self._prefill = prefill_for(self.model, form.layers, self._spec.reusable_tokens)
         self.pads = pads
-        """Decides which batches decode padded; None if none does."""
+        """Decides which batches are decoded with padding; None means no batch."""
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, NewSequence] = {}
         self._joined: list[_Sequence] = []
         self.peak_bytes = 0
-        self._lost_batch = False  # by a failure outside of `decode`
+        self._lost_batch = False  # through a failure outside `decode`
         self._next_id = 0
         self._batch = self._new_batch()
         attention_hook.install(self.model)
@@ -111,13 +111,13 @@ class MLXBackend:
 
     @property
     def best_chunk(self) -> int:
-        """See `BatchBackend.best_chunk`. On a CPU 512 tokens measured twice as fast as 2,048,
-        because attention there materialises all scores of a chunk. mlx-lm uses 2,048 on GPUs."""
+        """See `BatchBackend.best_chunk`. On a CPU, 512 tokens measured twice as fast as 2,048,
+        because attention there materialises all scores of a chunk. On GPUs, 2,048 as in mlx-lm."""
         return 512 if on_cpu() else 2048
 
     @property
     def stream(self) -> mx.Stream:
-        """The stream of all computations; `mx.synchronize` it to wait for pending ones."""
+        """The stream of all computations; use `mx.synchronize` on it to wait for pending ones."""
         return self._batch.stream
 
     def cache_spec(self) -> ModelCacheSpec:
@@ -128,7 +128,7 @@ class MLXBackend:
             self._layers.set_aside(n_bytes)
 
     def abandon(self) -> None:
-        """Free everything but the model's weights. Nothing may use the backend afterwards."""
+        """Free everything except the model's weights. The backend must not be used afterwards."""
         self._sequences.clear()
         self._starting.clear()
         self._batch = self._new_batch()
@@ -214,7 +214,7 @@ class MLXBackend:
                 mask = self.grammars.mask(params.grammar, n_prompt)
             except (InvalidRequestError, UncheckedGrammarError) as error:
                 raise BackendError(str(error)) from error
-            processors.append(mask)  # the last one
+            processors.append(mask)  # last
         state.params, state.mask = params, mask
         logprobs = params.logprobs is not None
         self._starting[sequence] = NewSequence(
@@ -265,7 +265,8 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """As `export_block`, to memory of `room`. Copies no bodies that are already bytes."""
+        """Like `export_block`, but copy to memory of `room`, except bodies that are bytes
+        already."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)
@@ -300,14 +301,14 @@ class MLXBackend:
             raise CacheReconstructionError("this sequence has loaded nothing")
         with self._computing():
             if not length:
-                state.caches.clear()  # first: pages may be few
+                state.caches.clear()  # first, because there may be few pages
                 state.caches = self._layers.empty(state.capacity)
             elif length > staging.length or checkpoint is not None:
                 state.caches = self._codec.loaded(state.caches, staging, length, checkpoint)
         state.length = length
 
     def sequences(self) -> list[list[LayerCache]]:
-        """Return the caches of all open sequences, per layer, in order of opening."""
+        """Return each open sequence's caches, layer by layer, in order of opening."""
         return [state.caches for state in self._sequences.values()]
 
     # Inside
@@ -335,11 +336,11 @@ class MLXBackend:
         self.peak_bytes = max(0, mx.get_peak_memory() - before)
 
     def _finish_launched(self) -> None:
-        """Wait for the step in flight before anything but the next step takes pages.
+        """Wait for the step in flight, because anything but the next step may now use freed pages.
 
-        It writes a token for each of its rows, also to a page that a row freed meanwhile. MLX does
-        not know of that write: nothing else orders it before a copy outside MLX or, on Metal,
-        before another command buffer.
+        The step in flight writes a token for each of its rows, even to a page that the row has
+        freed meanwhile. MLX does not know of that write, so nothing else makes it precede a copy
+        outside MLX or, on Metal, another command buffer.
         """
         if self.in_pages:
             mx.synchronize(self._batch.stream)
@@ -351,7 +352,8 @@ class MLXBackend:
         return sequence
 
     def _advance(self) -> list[SampledToken]:
-        """Run one step of the batch. Sequences that joined only consume their last prompt token."""
+        """Run one step of the batch. For sequences that have just joined, it only consumes their
+        last prompt token."""
         sampled: list[SampledToken] = []
         for one in self._batch.step():
             sampled.append(self._read(one))
@@ -362,7 +364,8 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        """Return a sampled token, the cache's next, with its log-probabilities."""
+        """Return an emitted token, which the cache will contain next, with its
+        log-probabilities."""
         sequence, token, logprobs, finite = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)
@@ -387,8 +390,8 @@ class MLXBackend:
     def _leave(
         self, sequence: SequenceId, state: _Sequence, *, read: bool = False
     ) -> Emitted | None:
-        """Take a sequence out of the batch, if it is in it, and update its caches.
-        With `read`, wait for the token in flight and return it, if there is one."""
+        """Take a sequence out of the batch, if it is there, and update its caches. If `read`, wait
+        for the token in flight, if there is one, and return it."""
         self._starting.pop(sequence, None)
         state.decoding = False
         if sequence not in self._batch:
@@ -404,13 +407,14 @@ class MLXBackend:
         return in_flight
 
     def _drop_batch(self) -> None:
-        """Drop the batch's sequences only: a failed step leaves them in an unknown state."""
+        """Drop only the sequences in the batch: a failed step leaves them in an unknown state."""
         self._batch = self._new_batch()
         self._joined.clear()
         self._starting.clear()
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
-        """Return a sequence that neither decodes nor loads. Raises BackendError for others."""
+        """Return the state of a sequence. Raises BackendError if the sequence is decoding or
+        loading."""
         state = self._sequences[sequence]
         if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")

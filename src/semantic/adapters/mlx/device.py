@@ -1,7 +1,7 @@
-"""MLX's default device (its kind, name and memory) and memory as the system counts it.
+"""MLX's default device (its kind, name and memory), and memory as the system counts it.
 
-The system counts the machine's memory, that of the process's control groups, and that of the
-process and its children. Knows Linux and macOS, but no model: weights show only as used bytes.
+The system counts the memory of the machine, of the process's control groups, and of the process and
+its children. Supports Linux and macOS. Knows nothing about models: weights are just used bytes.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import mlx.core as mx
 
 _PROC = Path("/proc")
 _COUNTED = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+) kB$", re.MULTILINE)
-"""Lines of a process's status that count resident memory without files."""
+"""The lines in a process's status that count resident memory, leaving out pages of files."""
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 
-# rusage_info_v2 and the place of ri_phys_footprint in it, from macOS' <libproc.h> and
+# rusage_info_v2 and the offset of ri_phys_footprint in it, from macOS' <libproc.h> and
 # <sys/resource.h>.
 _RUSAGE, _RUSAGE_BYTES, _FOOTPRINT_AT = 2, 512, 72
 
-# Levels of macOS' kern.memorystatus_vm_pressure_level above 1, which is normal.
+# Levels of macOS' kern.memorystatus_vm_pressure_level above level 1, which is normal.
 _WARNING, _CRITICAL = 2, 4
 _WARNED_PART = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Files of a control group's memory in one cgroup version: its limit, its use, and in `stat`
-    the names of what the system may drop at any time."""
+    """The memory files of a control group in one cgroup version: its limit, its use, and the names
+    in `stat` of memory that the system may drop at any time."""
 
     root: Path
     limit: str
@@ -56,14 +56,16 @@ _V1 = _Files(
 
 
 def physical_memory() -> int:
-    """Return the bytes of memory this process may use: the machine's, or its container's limit."""
+    """Return how many bytes of memory this process may use: the machine's, or its container's
+    limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([total, *(limit for _, _, limit in _limited_groups())])
 
 
 def own_memory() -> int:
-    """Return the bytes of memory of the process and its children: on Linux resident memory without
-    files, on macOS the process's own physical footprint. Raises OSError if the system hides it."""
+    """Return the bytes of memory that the process uses: on Linux the resident memory of the process
+    and its children, without pages of files; on macOS the physical footprint of the process alone.
+    Raises OSError if the system does not tell."""
     if sys.platform == "darwin":
         return _footprint()
     return sum(map(anonymous_bytes, ("self", *_children())))
@@ -72,8 +74,9 @@ def own_memory() -> int:
 def spare_memory() -> int | None:
     """Return the bytes still available to the process; None if the system does not report them.
 
-    On Linux the smallest of the available memory and the room below each control group's limit;
-    memory that the system can drop counts as free. On macOS None unless it warns of pressure.
+    On Linux, the minimum of the available memory and of the room below each control group's limit,
+    where memory that the system can drop counts as free. On macOS, None unless the system warns of
+    memory pressure.
     """
     if sys.platform == "darwin":
         return spare_under_pressure(_pressure_level())
@@ -86,8 +89,9 @@ def spare_memory() -> int | None:
 
 
 def spare_under_pressure(level: int) -> int | None:
-    """Return the bytes available at a level of macOS' memory pressure: None (no bound) if normal, a
-    sixteenth of the memory at a warning, which costs only caches, and 0 if critical."""
+    """Return the bytes available at a level of macOS' memory pressure: None (no bound) if it is
+    normal, a sixteenth of the memory after a warning, where only caches are at stake, and 0 if
+    critical."""
     if level >= _CRITICAL:
         return 0
     return physical_memory() // _WARNED_PART if level >= _WARNING else None
@@ -103,7 +107,7 @@ def _pressure_level() -> int:
 
 
 def _limited_groups() -> Iterator[tuple[_Files, Path, int]]:
-    """Yield the control groups with a limit that contain the process, up to the root."""
+    """Yield each control group, up to the root, that contains the process and has a limit."""
     for files in (_V1, _V2):
         folder = files.root / _group(files).lstrip("/")
         for one in (folder, *folder.parents):
@@ -125,7 +129,7 @@ def _group(files: _Files) -> str:
 
 
 def _held(files: _Files, group: Path) -> int:
-    """Return the bytes of a group that the system cannot drop."""
+    """Return the bytes of a group's memory that the system cannot drop."""
     droppable = 0
     with contextlib.suppress(OSError):
         for line in (group / "memory.stat").read_text(encoding="ascii").splitlines():
@@ -136,14 +140,15 @@ def _held(files: _Files, group: Path) -> int:
 
 def _children() -> list[str]:
     found: list[str] = []
-    with contextlib.suppress(OSError):  # a thread that has ended, or a kernel that has no such file
+    with contextlib.suppress(OSError):  # a thread has ended, or the kernel lacks the file
         for thread in (_PROC / "self" / "task").iterdir():
             found += (thread / "children").read_text(encoding="ascii").split()
     return found
 
 
 def anonymous_bytes(process: str) -> int:
-    """Return the resident bytes of a process on Linux without files; 0 if it has ended."""
+    """Return the resident bytes of a process on Linux, without pages of files; 0 if it has
+    ended."""
     try:
         status = (_PROC / process / "status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -152,7 +157,7 @@ def anonymous_bytes(process: str) -> int:
 
 
 def _footprint() -> int:
-    """Return the physical footprint on macOS, by which the system judges the process's memory."""
+    """Return the physical footprint on macOS, which the system uses to judge a process's memory."""
     usage = ctypes.create_string_buffer(_RUSAGE_BYTES)
     failed = ctypes.CDLL(None, use_errno=True).proc_pid_rusage(os.getpid(), _RUSAGE, usage)
     if failed:
@@ -172,8 +177,8 @@ DeviceKind = Literal["CPU", "Metal", "CUDA"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """MLX's default device: `memory_bytes` is its memory, `used_bytes` what MLX allocated.
-    `free_bytes` is what the process may have in all: free memory and its own, or on Metal the
+    """MLX's default device. `memory_bytes` is its memory, `used_bytes` is what MLX has allocated.
+    `free_bytes` is what the process can have in total: free memory plus its own, or on Metal the
     recommended maximum."""
 
     kind: DeviceKind
@@ -182,11 +187,12 @@ class Device:
     used_bytes: int
     free_bytes: int
     architecture: str = ""
-    """MLX's name of the generation, such as "applegpu_g16s", by which it chooses kernels."""
+    """MLX's name for the GPU generation, such as "applegpu_g16s", which determines the choice of
+    kernels."""
 
     @property
     def chip(self) -> str:
-        """Name and generation. Chips that differ in either may round differently."""
+        """Name and generation. Chips that differ in either of them may round differently."""
         return f"{self.name} {self.architecture}".strip()
 
 
@@ -201,7 +207,7 @@ def on_cuda() -> bool:
 
 
 def read_device() -> Device:
-    """Return the current state of the default device."""
+    """Return the default device in its current state."""
     info = mx.device_info(mx.default_device())
     if on_cpu():
         kind: DeviceKind = "CPU"
@@ -226,16 +232,16 @@ def read_device() -> Device:
 
 
 def memory_in_use() -> int:
-    """Return the bytes of memory the system counts for the process; with CUDA, MLX's on the device.
-    Pages of files do not count: the system may drop them at any time."""
+    """Return how many bytes of memory the process uses; with CUDA, how many MLX uses on the device.
+    Pages of files do not count, because the system may drop them at any time."""
     if not on_cuda():
         return own_memory()
     return mx.get_active_memory() + mx.get_cache_memory()
 
 
 def memory_to_spare() -> int | None:
-    """Return the bytes the system (with CUDA the device) can still give, negative if it wants some
-    back; None if unknown."""
+    """Return how many more bytes the system (with CUDA, the device) can provide, negative if memory
+    has to be given back; None if unknown."""
     if mx.cuda.is_available() and not on_cpu():
         free = mx.device_info(mx.default_device()).get("free_memory")
         return None if free is None else int(free)
@@ -243,19 +249,19 @@ def memory_to_spare() -> int | None:
 
 
 def memory_kept() -> int:
-    """Return the bytes of freed arrays' buffers that MLX keeps for new ones."""
+    """Return the bytes of buffers that MLX keeps, after their arrays were freed, for new arrays."""
     return mx.get_cache_memory()
 
 
 def give_memory_back() -> None:
-    """Return to the system freed memory that the process keeps only for reuse."""
+    """Give freed memory that the process keeps only for reuse back to the system."""
     mx.clear_cache()
     if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # another C library than glibc
+        with contextlib.suppress(AttributeError):  # the C library is not glibc
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def free_memory() -> None:
-    """Free arrays in cycles of objects, and return their memory to the system."""
+    """Free arrays in reference cycles, and give their memory back to the system."""
     gc.collect()
     give_memory_back()

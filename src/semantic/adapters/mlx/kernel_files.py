@@ -1,8 +1,8 @@
-"""The folder where MLX's CPU backend compiles fused operations and loads earlier ones.
+"""The folder where MLX's CPU backend compiles fused operations and from which it loads them later.
 
-It is `mlx/VERSION/cpu` in the system's temporary folder, and its files have operations' names:
-other users who may write there choose what code runs. Only the environment's TMPDIR moves it. MLX's
-CUDA backend keeps kernels next to it. Imports no MLX.
+It is `mlx/VERSION/cpu` in the system's temporary folder, and its files are named after operations,
+so other users who may write there decide which code runs. Only the variable TMPDIR moves it. MLX's
+CUDA backend keeps kernels next to it. Does not import MLX.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from semantic.domain.errors import BackendError
 _BELOW: Final = ("mlx", version("mlx"), "cpu")
 _CUDA: Final = "MLX_PTX_CACHE_DIR"
 _VARIABLES: Final = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
-"""The variables that C++'s standard library reads, in this order."""
+"""The variables that C++'s standard library reads, in order of precedence."""
 _MEND: Final = "set TMPDIR to a folder of yours where programs may be"
 _ROOM: Final = 64 << 20
-"""Bytes; a compiler writes less for one library."""
+"""Bytes of free space required; a compiler writes less for one library."""
 _LOADED: Final = Path("/proc/self/maps")
 
 
 class KernelFolder:
-    """A folder of this process alone, with what earlier processes compiled and could load."""
+    """A folder of this process alone, with the files that earlier processes compiled and could
+    load."""
 
     def __init__(self, root: Path) -> None:
-        """Raise OSError unless `root` is private and may hold programs."""
+        """Raise OSError unless `root` is private, has room, and may hold programs."""
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_own(root)
         found = os.statvfs(root)
@@ -47,7 +48,7 @@ class KernelFolder:
             raise OSError(errno.EACCES, "it may hold no programs")
         if found.f_bavail * found.f_frsize < _ROOM:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with _locked(root):  # else a process that begins meanwhile removes the new folder
+        with _locked(root):  # keeps a starting process from removing the new folder
             _remove_ended(root)
             self.path = Path(tempfile.mkdtemp(prefix="run-", dir=root))
             self._lock = os.open(self.path, os.O_RDONLY)
@@ -60,8 +61,8 @@ class KernelFolder:
             os.link(file, self._files / file.name)
 
     def keep(self) -> None:
-        """Keep the files that this process could load, for later ones."""
-        with suppress(OSError):  # else later processes compile them again
+        """Keep the files that this process was able to load, for later processes."""
+        with suppress(OSError):  # on failure, later processes compile them again
             loaded = _LOADED.read_text()
             for file in self._files.glob("*.so"):
                 if f"{file}\n" in loaded and not (self._kept / file.name).exists():
@@ -84,7 +85,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _remove_ended(root: Path) -> None:
     for folder in root.glob("run-*"):
-        with suppress(OSError):  # it is in use, or gone
+        with suppress(OSError):  # the folder is in use, or gone
             held = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,8 +106,8 @@ _own: list[KernelFolder] = []
 
 
 def own() -> Path:
-    """Let this process compile in a `KernelFolder`; other temporary files stay where they are.
-    Raises BackendError if no folder is fit."""
+    """Make this process compile in a `KernelFolder`; other temporary files stay where they are.
+    Raises BackendError if no folder is suitable."""
     if _own:
         return _own[0].path
     problems: list[str] = []
@@ -121,21 +122,21 @@ def own() -> Path:
             continue
         os.environ["TMPDIR"] = str(_own[0].path)
         os.environ.setdefault(_CUDA, str(root / f"cuda-{_BELOW[1]}"))
-        os.environ.setdefault("PATH", os.defpath)  # by which a compiler finds its own parts
+        os.environ.setdefault("PATH", os.defpath)  # a compiler needs it to find its own parts
         atexit.register(_own[0].end)
         return _own[0].path
     raise BackendError(f"cannot compile kernels: {'; '.join(problems)}; {_MEND}")
 
 
 def keep() -> None:
-    """Keep what this process compiled for later ones, if the folder is our own."""
+    """Keep what this process has compiled for later processes, if it uses a `KernelFolder`."""
     for folder in _own:
         folder.keep()
 
 
 def require_own() -> Path:
-    """Return where MLX compiles in this process, a folder that is not ours to change.
-    Raises BackendError if others may write there."""
+    """Return the folder in which MLX compiles in this process, for programs that must not move it.
+    Raises BackendError if other users may write there."""
     given = (os.environ[name] for name in _VARIABLES if name in os.environ)
     folder = Path(next(given, Path("/", "tmp")))
     for name in _BELOW:

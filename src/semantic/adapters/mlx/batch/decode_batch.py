@@ -1,9 +1,10 @@
-"""Continuous batching: the contract of a decode batch, and the batch for our own caches.
+"""Continuous batching: the protocol of a decode batch, and the batch for our own caches.
 
-Sequences join and leave between steps without a drain. The last prompt token of a joining sequence
-becomes one more row of the next step, and a leaving sequence takes its caches along. Except for a
-first token, the batch launches the next step before it reads the last one's tokens. Knows caches
-that can merge, and samplers, but neither blocks nor requests.
+Sequences join and leave between steps without waiting for the batch to finish. The last prompt
+token of a joining sequence becomes one more row of the next step, and a leaving sequence takes its
+caches along. The batch launches the next step before it reads the tokens of the current step,
+except for a sequence's first token. Knows caches that can merge, and samplers; knows nothing about
+blocks or requests.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class _Group(NamedTuple):
 class BatchRows:
     """The caches of a batch's rows, in order of joining, and the model's step over them.
 
-    Rows compute together except where their states differ in shape. A row without the state it will
-    have runs apart for a step: to some models no state is not the same as zeros.
+    All rows compute together, except rows whose states differ in shape. A row that does not have a
+    state yet is computed separately for one step, because some models treat no state differently
+    from zeros.
     """
 
     def __init__(self, model: Module) -> None:
@@ -54,16 +56,18 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches of rows that compute together, layer by layer; the caller may replace them."""
+        """The caches of the first rows that compute together, layer by layer. The caller may
+        replace them."""
         return self._groups[0].layers if self._groups else []
 
     @property
     def states(self) -> list[mx.array]:
-        """Arrays of states to evaluate with a step, whose logits do not depend on all of them."""
+        """Arrays of states to evaluate together with a step, because its logits may not depend on
+        them."""
         return states(self.layers)
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
-        """Add sequences behind all others, in order."""
+        """Add sequences after all others, in order."""
         for _, run in itertools.groupby(sequences, state_shapes):
             members = list(run)
             layers = [merge(layer) for layer in zip(*members, strict=True)]
@@ -88,7 +92,7 @@ class BatchRows:
         return cast(list[LayerCache], caches)
 
     def logits(self, inputs: mx.array) -> mx.array:
-        """Return the logits after one more token of each row, (rows, vocab)."""
+        """Return the logits, (rows, vocab), after appending one token of `inputs` to each row."""
         if len(self._groups) == 1:
             return self._group_logits(inputs, self._groups[0].layers)
         found: list[mx.array] = []
@@ -113,7 +117,7 @@ class BatchRows:
         self._groups = joined
 
     def _group_logits(self, inputs: mx.array, layers: Sequence[BatchLayer]) -> mx.array:
-        """Return the logits of rows that compute together, without those of padding rows."""
+        """Return the logits of rows that compute together, leaving out padding rows."""
         n = inputs.shape[0]
         n_rows = max(layer.n_rows for layer in layers)
         for layer in layers:
@@ -125,7 +129,8 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""A function from each rank's sampled tokens, (rows,), to those of all; a part of the graph."""
+"""Takes the tokens that each rank sampled, (rows,), and returns the same tokens on all ranks,
+within MLX's graph."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""
@@ -133,8 +138,8 @@ _CLEAR_EVERY = 512
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence to join: its caches, which hold `history`, and its next input token.
-    `logprobs` is true if the request wants log-probabilities."""
+    """A sequence to join: its caches, which contain `history`, and its next input token. `logprobs`
+    is True if the request wants log-probabilities."""
 
     sequence: SequenceId
     caches: list[LayerCache]
@@ -146,10 +151,11 @@ class NewSequence:
 
 
 class Emitted(NamedTuple):
-    """A sequence's sampled token and the log-probabilities (vocab,).
+    """A sequence's sampled token and the log-probabilities, (vocab,).
 
-    The cache that `DecodeBatch.leave` returns contains the token from now on. If the model's
-    logits, before processors, had a NaN or were infinite, the token is arbitrary and not `finite`.
+    From now on, the cache that `DecodeBatch.leave` returns contains the token. If the model's
+    logits, before processors, contained NaN or infinity, the token is arbitrary and `finite` is
+    False.
     """
 
     sequence: SequenceId
@@ -167,7 +173,7 @@ class DecodeBatch(Protocol):
 
     @property
     def max_joins_per_step(self) -> int | None:
-        """Maximum joins per step; None for no limit."""
+        """The most sequences that may join per step; None for no limit."""
 
     def __contains__(self, sequence: object) -> bool: ...
 
@@ -177,27 +183,28 @@ class DecodeBatch(Protocol):
         """Add sequences to the next step."""
 
     def settle(self) -> None:
-        """Put tokens emitted before their step into the caches, as `leave` does.
-        If this fails, nothing may use the batch any more."""
+        """Put tokens that were emitted before their step ran into the caches, as `leave` does. If
+        this fails, the batch must not be used any more."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
-        """Return the sampled token that is neither emitted nor, after `settle`, in the caches.
-        None if there is none, or if it is finite but unknown."""
+        """Return the sampled token that is not yet emitted and that `settle` does not put into the
+        caches. None if there is no such token, or if the token is unknown but finite."""
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
-        """Take a sequence out; its caches hold all emitted tokens."""
+        """Take a sequence out of the batch; its caches contain all emitted tokens."""
 
     def step(self) -> list[Emitted]:
-        """Launch a step, read the one before it, or both. Returns the tokens that it read."""
+        """Launch a step, read the tokens of the previous step, or both. Returns the tokens that it
+        read."""
 
 
 class _Next(Enum):
     """A row's next input."""
 
     PROMPT = auto()
-    """The row's last prompt token; it has no token to emit."""
+    """The last prompt token; the row has no token to emit."""
     FIRST = auto()
-    """The row's first token."""
+    """The first sampled token."""
     LATER = auto()
 
 
@@ -214,8 +221,9 @@ class _Row:
 class ContinuousBatch:
     """A `DecodeBatch` for our own caches, which join and leave without copies.
 
-    It emits a first token before it launches the step after it. Next to older rows it does so only
-    if `launch_blocks`: it then launches the next step after it has read their tokens.
+    It emits a sequence's first token before it launches the step after it. If there are older rows
+    too, it does so only if `launch_blocks`; their next tokens are then also read before that
+    launch.
     """
 
     max_joins_per_step = None
@@ -223,23 +231,23 @@ class ContinuousBatch:
     def __init__(
         self, model: Module, *, launch_blocks: bool | None = None, agree: Agree | None = None
     ) -> None:
-        """`launch_blocks`: launching a step takes until the last one has nearly finished, as on a
-        CPU, where MLX queues few operations ahead. None: as on the default device. `agree` gives
-        all ranks of a model the tokens of one."""
+        """`launch_blocks` says that launching a step takes until the previous step has nearly
+        finished, as on a CPU, where MLX queues few operations ahead; None means whatever is true of
+        the default device. `agree` makes all ranks of a model use the tokens of one rank."""
         self._launch_blocks = on_cpu() if launch_blocks is None else launch_blocks
         self._agree = agree
         self._rows: list[_Row] = []
         self._caches = BatchRows(model)
         self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
-        self._emitted = False  # the sampled ones of `_tokens`
-        self._changed = False  # rows, since the last step
-        self._logprobs: list[mx.array | None] = []  # of `_tokens`
-        self._normalizers = mx.zeros((0, 1))  # of `_tokens`; see `_advance`
+        self._emitted = False  # whether the sampled tokens in `_tokens` are
+        self._changed = False  # whether rows changed since the last step
+        self._logprobs: list[mx.array | None] = []  # for `_tokens`
+        self._normalizers = mx.zeros((0, 1))  # for `_tokens`; see `_advance`
         self._steps = 0
 
     @property
     def stream(self) -> mx.Stream:
-        """See `DecodeBatch.stream`. It is mlx-lm's, one for each thread."""
+        """See `DecodeBatch.stream`. It is mlx-lm's stream, one per thread."""
         return cast(mx.Stream, generation_stream)
 
     def __contains__(self, sequence: object) -> bool:
@@ -289,7 +297,7 @@ class ContinuousBatch:
         self._logprobs = [self._logprobs[i] for i in keep]
         if not keep:
             self._tokens = None
-        elif self._tokens is not None:  # slices: a GPU would compile a gather
+        elif self._tokens is not None:  # slices, because a GPU would have to compile a gather
             self._tokens = mx.concatenate([self._tokens[:at], self._tokens[at + 1 :]])
             left = [self._normalizers[:at], self._normalizers[at + 1 :]]
             self._normalizers = mx.concatenate(left)
@@ -311,18 +319,18 @@ class ContinuousBatch:
         return next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
 
     def _reads_first(self) -> bool:
-        """Return whether to read the next step's inputs before its launch."""
+        """Return whether to read the inputs of the next step before launching that step."""
         after = {row.next for row in self._rows}
         return _Next.FIRST in after and (self._launch_blocks or _Next.LATER not in after)
 
     def _sampled(self) -> list[_Row | None]:
-        """Return the rows, with None for those whose next input is a prompt token."""
+        """Return the rows, but None for each row whose next input is a prompt token."""
         return [None if row.next is _Next.PROMPT else row for row in self._rows]
 
     def _launch(self, inputs: mx.array) -> None:
         if self._changed:
             self._changed = False
-            # Separately, so that the step stays the same CUDA graph.
+            # Evaluate these separately, so that the CUDA graph of the step does not change.
             async_eval(inputs, self._normalizers)
         contexts = self._advance(inputs)
         contexts.append(self._normalizers)
@@ -350,11 +358,11 @@ class ContinuousBatch:
         ]
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:
-        """Build the next step from `inputs` and return further arrays to evaluate with it.
+        """Build the next step from `inputs`; return additional arrays to evaluate with the step.
 
-        Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same. The log-sum-exp
-        of the model's own logits is finite unless they have a NaN or are infinite; a mask's minus
-        infinity does not count.
+        Runs mlx-lm's operations in mlx-lm's order, so that the tokens are the same. Takes the
+        log-sum-exp of the model's own logits to tell whether they are finite, because a mask may
+        add minus infinity legitimately.
         """
         logits = self._caches.logits(inputs)
         normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)

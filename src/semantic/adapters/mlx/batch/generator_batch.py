@@ -1,7 +1,8 @@
 """Decode batches for models that need mlx-lm's own caches: its BatchGenerator, or one by one.
 
-The generator pads its rows; this module uses only its public interface. A model that mlx-lm can
-compute only alone takes a forward pass per sequence in each step, so that no stream waits.
+The generator pads its rows; this module uses only its public interface. If mlx-lm can compute a
+model only one sequence at a time, each step has a forward pass for each sequence, so that no stream
+waits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from semantic.domain.value_objects import SequenceId
 
 
 class OneByOne(ContinuousBatch):
-    """A `DecodeBatch` for any caches."""
+    """A `DecodeBatch` for caches of any kind, which computes each sequence alone."""
 
     def __init__(self, model: Module, agree: Agree | None = None) -> None:
         super().__init__(model, agree=agree)
@@ -37,7 +38,7 @@ class OneByOne(ContinuousBatch):
 
 
 class _RowsApart(BatchRows):
-    """Rows that never compute together."""
+    """Rows that are always computed one by one."""
 
     def __init__(self, model: Module) -> None:
         super().__init__(model)
@@ -60,39 +61,39 @@ class _RowsApart(BatchRows):
 
 
 _UNLIMITED = 1 << 30
-"""The BatchGenerator's limit of sequences and tokens: the engine limits both."""
+"""The BatchGenerator's limit on sequences and tokens: unlimited, because the engine limits both."""
 
 
 class _Watch:
-    """A sequence's sampler and processors, and whether the logits of each token were finite.
-    It evaluates that flag with the token, so that reading it later waits for nothing."""
+    """A sequence's sampler and processors, and whether the logits for each token were finite. That
+    flag is evaluated together with the token, so that reading it later does not wait."""
 
     def __init__(self, sampler: Sampler, processors: Sequence[LogitsProcessor]) -> None:
         self._sampler = sampler
         self.processors = [self._see, *processors] if processors else []
         self._raw: mx.array | None = None
-        self._drawn: deque[mx.array] = deque()  # of tokens not yet read
+        self._drawn: deque[mx.array] = deque()  # for tokens not read yet
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Sample a token id (1,) from log-probabilities (1, vocab)."""
-        # If one is not finite, all are NaN except those at minus infinity.
+        """Sample a token id, (1,), from log-probabilities, (1, vocab)."""
+        # If a logit is not finite, all log-probabilities are NaN except those at minus infinity.
         seen, self._raw = self._raw, None
         seen = mx.max(logprobs) if seen is None else seen
         self._drawn.append(seen)
         return depends(self._sampler(logprobs), seen)
 
     def next_is_finite(self) -> bool:
-        """Return whether the token read next comes from finite logits."""
+        """Return whether the logits for the next token to read are finite."""
         return math.isfinite(cast(float, self._drawn[0].item())) if self._drawn else True
 
     def read(self) -> bool:
-        """Return `next_is_finite` of the token read now."""
+        """Return `next_is_finite` and move on to the token after it."""
         finite = self.next_is_finite()
         self._drawn.popleft()
         return finite
 
     def _see(self, _tokens: mx.array, logits: mx.array) -> mx.array:
-        """See the logits as the first processor: a mask may hide values that are not finite."""
+        """Runs as the first processor, because later a mask may hide logits that are not finite."""
         self._raw = mx.logsumexp(logits)
         return logits
 
@@ -101,7 +102,8 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """When an empty sequence joins with others, mlx-lm's caches give it a zero state, not none."""
+    """If an empty sequence joined together with others, mlx-lm's caches would give it a zero state
+    instead of no state."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(
@@ -139,7 +141,8 @@ class GeneratorBatch:
             self._sequences[uid] = one.sequence
 
     def settle(self) -> None:
-        """See `DecodeBatch.settle`. The generator launches a step before it reads the last one."""
+        """See `DecodeBatch.settle`. Nothing to do: the generator launches a step before it reads
+        the previous step's tokens."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         """See `DecodeBatch.in_flight`. The generator does not reveal this token."""

@@ -1,10 +1,10 @@
 """Decode batch that pads its rows once they are stable, for GPUs where caches have no pages.
 
-Joins and leaves work on sequences in caches of their own. After a few steps without any, the batch
-copies the rows into one array of mlx-lm's batch cache, layer by layer: one layer exists twice
-meanwhile, none afterwards. A padded batch takes its rows' capacity and the padding, so capacities
-must not differ much. Also chooses a model's decode batch. Knows devices and forms of caches, but
-not which requests decode.
+Sequences join and leave in caches of their own. After a few steps without joins or leaves, the
+batch copies the rows into one array of mlx-lm's batch cache, layer by layer: meanwhile one layer
+exists twice, afterwards none. A padded batch needs its rows' capacity plus the padding, so the
+capacities must not differ much. This module also chooses a model's decode batch. Knows devices and
+forms of caches; does not know which requests decode.
 """
 
 from __future__ import annotations
@@ -44,17 +44,19 @@ from semantic.domain.value_objects import (
 from semantic.ports.generation import at_once
 
 Pads = Callable[[Sequence[int]], bool]
-"""Decides whether sequences of these capacities (tokens each) decode padded."""
+"""Decides whether sequences of these capacities (tokens each) are decoded with padding."""
 
 STABLE_STEPS = 4
-"""Steps without a join or leave before the batch copies rows: joins and leaves are bursty."""
+"""Steps without a join or leave before the batch copies rows, because joins and leaves are
+bursty."""
 
 
 class PaddedLayer(BatchKVCache):
-    """One layer of a padded batch, as a model calls it; holds the tokens of `rows` meanwhile."""
+    """One layer of a padded batch, as a model calls it. Holds the tokens of `rows` while it
+    exists."""
 
     def __init__(self, rows: Sequence[FullCache]) -> None:
-        """Copy all rows and replace their buffers with `LentBuffer`s."""
+        """Copy all rows, and replace their buffers with `LentBuffer`s."""
         lengths = [row.offset for row in rows]
         longest = max(lengths)
         capacity = max(row.buffer.capacity for row in rows)
@@ -69,7 +71,8 @@ class PaddedLayer(BatchKVCache):
             row.buffer = LentBuffer(row.buffer)
 
     def given_back(self) -> RaggedBatch[FullCache]:
-        """Copy all rows back to their own buffers, with the capacity reserved meanwhile."""
+        """Copy all rows back to buffers of their own, which include capacity reserved in the
+        meantime."""
         keys, values, _, _, stop = cast(
             tuple[mx.array, mx.array, mx.array, mx.array, int], self.state
         )
@@ -85,13 +88,13 @@ class PaddedLayer(BatchKVCache):
 
     @property
     def n_rows(self) -> int:
-        """Rows of a step; none pads."""
+        """Rows of a step. None of them is a padding row."""
         return len(self._rows)
 
 
 class PaddedBatch(ContinuousBatch):
-    """A `DecodeBatch` for sequences whose caches are all `FullCache`s.
-    While ragged, it calls `pads` before each step that follows `stable_steps` undisturbed steps."""
+    """A `DecodeBatch` for sequences whose caches are all `FullCache`s. While ragged, it calls
+    `pads` before each step that follows at least `stable_steps` steps without joins or leaves."""
 
     def __init__(self, model: Module, pads: Pads, stable_steps: int = STABLE_STEPS) -> None:
         super().__init__(model)
@@ -123,7 +126,7 @@ class PaddedBatch(ContinuousBatch):
 
     @property
     def padded(self) -> bool:
-        """True if the next step computes padded rows."""
+        """True if the next step is computed with padded rows."""
         return any(isinstance(layer, PaddedLayer) for layer in self._layers)
 
     @property
@@ -131,7 +134,7 @@ class PaddedBatch(ContinuousBatch):
         layers: object = self._caches.layers
         return cast("list[RaggedBatch[FullCache] | PaddedLayer]", layers)
 
-    # Layer by layer: at most one exists twice, and after an error each layer is valid by itself.
+    # Work layer by layer: at most one layer exists twice, and an error leaves every layer valid.
 
     def _pad(self) -> None:
         layers = self._layers
@@ -147,13 +150,15 @@ class PaddedBatch(ContinuousBatch):
                 layers[number] = layer.given_back()
 
     def _capacities(self) -> list[int]:
-        """Return each sequence's capacity in tokens, equal in all layers, while not padded."""
+        """Return each sequence's capacity in tokens, which is the same in all layers; empty if
+        padded."""
         first = next((layer for layer in self._layers if isinstance(layer, RaggedBatch)), None)
         return [row.buffer.capacity for row in first.rows] if first else []
 
 
 def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:
-    """Return (batch, kv_heads, capacity, head_dim): each row's first tokens, padded on the left."""
+    """Return (batch, kv_heads, capacity, head_dim): the first tokens of each row, padded on the
+    left."""
     _, heads, _, dim = rows[0].shape
     padded = mx.zeros((len(rows), heads, capacity, dim), rows[0].dtype)
     stop = max(lengths)
@@ -164,8 +169,8 @@ def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> 
 
 
 _MAX_PADDING_RATIO = 1.5
-"""Most memory of a padded batch, as a multiple of its sequences' capacity: a pool's budget counts
-capacity without padding, and attention computes the padding too."""
+"""The most memory for a padded batch, as a multiple of its sequences' capacity. Limited because a
+pool's budget counts capacity without padding, and attention computes the padding too."""
 
 
 def even(capacities: Sequence[int]) -> bool:
@@ -175,18 +180,20 @@ def even(capacities: Sequence[int]) -> bool:
 
 
 PadsFor = Callable[[Module], Pads | None]
-"""Returns which batches of a model decode padded; None if none does."""
+"""Returns a function that decides which batches of a model are padded; None means no batch."""
 
 
 def pads_here(model: Module) -> Pads | None:
-    """Return `even` on a GPU, where `benchmarks.gpu_padded` takes at most nine tenths of the time
-    of ragged rows, and less with each row; None on a CPU, where padding gains nothing."""
+    """Return `even` on a GPU, where padding takes at most nine tenths of the time of ragged rows in
+    `benchmarks.gpu_padded`, and gains more with each row. None on a CPU, where padding gains
+    nothing, and for models that compute padded batches wrongly."""
     return None if on_cpu() or not padding_works(model) else even
 
 
 def padding_works(model: Module) -> bool:
-    """Return whether a batch computes the right logits with mlx-lm's own padded caches. Also tests
-    beyond windows, chunks and budgets of sparse attention: there padding may move a choice."""
+    """Return whether a batch in mlx-lm's own padded caches has the right logits. Also tests beyond
+    windows, chunks and the budgets of sparse attention, where padding may change which tokens are
+    chosen."""
     probe = LogitsProbe(model)
     with probe.narrowed() as narrow:
         if narrow is not None and at_once(narrow.computing()) and not narrow.accepts_padding():
@@ -195,7 +202,7 @@ def padding_works(model: Module) -> bool:
 
 
 def can_pad(spec: ModelCacheSpec, layers: CacheLayers) -> bool:
-    """Return whether all layers keep every token, in contiguous caches of ours."""
+    """Return whether all layers keep every token, in our contiguous caches."""
     if not isinstance(layers, ContiguousLayers) or not all(layers.ragged):
         return False
     return all(layer.kind is LayerKind.FULL for layer in spec.layers)
@@ -207,8 +214,8 @@ def new_batch(
     pads: Pads | None,
     agree: Agree | None = None,
 ) -> DecodeBatch:
-    """Return an empty batch for sequences with the caches of `layers`.
-    Raises UnsupportedModelError if ranks cannot `agree` on its tokens."""
+    """Return an empty batch for sequences with caches from `layers`. Raises UnsupportedModelError
+    if `agree` is given but the batch cannot make ranks agree on its tokens."""
     if not layers.together:
         return OneByOne(model, agree)
     if not all(layers.ragged):

@@ -1,5 +1,5 @@
 """CUDA only: kernels that `nvrtc` compiles, and copies by the device's copy engine.
 
-mlx_lm's recurrences and convolutions, rows of a batch that read keys together, and kernels that MLX
-compiles at first use have a kernel or a process here.
+The folder has kernels for mlx_lm's recurrences and convolutions and for rows of a batch that read
+keys together, and a process for each kernel that MLX would compile at first use.
 """

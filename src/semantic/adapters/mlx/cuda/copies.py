@@ -1,7 +1,8 @@
 """The copy engine of a CUDA device, through the driver's C interface.
 
-MLX has no call that copies to given host memory: reading an array moves it into managed memory for
-good. The driver copies pinned memory at the bus's speed, alongside kernels. Knows only addresses.
+MLX has no call that copies to given host memory: reading an array moves the array into managed
+memory for good. The driver copies pinned memory at the bus's speed, while kernels run. Knows only
+addresses.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from semantic.adapters.mlx.device import on_cuda
 from semantic.adapters.mlx.transfers import CopyDriver, Rows, Transfers, address_of
 
 _LIBRARY = "libcuda.so.1"
-_NON_BLOCKING = 1  # a stream that does not wait for the default one
-_PORTABLE = 1  # pinned memory for every context
+_NON_BLOCKING = 1  # a stream that does not wait for the default stream
+_PORTABLE = 1  # memory that is pinned for every context
 _HOST, _DEVICE = 1, 2
 _HUGE_PAGE = 2 << 20
 _FROM_HUGE = 4 * _HUGE_PAGE
 _ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)data;"
 _TESTED = 1 << 14
-"""Numbers that the test copies."""
+"""How many numbers the test copies."""
 _HALF, _WHOLE = 4, 8
-"""Numbers in a row of the test on the host, and from one row to the next on the device."""
+"""In the test, the length of a row on the host, and the distance between rows on the device, both
+in numbers."""
 _ROWS = Rows(_TESTED // _WHOLE, 4 * _HALF, 4 * _WHOLE)
 
 
@@ -58,12 +60,13 @@ class CudaDriver:
     """A `CopyDriver` for the device that MLX computes on. One stream per thread."""
 
     def __init__(self) -> None:
-        """Raise OSError without the driver's library, and RuntimeError when it refuses."""
+        """Raise OSError if the driver's library is missing, and RuntimeError if the driver refuses
+        a call."""
         self._cuda = ctypes.CDLL(_LIBRARY)
         self._call("cuInit", ctypes.c_uint(0))
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
-        # The context that MLX uses as well.
+        # Use the same context as MLX.
         self._context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         self._threads = threading.local()
@@ -88,7 +91,8 @@ class CudaDriver:
         return cast(int, found.item())
 
     def allocate(self, n_bytes: int) -> int:
-        """See `CopyDriver.allocate`. Huge pages where the system has them: fewer first touches."""
+        """See `CopyDriver.allocate`. Uses huge pages where the system has them, which need fewer
+        page faults."""
         self._stream()
         huge = n_bytes >= _FROM_HUGE and hasattr(mmap, "MADV_HUGEPAGE")
         try:
@@ -99,8 +103,8 @@ class CudaDriver:
         if huge:
             memory.madvise(mmap.MADV_HUGEPAGE)
             address += -address % _HUGE_PAGE
-        # Touch the pages here, outside of CUDA: while CUDA pins pages that do not exist yet, it
-        # lets no other thread launch anything.
+        # Touch the pages here, outside CUDA: while CUDA pins pages that do not exist yet, no other
+        # thread can launch anything.
         ctypes.memset(address, 0, n_bytes)
         try:
             self.pin(address, n_bytes)
@@ -176,7 +180,7 @@ class CudaDriver:
 
 
 def copies_rightly(driver: CopyDriver) -> bool:
-    """Return whether bytes arrive on this device, both ways and as rows."""
+    """Return whether copies on this device are right, in both directions and as rows."""
     array = mx.arange(_TESTED, dtype=mx.int32) + 1
     try:
         device = driver.address(array)
@@ -187,7 +191,8 @@ def copies_rightly(driver: CopyDriver) -> bool:
 
 
 def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
-    """Return whether a copy reads all numbers, then every second half of a row."""
+    """Return whether copies to the host are right: of all numbers, then of the second half of each
+    row."""
     expected = numbers("i", range(1, _TESTED + 1))
     driver.to_host(address_of(host), device, Rows(1, len(host), len(host)))
     if bytes(host) != expected.tobytes():
@@ -201,7 +206,7 @@ def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
 
 
 def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) -> bool:
-    """Return whether MLX sees a copy over the first half of every row."""
+    """Return whether MLX sees a copy to the device over the first half of each row."""
     driver.to_device(device, address_of(host[: len(host) // 2]), _ROWS)
     at = mx.arange(_TESTED, dtype=mx.int32)
     expected = mx.where(at % _WHOLE < _HALF, at // _WHOLE * _HALF + at % _WHOLE + 1, at + 1)
@@ -210,7 +215,7 @@ def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) 
 
 @functools.cache
 def transfers_here() -> Transfers | None:
-    """Return the copies of MLX's default device; None unless a copy engine passes its test."""
+    """Return the copies for MLX's default device; None unless its copy engine passes the test."""
     if not on_cuda():
         return None
     try:

@@ -1,8 +1,8 @@
 """Depthwise convolutions over a few tokens as one CUDA kernel.
 
-Recurrent layers convolve each channel over its last tokens. cuDNN plans a convolution anew for each
-number of sequences and of tokens, in 0.2 to 0.7 s on an H200, ten times as long as a forward pass.
-This kernel needs no plan. Knows MLX's convolution, but no model.
+Recurrent layers convolve each channel over its last tokens. For each new number of sequences or
+tokens, cuDNN plans the convolution anew, which takes 0.2 to 0.7 s on an H200, ten times as long as
+a forward pass. This kernel needs no plan. Knows MLX's convolution; knows nothing about models.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _THREADS = 256
 
 
 def replace_depthwise(model: Module) -> None:
-    """Let the model's depthwise convolutions use the kernel where each output is of few tokens."""
+    """Make the model's depthwise convolutions use the kernel where each output depends on few
+    tokens."""
     for module in cast("Callable[[], list[Module]]", model.modules)():
         if type(module) is Conv1d and _is_short(module):
             module.__class__ = ShortConv1d
 
 
 class ShortConv1d(Conv1d):
-    """`Conv1d` of (rows, tokens, channels), summed in fp32 and rounded once."""
+    """`Conv1d` over (rows, tokens, channels) that sums in fp32 and rounds once."""
 
     def __call__(self, x: mx.array) -> mx.array:
         weight = cast(mx.array, self["weight"])
@@ -40,8 +41,8 @@ class ShortConv1d(Conv1d):
 
 
 def convolved(x: mx.array, weight: mx.array) -> mx.array:
-    """Return the sums of `x`, (rows, tokens, channels), over the taps of `weight`.
-    `weight` is (channels, taps, 1), the result (rows, tokens - taps + 1, channels)."""
+    """Return the convolution of `x`, (rows, tokens, channels), with `weight`, (channels, taps, 1).
+    The result is (rows, tokens - taps + 1, channels)."""
     rows, n_tokens, channels = x.shape
     taps = weight.shape[1]
     shape = rows, n_tokens - taps + 1, channels
@@ -57,7 +58,7 @@ def convolved(x: mx.array, weight: mx.array) -> mx.array:
 
 @functools.cache
 def build(dtype: mx.Dtype, taps: int) -> CudaKernel:
-    """Begin to compile the kernel for numbers of this type."""
+    """Start compiling the kernel for numbers of this type."""
     number = C_TYPES[dtype]
     return CudaKernel(
         f"semantic_short_convolution_{number}_{taps}",

@@ -1,8 +1,8 @@
 """Kernels of MLX that most 16-bit models use, compiled by processes while a program starts.
 
-MLX compiles a kernel at its first use, for 3 to 5 s, one after the other, and keeps it in the
-folder of `MLX_PTX_CACHE_DIR`. Each process runs this file alone and compiles one kernel; MLX
-compiles the others on demand. Knows no model.
+MLX compiles a kernel when it is first used, one after the other, for 3 to 5 s each, and keeps it in
+the folder `MLX_PTX_CACHE_DIR`. Each process runs this file as a program and compiles one kernel;
+MLX compiles all other kernels on demand. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _running: list[Popen[bytes]] = []
 
 
 def begin() -> None:
-    """Start the processes whose kernels the folder lacks, if there is one and a CUDA device."""
-    from semantic.adapters.mlx.device import on_cuda  # the processes do without
+    """Start a process for each kernel that the folder lacks. Do nothing without a folder or a CUDA
+    device."""
+    from semantic.adapters.mlx.device import on_cuda  # the processes do not need it
 
     folder = os.environ.get(_FOLDER)
     if folder is None or not on_cuda():
@@ -38,7 +39,7 @@ def begin() -> None:
 
 
 def wait() -> None:
-    """Return when no process of `begin` takes memory of the device."""
+    """Wait until all processes started by `begin` have ended, so that none takes device memory."""
     while _running:
         _running.pop().wait()
 
@@ -60,7 +61,7 @@ def _taken(index: mx.Dtype) -> mx.array:
 
 
 def _fused(function: Callable[..., mx.array], *inputs: mx.array) -> mx.array:
-    """Compile `function` as mlx-lm's layers do."""
+    """Compile `function` as mlx-lm's layers do, and call it."""
     return cast(Callable[..., mx.array], mx.compile(function, shapeless=True))(*inputs)
 
 
@@ -88,7 +89,7 @@ KERNELS: Sequence[Callable[[], mx.array]] = (
     lambda: _fused(_gated_exactly, _row(), _row(), _row()),
     lambda: _fused(_decay, _row(), _row(), _row()),
 )
-"""One for each process: of embeddings, experts, activations, and layers with a state."""
+"""One kernel per process: for embeddings, experts, activations, and layers with a state."""
 
 if __name__ == "__main__":
     chosen = int(sys.argv[1])

@@ -1,9 +1,10 @@
 """The gated delta rule as one CUDA kernel: the recurrence of Qwen3-Next, Kimi Linear and others.
 
-mlx-lm has a kernel for Metal alone; elsewhere it computes a dozen operations for each token in
-turn. Here a thread group keeps its part of a state in registers over all tokens. A token's sums
-have a fixed order: tokens at once or one by one, alone or in a batch, give the same bits. Only this
-module knows mlx-lm's function; `tests/integration/test_mlx_lm_contract.py` fails when it changes.
+mlx-lm has a kernel for Metal only; elsewhere it computes a dozen operations for one token after the
+other. Here a thread group keeps its part of a state in registers for all tokens. The sums for a
+token have a fixed order, so the bits are the same for many tokens at once or one by one, alone or
+in a batch. Only this module knows mlx-lm's function; `tests/integration/test_mlx_lm_contract.py`
+fails when mlx-lm changes that function.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ _ROWS = _THREADS // _LANES
 _VECTOR = 4
 _WIDEST = 256
 _STAGED = 8192
-"""Numbers of keys and queries, or of these and decays, in shared memory: 32 KiB."""
+"""How many numbers of keys and queries, or of keys, queries and decays, shared memory holds: 32
+KiB."""
 _TOLERANCE = 1e-2
-"""Relative to the result's norm: half precision is right to 4e-3."""
+"""Relative to the norm of the result. Half precision is accurate to 4e-3."""
 _SELF_TEST = 2, 70
-"""Rows and tokens: more than fit shared memory at a time."""
+"""Rows and tokens of the self-test: more tokens than fit into shared memory at a time."""
 
 _operations = cast(Recurrence, gated_delta.gated_delta_ops)
 
 
 def install() -> None:
-    """Make mlx-lm's models compute the rule with the kernel, on CUDA. Idempotent."""
+    """Make mlx-lm's models compute the rule with the kernel on CUDA. Idempotent."""
     setattr(gated_delta, HOOKED_NAME, compute)
 
 
 class Rule(NamedTuple):
-    """The parameters of a compiled kernel. `vector`: each number of a key has its own decay."""
+    """The parameters of a compiled kernel. If `vector`, each number of a key has its own decay."""
 
     k_heads: int
     v_heads: int
@@ -53,13 +55,14 @@ class Rule(NamedTuple):
 
     @classmethod
     def of(cls, q: mx.array, v: mx.array, g: mx.array, beta: mx.array) -> Rule:
-        """Return the rule of a call of `compute`."""
+        """Return the rule for a call of `compute` with these arguments."""
         heads, widths = (q.shape[2], v.shape[2]), (q.shape[3], v.shape[3])
         return cls(*heads, *widths, q.dtype, beta.dtype, g.ndim == q.ndim)
 
     @property
     def computable(self) -> bool:
-        """True if there is a kernel: threads divide the widths evenly."""
+        """True if there can be a kernel: the types are known, and threads divide the widths
+        evenly."""
         known = self.dtype in C_TYPES and self.rate_dtype in C_TYPES
         even = self.k_dim % (_LANES * _VECTOR) == 0 and self.v_dim % _ROWS == 0
         return known and even and self.k_dim <= _WIDEST and self.v_heads % self.k_heads == 0
@@ -74,15 +77,17 @@ def compute(
     state: mx.array | None = None,
     mask: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """mlx-lm's `gated_delta_ops`: results, (rows, tokens, v_heads, v_dim), and states after them.
+    """Like mlx-lm's `gated_delta_ops`: return results, (rows, tokens, v_heads, v_dim), and the new
+    states.
 
-    `q` and `k` are (rows, tokens, k_heads, k_dim), `v` (rows, tokens, v_heads, v_dim), `g` and
-    `beta` (rows, tokens, v_heads), `g` perhaps (..., k_dim), states (rows, v_heads, v_dim, k_dim).
+    `q` and `k` are (rows, tokens, k_heads, k_dim), `v` is (rows, tokens, v_heads, v_dim). `g` and
+    `beta` are (rows, tokens, v_heads); `g` may also be (rows, tokens, v_heads, k_dim). States are
+    (rows, v_heads, v_dim, k_dim).
     """
     if state is None or (kernel := _kernel_of(q, k, v, g, beta, state)) is None:
         return _operations(q, k, v, g, beta, state, mask)
     if mask is not None:
-        # Padding leaves a state as it was: no decay and no write.
+        # Padding must leave a state unchanged: no decay and no write.
         real = mask[..., None]
         g = mx.where(real[..., None] if g.ndim == q.ndim else real, g, 1)
         beta = mx.where(real, beta, 0)
@@ -99,7 +104,8 @@ def _kernel_of(
 
 @functools.cache
 def right_kernel(rule: Rule) -> CudaKernel | None:
-    """Return a rule's kernel if it computes the same as MLX's operations on this device."""
+    """Return the kernel of a rule; None unless it computes the same as MLX's operations on this
+    device."""
     if not rule.computable:
         return None
     kernel = build(rule)
@@ -107,13 +113,13 @@ def right_kernel(rule: Rule) -> CudaKernel | None:
     try:
         found = _launch(kernel, given)
         right = all(_close(*pair) for pair in zip(found, by_token(*given), strict=True))
-    except RuntimeError:  # it does not compile or a launch fails
+    except RuntimeError:  # the kernel does not compile, or a launch fails
         return None
     return kernel if right else None
 
 
 def build(rule: Rule) -> CudaKernel:
-    """Begin to compile the kernel of a rule."""
+    """Start compiling the kernel of a rule."""
     number = C_TYPES[rule.dtype]
     constants = {
         "HK": rule.k_heads, "HV": rule.v_heads, "DK": rule.k_dim, "DV": rule.v_dim,
@@ -150,7 +156,7 @@ def _launch(kernel: CudaKernel, given: tuple[mx.array, ...]) -> tuple[mx.array, 
 
 
 def random_inputs(rule: Rule, rows: int, tokens: int) -> tuple[mx.array, ...]:
-    """Return inputs of `compute`: keys of length one, decays and rates between 0 and 1."""
+    """Return inputs for `compute`: keys of length one; decays and rates between 0 and 1."""
     keys = iter(mx.random.split(mx.random.key(0), 6))
     per_head = (rows, tokens, rule.v_heads)
     of_key = (rows, tokens, rule.k_heads, rule.k_dim)
@@ -170,7 +176,7 @@ def random_inputs(rule: Rule, rows: int, tokens: int) -> tuple[mx.array, ...]:
 def by_token(
     q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """`compute`, written out in MLX's operations."""
+    """Like `compute`, but written out in MLX's operations."""
     times = v.shape[2] // k.shape[2]
     q, k = (mx.repeat(one, times, axis=2).astype(mx.float32) for one in (q, k))
     found = []
@@ -190,8 +196,8 @@ def _close(found: mx.array, expected: mx.array) -> bool:
     return bool((gap <= _TOLERANCE * mx.linalg.norm(expected)).item())
 
 
-# LANES threads hold a row of a state, DK numbers for one number of a value, four numbers at a time
-# each, so that they read shared memory side by side.
+# LANES threads hold one row of a state: the DK numbers that belong to one number of a value. Each
+# thread holds four consecutive numbers at a time, so that threads read adjacent shared memory.
 BODY = """
   constexpr int N = DK / LANES;
   __shared__ __align__(16) float keys[TILE * DK], queries[TILE * DK];

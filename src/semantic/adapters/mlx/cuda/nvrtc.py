@@ -1,8 +1,9 @@
 """CUDA kernels compiled by NVRTC, the compiler library that MLX loads, and launched through MLX.
 
 `mx.fast.cuda_kernel` includes headers that take a second and a half to compile, for every kernel
-and in every process. Text without headers takes much less, and several texts compile at a time,
-while MLX does other work. Knows text, numbers and arrays, but not what a kernel computes.
+and in every process. Source text without headers compiles much faster, and several texts compile at
+a time while MLX does other work. Knows source text, numbers and arrays; does not know what a kernel
+computes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _THREADS = 8
 _LOG_SHOWN = 2000
 
-# Without CUDA's headers, which take longer to compile than the kernels: two types of 16 bits.
+# Two 16-bit types of our own, because CUDA's headers take longer to compile than the kernels.
 NUMBERS = """
 struct bfloat {
   unsigned short bits;
@@ -44,13 +45,13 @@ struct half {
 """
 
 C_TYPES = {mx.bfloat16: "bfloat", mx.float16: "half", mx.float32: "float"}
-"""Names of MLX's types in a text after `NUMBERS`."""
+"""The C names of MLX's types in source text that follows `NUMBERS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A pointer that a kernel gets, to numbers of a C type. With `n_strides` the text may use
-    `NAME_strides[i]` of that many axes, with `has_size` `NAME_shape[0]`."""
+    """A pointer parameter of a kernel, to numbers of a C type. The source text may use
+    `NAME_strides[i]` for `n_strides` axes, and `NAME_shape[0]` if `has_size`."""
 
     name: str
     c_type: str
@@ -59,7 +60,7 @@ class Parameter:
 
 
 class CudaKernel:
-    """A kernel in compilation; the first call waits for it."""
+    """A kernel that is being compiled; the first call waits until it is ready."""
 
     def __init__(
         self,
@@ -70,7 +71,8 @@ class CudaKernel:
         body: str,
         shared_bytes: int = 0,
     ) -> None:
-        """`body` becomes a function of the parameters' names; `head` precedes it."""
+        """`body` becomes the body of a function whose parameters have the given names. `head`
+        precedes it."""
         self._name = name
         self._inputs = tuple(inputs)
         self._shared_bytes = shared_bytes
@@ -86,8 +88,8 @@ class CudaKernel:
         output_shapes: Sequence[tuple[int, ...]],
         output_dtypes: Sequence[mx.Dtype],
     ) -> list[mx.array]:
-        """Return the outputs, lazily, and copy inputs that are not contiguous.
-        Raises RuntimeError if the text does not compile."""
+        """Return the outputs, which are evaluated lazily. Inputs that are not contiguous are
+        copied. Raises RuntimeError if the source text does not compile."""
         scalars: list[object] = []
         for parameter, one in zip(self._inputs, inputs, strict=True):
             if parameter.n_strides:
@@ -111,14 +113,14 @@ class CudaKernel:
 
 
 def architecture() -> str:
-    """Return the real architecture of MLX's GPU, such as sm_90."""
+    """Return the architecture of MLX's GPU in NVRTC's notation, such as sm_90."""
     info = mx.device_info(mx.Device(mx.gpu))
     return f"sm_{info['compute_capability_major']}{info['compute_capability_minor']}"
 
 
 def compile_cuda(source: str, target: str) -> bytes:
-    """Return machine code for `target` of a text with one function of C linkage. Thread-safe.
-    Raises RuntimeError with the compiler's messages, or without a compiler."""
+    """Compile source text with one function of C linkage to machine code for `target`. Thread-safe.
+    Raises RuntimeError with the compiler's messages, or if there is no compiler."""
     nvrtc = _library()
     program = ctypes.c_void_p()
     _call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)

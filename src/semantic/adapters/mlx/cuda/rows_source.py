@@ -1,21 +1,23 @@
 """Source text of attention for prompt tokens as rows of a batch, on CUDA's matrix units.
 
-Consecutive tokens of one sequence attend to almost the same keys: a thread group reads them once
-for all queries of a run of rows and one KV head. `COMBINE` reduces its partial results, which have
-the form of `ATTEND`'s. The rows' own tokens are in their pages already. Knows no MLX.
+Consecutive tokens of a sequence attend to almost the same keys, so a thread group reads these keys
+once for all queries of a run of rows and one KV head. `COMBINE` reduces the partial results, which
+have the same form as those of `ATTEND`. The rows' own tokens are in the sequence's pages already.
+Knows nothing about MLX.
 """
 
 from __future__ import annotations
 
 KEYS = 32
-"""Keys of a tile."""
+"""Keys per tile."""
 
 WARP_QUERIES = 16
-"""Queries of one matrix instruction; a warp has MT times as many, a thread group four warps."""
+"""Queries per matrix instruction. A warp has MT times this number, a thread group has four
+warps."""
 
-# A row of a tile is NK or NV vectors of 16 bytes, and one more to the next: odd, so that eight
-# rows lie in different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane holds two rows of
-# a result.
+# A row of a tile is NK or NV vectors of 16 bytes, plus one vector of padding: rows at an odd
+# distance put eight rows into different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane
+# holds two rows of a result.
 ATTEND_ROWS = """
   constexpr int VEC = 16 / sizeof(T);
   constexpr int NK = DK / VEC, NV = DV / VEC;
@@ -198,7 +200,7 @@ ATTEND_ROWS = """
     }
 """
 
-# Matrix instructions on numbers of 16 bits, of compute capability 8.0 and up.
+# Matrix instructions for 16-bit numbers, from compute capability 8.0 on.
 MATRICES = """
 #if HALF
 #define FORMAT "f16"

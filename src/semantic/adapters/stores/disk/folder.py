@@ -7,7 +7,7 @@
     tmp/<random>/ a session: one process's unfinished files and the lock file it holds
 
 Locks are the system's own and end with their process. Does not rely on process ids or clocks.
-`agent_names` reads a store without opening it. Knows nothing else about blocks, agents or the index.
+`agent_names` reads a store without opening it. Otherwise knows nothing about blocks or the index.
 """
 
 from __future__ import annotations
