@@ -419,7 +419,7 @@ def test_an_import_never_takes_the_place_of_an_agent(ada: Manifest, tmp_path: Pa
     assert agents("export", ada.agent_id, file).code == 0
     ran = agents("import", file)
     assert (ran.code, ran.out) == (2, "")
-    assert "--as gives another name" in ran.err
+    assert "use --as to rename it" in ran.err
     assert agents("import", file, "--as", "eve").out.startswith("eve: 700 tokens, ")
     assert sorted(map(str, names())) == ["ada", "eve"]
 

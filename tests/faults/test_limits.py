@@ -208,7 +208,7 @@ def theirs(root: Path) -> Path:
 def test_the_folder_belongs_to_somebody_else(theirs: Path) -> None:
     """Row 9, wrong owner: refused with one message, nothing changed; for root as for others."""
     before = listing(theirs)
-    with pytest.raises(StoreError, match=f"belongs to user {NOBODY}; expected one of user 0"):
+    with pytest.raises(StoreError, match=f"belongs to user {NOBODY}; expected a folder of user 0"):
         DiskStore.open(theirs, 1 << 26)
     assert listing(theirs) == before
     give(theirs, 0)

@@ -254,7 +254,7 @@ def _in_bodies(change: Callable[[list[dict[str, object]]], None]) -> Callable[..
         (_in_bodies(lambda b: b[0].update(bytes=1 << 62)), "bytes must hold whole numbers"),
         (_in_bodies(lambda b: b[0].update(bytes=3585)), "000000.full has 3585 bytes"),
         (_in_bodies(lambda b: b[0].update(bytes=7168)), "000001.full has 3584 bytes"),
-        (_in_bodies(lambda b: b[-1].update(bytes=1001)), "expected .* bytes, it has"),
+        (_in_bodies(lambda b: b[-1].update(bytes=1001)), "expected .* bytes, got"),
         (_in_bodies(lambda b: b[0].update(xxh3_128="0" * 32)), "000000.full is damaged"),
         (_in_bodies(lambda b: b[0].update(xxh3_128="0")), "xxh3_128 must be 32 hexadecimal"),
         (_in_bodies(lambda b: b[0].update(path="/etc")), "bodies must be objects with"),

@@ -444,5 +444,5 @@ def test_ranks_with_other_files_are_refused() -> None:
     from semantic.domain.errors import BackendError
 
     require_same([b"a", b"a"], "model")
-    with pytest.raises(BackendError, match="rank 2 has another model than rank 0"):
+    with pytest.raises(BackendError, match="rank 2 has a different model than rank 0"):
         require_same([b"a", b"a", b"b"], "model")

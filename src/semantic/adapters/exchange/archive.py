@@ -217,7 +217,7 @@ class Incoming:
         n_bytes = _size(CONTAINER, (yield _BLOCK))
         expected = len(container_header(document.bodies)) + document.n_bytes
         if n_bytes != expected:
-            raise InvalidRequestError(f"{CONTAINER}: expected {expected} bytes, it has {n_bytes}")
+            raise InvalidRequestError(f"{CONTAINER}: expected {expected} bytes, got {n_bytes}")
         with _out_of_room():
             self._file = _unnamed_file(self._folder, n_bytes)
         for at in range(0, n_bytes, _PIECE_BYTES):

@@ -309,7 +309,7 @@ def _require_free_name(store: StorePort, manifest: Manifest) -> None:
         raise InvalidRequestError("an agent's name must not be empty")
     if store.agents.manifest(manifest.scope, manifest.agent_id) is not None:
         raise InvalidRequestError(
-            f"an agent {manifest.agent_id!r} of this model exists already; --as gives another name"
+            f"an agent {manifest.agent_id!r} of this model exists already; use --as to rename it"
         )
 
 
@@ -358,7 +358,7 @@ def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
     expected = len(header) + document.n_bytes
     size = os.fstat(file.fileno()).st_size
     if size != expected:
-        raise InvalidRequestError(f"expected {expected} bytes, it has {size}")
+        raise InvalidRequestError(f"expected {expected} bytes, got {size}")
     file.seek(0)
     if file.read(len(header)) != header:
         raise InvalidRequestError("its header differs from the JSON file")

@@ -72,7 +72,7 @@ def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | Non
     is not writable."""
     if not is_alias_name(name):
         raise InvalidRequestError(
-            f"an alias must be printable, without / and not begin with . ~ or -, got {name!r}"
+            f"an alias must be printable, contain no / and not begin with . ~ or -, got {name!r}"
         )
     path = file or default_file()
 

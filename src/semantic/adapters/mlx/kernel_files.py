@@ -29,7 +29,7 @@ _BELOW: Final = ("mlx", version("mlx"), "cpu")
 _CUDA: Final = "MLX_PTX_CACHE_DIR"
 _VARIABLES: Final = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
 """The variables that C++'s standard library reads, in order of precedence."""
-_MEND: Final = "set TMPDIR to a folder of yours where programs may be"
+_MEND: Final = "set TMPDIR to a folder of yours in which programs can run"
 _ROOM: Final = 64 << 20
 """Bytes of free space required; a compiler writes less for one library."""
 _LOADED: Final = Path("/proc/self/maps")
@@ -45,7 +45,7 @@ class KernelFolder:
         _require_own(root)
         found = os.statvfs(root)
         if found.f_flag & getattr(os, "ST_NOEXEC", 0):
-            raise OSError(errno.EACCES, "it may hold no programs")
+            raise OSError(errno.EACCES, "programs in it cannot run")
         if found.f_bavail * found.f_frsize < _ROOM:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with _locked(root):  # keeps a starting process from removing the new folder

@@ -1,8 +1,8 @@
-"""Prefill of sequences, with a strategy for each form of caches.
+"""Prefill of sequences, with one strategy for each form of caches.
 
-Contiguous caches take one chunk of one sequence at a time. Pages take few tokens of any sequences
-as the rows of one batch, and pad longer chunks. Where layers have states, sequences share a pass
-side by side. Knows caches, but neither the decode batch nor requests.
+Contiguous caches take one chunk of one sequence at a time. With pages, a few tokens of any
+sequences become rows of one batch, and longer chunks are padded. If layers have states, sequences
+share a pass side by side. Knows caches; knows nothing about the decode batch or requests.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_si
 from semantic.domain.errors import BackendError
 
 _MOST_ROWS = 512
-"""Prompt tokens of a sequence that may be rows of a batch; beyond it a chunk is faster."""
+"""The most prompt tokens of a sequence to compute as rows of a batch; above this a chunk is
+faster."""
 
 
 @dataclass(slots=True)
 class Prompt:
-    """A sequence's caches and the number of its tokens.
-    `late` has the last tokens if the model must compute them together with some still to come."""
+    """A sequence's caches and its number of tokens. `late` holds the last tokens if the model must
+    compute them together with tokens still to come."""
 
     caches: list[LayerCache]
     length: int = 0
@@ -41,11 +42,12 @@ Chunk = tuple[Prompt, Sequence[int]]
 
 
 class Prefill:
-    """Prefill of contiguous caches, chunk by chunk, and the base of the other strategies.
-    For methods without a docstring see `BatchBackend`."""
+    """Prefill of contiguous caches, chunk by chunk, and the base of the other strategies. For
+    methods without a docstring see `BatchBackend`."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
-        """Beyond the first `reusable` tokens keys depend on the prompt's chunks; None: never."""
+        """From the first `reusable` tokens on, keys depend on the prompt's chunks; None if they
+        never do."""
         self._model = model
         self._reusable = reusable
 
@@ -60,7 +62,7 @@ class Prefill:
         return False
 
     def compute(self, prompt: Prompt, tokens: Sequence[int]) -> None:
-        """Append `tokens`."""
+        """Append `tokens` to the sequence."""
         if self._reusable is None:
             self._compute_chunk(prompt, tokens)
         else:
@@ -68,14 +70,14 @@ class Prefill:
         prompt.length += len(tokens)
 
     def compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Append each sequence's tokens in one pass.
-        Raises BackendError unless they can share it."""
+        """Append each sequence's tokens in one pass. Raises BackendError unless they can share a
+        pass."""
         self._compute_shared(chunks)
         for prompt, tokens in chunks:
             prompt.length += len(tokens)
 
     def compute_late(self, prompt: Prompt) -> None:
-        """Compute the tokens that waited for a whole chunk: none follow."""
+        """Compute the tokens that waited for a whole chunk, because no more tokens follow."""
         late, prompt.late = prompt.late, []
         if late:
             self._pass(prompt, late)
@@ -88,11 +90,12 @@ class Prefill:
 
     def _pass(self, prompt: Prompt, tokens: Sequence[int]) -> None:
         self._model(token_ids([tokens]), cache=prompt.caches)
-        # Evaluate only the caches: the last layer then computes nothing but its keys and values.
+        # Evaluate only the caches: then the last layer computes nothing but its keys and values.
         mx.eval([cache.state for cache in prompt.caches])
 
     def _compute_whole_chunks(self, prompt: Prompt, tokens: Sequence[int], reusable: int) -> None:
-        """Compute tokens beyond the first `reusable` in mlx-lm's chunks, once these are full."""
+        """Compute tokens after the first `reusable` in mlx-lm's chunks, each once the chunk is
+        full."""
         start = prompt.length - len(prompt.late)
         waiting = [*prompt.late, *tokens]
         while waiting:
@@ -115,13 +118,14 @@ class _PagedPrefill(Prefill):
         self._pages = pages
 
     def _are_rows(self, prompt: Prompt, n_tokens: int, n_bytes: int) -> bool:
-        """Return whether `n_tokens` may be rows of a batch and read at most `n_bytes` there."""
+        """Return whether `n_tokens` may be rows of a batch, reading at most `n_bytes` there."""
         few = n_tokens <= _MOST_ROWS
         return few and self._pages.reads_as_rows(_paged(prompt), n_tokens, n_bytes)
 
 
 class RowPrefill(_PagedPrefill):
-    """Prefill of few tokens as rows of a batch, and of longer chunks padded: their shapes recur."""
+    """Prefill of few tokens as rows of a batch, and of longer chunks with padding, so shapes
+    recur."""
 
     def joins(self, prompt: Prompt, n_tokens: int) -> bool:
         return self._are_rows(prompt, n_tokens, self._pages.costs.joined)
@@ -145,7 +149,7 @@ class RowPrefill(_PagedPrefill):
                 cache.advance(n_tokens)
 
     def _compute_padded(self, prompt: Prompt, tokens: Sequence[int]) -> None:
-        """Compute a chunk with padding behind it, so none of its tokens attends to the padding."""
+        """Compute a chunk followed by padding, to which none of its tokens attends."""
         padding = -len(tokens) % self._pages.costs.pad_to
         sequence = _paged(prompt)[0].sequence
         sequence.padding = padding
@@ -156,7 +160,7 @@ class RowPrefill(_PagedPrefill):
 
 
 class SidePrefill(_PagedPrefill):
-    """Prefill of chunks of sequences with states, side by side."""
+    """Prefill of chunks of several sequences with states, side by side."""
 
     @property
     def pads_chunks(self) -> bool:
@@ -173,7 +177,7 @@ class SidePrefill(_PagedPrefill):
 
 
 def prefill_for(model: Module, layers: CacheLayers, reusable: int | None) -> Prefill:
-    """Return the strategy for caches of `layers`."""
+    """Return the strategy for caches created by `layers`."""
     if not isinstance(layers, PagedLayers):
         return Prefill(model, reusable)
     return (RowPrefill if layers.takes_rows else SidePrefill)(model, reusable, layers)

@@ -1,10 +1,10 @@
 """Copies of bodies between device and host, in the background.
 
-Fresh host memory costs several times its copy, because the system clears and pins its pages at the
-first touch, so these copies reuse the memory that a device reaches directly. Own threads wait for
-the copies; the thread that runs MLX only says where the bytes lie. `cuda/copies.py` has the one
-`CopyDriver`: on a CPU and with Metal's unified memory bodies go through MLX's arrays. Knows
-addresses and rows of bytes, but neither pages nor blocks.
+Using new host memory costs several times as much as the copy, because the system clears and pins
+its pages when they are first touched, so these copies reuse memory that the device accesses
+directly. Separate threads wait for the copies; the thread that runs MLX only says where the bytes
+are. `cuda/copies.py` has the one `CopyDriver`: on a CPU and with Metal's unified memory, bodies go
+through MLX's arrays. Knows addresses and rows of bytes; knows nothing about pages or blocks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`n` rows of `width` bytes: adjacent on the host, `pitch` bytes apart on the device.
-    On the device the first row is `at` bytes behind the place's beginning."""
+    """`n` rows of `width` bytes, adjacent on the host and `pitch` bytes apart on the device. On the
+    device, the first row is `at` bytes after the beginning of the place."""
 
     n: int
     width: int
@@ -37,7 +37,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes to move."""
+        """Number of bytes to copy."""
         return self.n * self.width
 
 
@@ -45,49 +45,52 @@ class HostAllocator(Protocol):
     """An allocator of host memory."""
 
     def allocate(self, n_bytes: int) -> int:
-        """Return the address of new host memory that the device reads and writes directly."""
+        """Return the address of new host memory that the device can read and write directly."""
 
     def free(self, address: int) -> None:
-        """Free memory of `allocate`."""
+        """Free memory returned by `allocate`."""
 
 
 class CopyDriver(HostAllocator, Protocol):
-    """One device. Any thread may call everything but `address`. Copies return at their end.
-    Raises MemoryError without host memory, and RuntimeError when the device fails."""
+    """One device. Any thread may call everything except `address`. A copy has finished when the
+    call returns. Raises MemoryError if host memory is short, and RuntimeError if the device
+    fails."""
 
     def address(self, array: mx.array) -> int:
-        """Return the device address of an evaluated, contiguous array's first byte.
-        Only MLX's thread calls it. The address holds while the array exists and the host does not
-        read it: MLX would move it."""
+        """Return the device address of the first byte of an evaluated, contiguous array. Only MLX's
+        thread may call this. The address is valid while the array exists and the host does not read
+        it, since MLX would then move it."""
 
     def pin(self, address: int, n_bytes: int) -> None:
-        """Let the device reach other host memory directly, until `unpin`."""
+        """Let the device access other host memory directly, until `unpin`."""
 
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
-        """Copy rows from a place on the device to host memory, of `allocate` or any other."""
+        """Copy rows from a place on the device to host memory, which need not come from
+        `allocate`."""
 
     def to_device(self, device: int, host: int, rows: Rows) -> None:
-        """Copy rows from host memory, of `allocate` or any other, to a place on the device."""
+        """Copy rows from host memory, which need not come from `allocate`, to a place on the
+        device."""
 
 
 def address_of(data: bytes | memoryview) -> int:
-    """Return the host address of `data`, which may be read-only. The caller keeps it alive.
-    Raises BufferError for a view that is not contiguous."""
+    """Return the host address of `data`, which may be read-only and which the caller keeps alive.
+    Raises BufferError if the view is not contiguous."""
     return np.frombuffer(data, np.uint8).ctypes.data
 
 
 _MOST_FREE_BYTES = 1 << 30
-"""Most bytes of unused memory to retain."""
+"""The most bytes of unused memory to keep."""
 
 _STEP = 4 << 20
-"""Bytes. Larger pieces are multiples of it, smaller ones powers of two."""
+"""In bytes. Larger pieces are multiples of this size, smaller pieces are powers of two."""
 
 
 class HostMemory:
-    """Pieces of host memory by size. Thread-safe."""
+    """Pieces of host memory, by size. Thread-safe."""
 
     def __init__(self, driver: HostAllocator, most_free_bytes: int = _MOST_FREE_BYTES) -> None:
         self._driver = driver
@@ -97,8 +100,9 @@ class HostMemory:
         self._lock = threading.RLock()  # garbage collection may return memory at any point
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with any content; it comes back when its last view ends.
-        The memory is slower when the system has no more of this kind. Raises MemoryError."""
+        """Return memory of `n_bytes` with arbitrary content, which is reused after its last view is
+        gone. Returns slower memory if the system has no more of the fast kind. Raises
+        MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
             free = self._free[size]
@@ -124,14 +128,14 @@ class HostMemory:
 
 
 def _size_for(n_bytes: int) -> int:
-    """Return the size of piece to use: few sizes, so that pieces fit again."""
+    """Return the size of piece to use. There are few sizes, so that pieces can be reused."""
     if n_bytes > _STEP:
         return -(-n_bytes // _STEP) * _STEP
     return 1 << max(0, n_bytes - 1).bit_length()
 
 
 class _Piece(ctypes.Array[ctypes.c_ubyte]):
-    """Bytes at an address that `HostMemory` owns; views keep the piece alive."""
+    """Bytes at an address that `HostMemory` owns. Views keep the piece alive."""
 
     _type_ = ctypes.c_ubyte
     _length_ = 0
@@ -143,21 +147,22 @@ def _piece_type(n_bytes: int) -> type[_Piece]:
 
 
 _THREADS = 2
-"""Copies from the device at a time: one allocates while the other copies."""
+"""Copies from the device at a time: while one copies, another allocates."""
 
 
 Room = Callable[[int], memoryview | None]
-"""A function from a body's bytes to memory for it; None if there is none."""
+"""Takes a body's number of bytes; returns memory for the body, or None if there is none."""
 
 
 class Place(Protocol):
     """Device memory that is neither freed nor written to until `end`."""
 
     def address(self) -> AbstractContextManager[int | None]:
-        """Return its address, which stays the same meanwhile; None if the place lost its memory."""
+        """Return the address, which does not change until the block ends; None if the memory is
+        gone."""
 
     def end(self) -> None:
-        """Free the place. Idempotent."""
+        """Release the place. Idempotent."""
 
 
 class ArrivingBody:
@@ -186,16 +191,16 @@ class Transfers:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="copy")
 
     def prepare(self, n_bytes: int, n: int) -> None:
-        """Begin to allocate `n` pieces of host memory, so that the first copies need not."""
+        """Start allocating `n` pieces of host memory, so that the first copies need not."""
         self._threads.submit(self._prepare, n_bytes, n)
 
     def fetch(self, place: Place, rows: Sequence[Rows], room: Room | None = None) -> ArrivingBody:
-        """Begin to copy rows from the device, to `room` or to free memory; then end `place`."""
+        """Start copying rows from the device to `room`, or to free memory; then end `place`."""
         n_bytes = sum(one.nbytes for one in rows)
         return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 
     def send(self, data: bytes | memoryview, place: Place, rows: Sequence[Rows]) -> None:
-        """Copy rows to the device and wait; copy nothing if the place has lost its memory."""
+        """Copy rows to the device and wait. Copies nothing if the place has lost its memory."""
         with place.address() as device:
             if device is not None:
                 host = address_of(data)

@@ -2,10 +2,11 @@
 
 mlx-lm's models import `scaled_dot_product_attention` from `mlx_lm.models.base` by name, and
 `install` replaces that name in their modules. Models that call functions of `mx` with keys, values
-or scores get an `mx` whose functions also take a batch's. Calls without our handle as keys go to
-mlx-lm's own function, or to MLX's. Parts that depend on one sequence's length or tokens, such as
-sparse attention's choice of tokens, run row by row in mlx-lm's own functions; the rest of a step
-stays one computation. `tests/integration/test_mlx_lm_contract.py` fails when mlx-lm changes this.
+or scores get an `mx` whose functions also accept those of a batch. Calls whose keys are not our
+handle go to mlx-lm's or MLX's own function. Parts that depend on one sequence's length or tokens,
+such as sparse attention's choice of tokens, run row by row in mlx-lm's own functions; the rest of a
+step stays one computation. `tests/integration/test_mlx_lm_contract.py` fails if mlx-lm changes
+this.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def choose_row_by_row(model: Module) -> None:
 
 
 def is_row_by_row(model: Module) -> bool:
-    """Return whether a model has any of `PARTS`."""
+    """Return whether the model has any of `PARTS`."""
     return bool(_parts(model))
 
 
@@ -65,7 +66,7 @@ _Ragged = RaggedBatch[FullCache]
 
 
 def _latent_attention(call: _Call) -> _Call:
-    """DSA's attention, whose indexer chooses from the latents fetched before."""
+    """DSA's attention, whose indexer chooses among the latents that were fetched before."""
 
     def attend(
         self: Module,
@@ -83,7 +84,8 @@ def _latent_attention(call: _Call) -> _Call:
 
 
 def _indexer(call: _Call) -> _Call:
-    """DSA's indexer: reduces each row's latents to its choice, and leaves none to make."""
+    """DSA's indexer: reduces the latents of each row to the chosen ones, so attention need not
+    choose."""
 
     def choose(
         self: Module, x: mx.array, qr: mx.array, mask: mx.array | None, cache: object = None
@@ -97,7 +99,7 @@ def _indexer(call: _Call) -> _Call:
             row.reserve(row.offset + 1)
             values = row.values
             chosen.append(cast("mx.array | None", call(self, its_x, its_qr, None, cache=row)))
-            row.values = values  # drop theirs: mlx-lm writes zeros of the whole capacity
+            row.values = values  # drop mlx-lm's: zeros for the whole capacity
         for part in latents:
             part.rows = tuple(map(_taken, part.rows, chosen))
         return None
@@ -106,14 +108,14 @@ def _indexer(call: _Call) -> _Call:
 
 
 def _taken(tokens: mx.array, chosen: mx.array | None) -> mx.array:
-    """Return the tokens, (1, 1, n, dim), at the indices `chosen`, (1, 1, 1, k); None for all."""
+    """Return the tokens, (1, 1, n, dim), at the indices `chosen`, (1, 1, 1, k), or all if None."""
     if chosen is None:
         return tokens
     return mx.take_along_axis(tokens, chosen.swapaxes(-1, -2), axis=2)
 
 
 def _block_mask(call: _Call) -> _Call:
-    """MiniMax M3's choice of blocks, as a mask for each row."""
+    """MiniMax M3's choice of blocks, as one mask per row."""
 
     def choose(
         self: Module, x: mx.array, mask: mx.array | None, offset: object, cache: object
@@ -130,12 +132,12 @@ def _block_mask(call: _Call) -> _Call:
 
 
 def _position(call: _Call) -> _Call:
-    """A rotary embedding whose frequencies depend on the length."""
+    """A rotary embedding whose frequencies depend on the sequence's length."""
 
     def turn(self: Module, x: mx.array, offset: int | mx.array = 0) -> object:
         if not isinstance(offset, mx.array) or not offset.ndim:
             return call(self, x, offset)
-        positions = cast(list[int], offset.tolist())  # ours come from numbers: nothing waits
+        positions = cast(list[int], offset.tolist())  # made here: nothing to wait for
         rows = [call(self, row, at) for row, at in zip(rows_of(x), positions, strict=True)]
         return mx.concatenate(cast(list[mx.array], rows))
 
@@ -148,12 +150,12 @@ PARTS: Final[Mapping[tuple[str, str, str], Callable[[_Call], _Call]]] = {
     ("mlx_lm.models.minimax_m3_vl", "Attention", "_block_mask"): _block_mask,
     ("mlx_lm.models.rope_utils", "DynamicNTKScalingRoPE", "__call__"): _position,
 }
-"""Module, class and function of each part, and its replacement."""
+"""The module, class and function of each part, with its replacement."""
 
 
 HOOKED_NAME = "scaled_dot_product_attention"
 
-# mlx-lm's annotation of `mask` lacks the strings that it accepts.
+# In mlx-lm, the annotation of `mask` lacks the strings that the function accepts.
 _mlx_lm_attention = cast(Callable[..., mx.array], base.scaled_dot_product_attention)
 
 
@@ -166,7 +168,7 @@ def scaled_dot_product_attention(
     mask: Mask | RopeScores,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """mlx-lm's attention, also for our handles; see `mx.fast.scaled_dot_product_attention`."""
+    """mlx-lm's attention, extended to our handles. See `mx.fast.scaled_dot_product_attention`."""
     if _watchers.note is not None:
         _watchers.note(cache, mask)
     if isinstance(keys, PagedKeys):
@@ -180,8 +182,8 @@ def scaled_dot_product_attention(
         k, v, own = keys.parts, values.parts, mask.parts if isinstance(mask, SlottedArray) else None
         if k is not None and v is not None and (own is not None) == (mask is not None):
             return _decode_in_slots(queries, k, v, scale, sinks, own)
-    # A model computes its own mask with keys, or passes none: a batch asks for no other. A row
-    # without one has None.
+    # A model that masks its scores itself passes the mask; other models pass none, because a batch
+    # asks for none. In such a mask, a row that needs no mask has None.
     added = cast("Sequence[mx.array | None]", mask.rows) if isinstance(mask, RaggedArray) else None
     if queries.shape[2] == 1 and sinks is None and on_cpu():
         return _decode_on_cpu(queries, keys, values, scale, added)
@@ -190,7 +192,7 @@ def scaled_dot_product_attention(
 
 @contextlib.contextmanager
 def watching(note: Callable[[object, object], None]) -> Iterator[None]:
-    """Call `note` with the cache and the mask of every call of attention on this thread."""
+    """Call `note` with the cache and the mask at every call of attention on this thread."""
     before, _watchers.note = _watchers.note, note
     try:
         yield
@@ -214,7 +216,7 @@ def install(model: Module) -> None:
 def _fast_attention(
     queries: mx.array, keys: mx.array, values: mx.array, **named: object
 ) -> mx.array:
-    """`mx.fast.scaled_dot_product_attention`, also for our handles."""
+    """`mx.fast.scaled_dot_product_attention`, extended to our handles."""
     if isinstance(keys, RaggedKeys | PagedKeys):
         return scaled_dot_product_attention(queries, keys, values, None, **named)  # type: ignore[arg-type]
     return _mlx_attention(queries, keys, values, **named)
@@ -240,7 +242,8 @@ def _row_by_row(
     sinks: mx.array | None,
     added: Sequence[mx.array | None] | None,
 ) -> mx.array:
-    """Run one fused attention per sequence; `added` to its scores."""
+    """Run one fused attention per sequence, with `added`, if given, added to the sequence's
+    scores."""
     masks = keys.masks if added is None else added
     parts = zip(rows_of(queries), keys.rows, values.rows, masks, strict=True)
     rows = [
@@ -259,10 +262,10 @@ def _decode_on_cpu(
 ) -> mx.array:
     """Attend one query per sequence, with all query heads of a KV head in one matrix product.
 
-    MLX's CPU attention reads the keys once per query head; grouped heads read them once. Keys are
-    the left operand, which a product with few columns reads in order; it would first pack a
-    transposed right side. `added`, of each row (1, heads, 1, tokens) or None, adds to or masks its
-    scores.
+    MLX's CPU attention reads the keys once per query head; with grouped heads, keys are read only
+    once. Keys are the left operand, which a product with few columns reads in order; as the right
+    operand, they would first be transposed and packed. For each row, `added` is (1, heads, 1,
+    tokens), added to its scores or masking them, or None.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = list(zip(keys.rows, values.rows, strict=True))
@@ -298,7 +301,8 @@ def _decode_in_slots(
     sinks: mx.array | None,
     added: Parts | None,
 ) -> mx.array:
-    """Attend one query per sequence, in one operation for a part's rows; see `_decode_on_cpu`."""
+    """Attend one query per sequence, with one operation for all rows of a part; see
+    `_decode_on_cpu`."""
     n_rows, n_heads, _, head_dim = queries.shape
     kv_heads = keys.arrays[0].shape[1]
     if sinks is None:
@@ -332,7 +336,7 @@ def _decode_in_slots(
 def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -> mx.array:
     """Return (rows, kv_heads, group, tokens): `query`, (rows, kv_heads, group, dim), times all
     keys, plus `more`, (rows, 1 or heads, 1, tokens). Many keys are the left operand, as in
-    `_decode_on_cpu`; for few, packing costs less than an operation."""
+    `_decode_on_cpu`; packing few keys costs less than another operation."""
     rows, kv_heads, group, _ = query.shape
     n_tokens = k.shape[2]
     if more is not None and more.shape[1] > 1:
@@ -347,8 +351,8 @@ def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -
 
 
 def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
-    """Return a stream per row or part, so that two threads get about the same number of tokens.
-    MLX runs a CPU stream on one thread; one row's attention is too little work to divide."""
+    """Return a stream for each row or part, so that two threads get about equally many tokens. MLX
+    runs a CPU stream on one thread, and one row's attention is too little work to divide."""
     here = mx.default_stream(mx.Device(mx.cpu))
     if len(lengths) == 1:
         return [here]
@@ -363,7 +367,7 @@ def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
 
 
 class _Streams(threading.local):
-    """Streams per thread: MLX lets no other thread use them."""
+    """One extra stream per thread: MLX lets no other thread use it."""
 
     @functools.cached_property
     def second(self) -> mx.Stream:
@@ -374,7 +378,7 @@ _streams = _Streams()
 
 
 class _Watchers(threading.local):
-    """Observers per thread, called with the cache and the mask of every call of attention."""
+    """One observer per thread, called with the cache and the mask at every call of attention."""
 
     note: Callable[[object, object], None] | None = None
 

@@ -1,8 +1,9 @@
 """Codec between KV caches and stored blocks: one byte layout for both forms of caches.
 
-A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds the
-rest: the part of a window before its first whole block, and the state of mlx-lm's own caches. A
-`BlockMemory` moves the bytes. Knows layers and their shapes, but neither stores nor decoding.
+A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds
+everything else: the part of a window before its first whole block, and the state of mlx-lm's own
+caches. A `BlockMemory` moves the bytes. Knows about layers and their shapes; knows nothing about
+stores or decoding.
 """
 
 from __future__ import annotations
@@ -44,20 +45,22 @@ from semantic.ports.generation import BodyTarget
 CacheT = TypeVar("CacheT")
 
 ReadTokens = Callable[[int, range], tuple[list[memoryview], list[memoryview]]]
-"""A reader of a layer's tokens: bytes of keys and values, each (kv_heads, n, head_dim) in order.
-Raises BackendError if the layer does not hold those tokens."""
+"""Reads a layer's tokens: returns the bytes of keys and of values, each (kv_heads, n, head_dim) in
+order. Raises BackendError if the layer does not hold the tokens."""
 
 
 class BlockMemory(Protocol[CacheT, MemoryT]):
-    """The caches of one form as bytes."""
+    """Converts caches of one form to bytes and back."""
 
     def deferred(
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """Return a body of `layers`, copied to `room` outside MLX's work; None if impossible."""
+        """Return a body of `layers` that is copied to `room` outside MLX's work; None if
+        impossible."""
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
-        """Return a reader of the tokens of `caches`; data read for one layer may serve the next."""
+        """Return a reader for `caches`. Data that it reads for one layer may serve the next layer
+        too."""
 
     def stage(
         self,
@@ -67,7 +70,7 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         part: Part,
         tokens: range,
     ) -> list[BodyTarget]:
-        """Return targets for the bodies of `tokens` of `layers`, one per block."""
+        """Return targets for the bodies of `tokens` in `layers`: one target per block."""
 
     def restore(
         self,
@@ -92,8 +95,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         empty: Mapping[int, MlxLmCache],
         memory: BlockMemory[CacheT, MemoryT],
     ) -> None:
-        """`ragged[i]` is true if layer i uses our cache. For each layer stored as a whole mlx-lm
-        state, `states` has the form of that state and `empty` a new cache."""
+        """`ragged[i]` is True if layer i uses our cache. For each layer that is stored as a whole
+        mlx-lm state, `states` has the form of that state and `empty` has a new cache."""
         self._spec = spec
         self._shapes = shapes
         self._ragged = ragged
@@ -152,7 +155,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
     def loading(
         self, caches: Sequence[CacheT], staging: Staging[MemoryT], part: Part, start: int, stop: int
     ) -> list[BodyTarget]:
-        """See `BatchBackend.loading`; `staging` owns the memory until `loaded`."""
+        """See `BatchBackend.loading`. `staging` owns the memory until `loaded` is called."""
         require_bodies(part, start, stop)
         if part is Part.FULL:
             staging.require_next(start, self.layout)
@@ -200,7 +203,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         return cast(tuple[str, Tree], state)[0]
 
     def _contents(self, length: int) -> list[tuple[int, range | None]]:
-        """Return a checkpoint's layers and tokens after `length` tokens; None is a whole state."""
+        """Return the layers in a checkpoint after `length` tokens, each with its tokens, or with
+        None if its whole state is stored."""
         contents: list[tuple[int, range | None]] = [
             (layer, window_edge(length, self._parts.window_tokens or 1))
             for layer in self._parts.window
@@ -223,7 +227,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
 @dataclass(frozen=True, slots=True)
 class PartLayers:
-    """The layers stored token by token, by part. A checkpoint stores all others whole."""
+    """The layers that are stored token by token, by part. All other layers are stored whole, in the
+    checkpoint."""
 
     full: tuple[int, ...]
     window: tuple[int, ...]
@@ -235,9 +240,9 @@ class PartLayers:
 
 
 def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
-    """Assign each layer to a part; `ragged[i]` is true if layer i uses our cache.
-    WINDOW bodies hold the most common window size only. mlx-lm's own window caches are ring
-    buffers, which do not divide into blocks."""
+    """Assign each layer to a part; `ragged[i]` is True if layer i uses our cache. WINDOW bodies
+    hold only layers of the most common window size. mlx-lm's own window caches are ring buffers,
+    which do not divide into blocks."""
     windows = Counter(layer.window for layer, ours in zip(spec.layers, ragged, strict=True) if ours)
     del windows[None]
     size = windows.most_common(1)[0][0] if windows else None
@@ -253,7 +258,8 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks; `others` are the checkpoint's layers and kinds."""
+    """Return the layout of a model's blocks. `others` lists the checkpoint's layers with their
+    kinds."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),
@@ -270,12 +276,14 @@ def describe(
 
 
 def window_start(length: int, window: int) -> int:
-    """Return the first position that a layer with this window attends to from position `length`."""
+    """Return the first position to which a layer with this window attends from position
+    `length`."""
     return max(0, length - window + 1)
 
 
 def window_edge(length: int, window: int) -> range:
-    """Return the checkpoint's positions: from the window's start to the next block edge."""
+    """Return the positions that a checkpoint stores: from the window's start to the next block's
+    edge."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
 
@@ -285,7 +293,7 @@ def _all_finite(arrays: Sequence[mx.array]) -> bool:
 
 
 def _token_bytes(layers: Sequence[int], shapes: Sequence[LayerShape | None]) -> tuple[int, ...]:
-    """Return the bytes of one token in each segment (one head of keys or of values)."""
+    """Return the bytes of one token in each segment; a segment is one head of keys or of values."""
     segments: list[int] = []
     for shape in (require_shape(shapes, layer) for layer in layers):
         for dim in (shape.k_head_dim, shape.v_head_dim):
@@ -306,7 +314,8 @@ def _describe_layers(
 
 
 def _group(described: Sequence[tuple[str, int]]) -> list[list[object]]:
-    """Group layers with the same description: 60 layers have two or three."""
+    """Group layers with the same description: even 60 layers have only two or three
+    descriptions."""
     groups: dict[str, list[int]] = {}
     for text, layer in described:
         groups.setdefault(text, []).append(layer)

@@ -4,7 +4,8 @@
 table     JSON: layout, length, and one tree per layer; an array is {dtype: shape}
 arrays    in the order of the trees, each at a multiple of 64 bytes
 
-A reader checks everything against its expectation before it allocates memory. Knows no caches.
+A reader checks everything against what it expects before it allocates memory. Knows nothing about
+caches.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """Type and shape of an array; `free_axis` may have any length above 0."""
+    """Type and shape of an array. If `free_axis` is given, that axis may have any length above
+    0."""
 
     dtype: mx.Dtype
     shape: tuple[int, ...]
@@ -48,7 +50,7 @@ class ArrayForm:
         return math.prod(self.shape) * self.dtype.size
 
     def fits(self, other: ArrayForm) -> bool:
-        """Return whether `other` has this form."""
+        """Return whether an array of the form `other` satisfies this form."""
         if self.dtype != other.dtype or len(self.shape) != len(other.shape):
             return False
         return all(
@@ -59,24 +61,25 @@ class ArrayForm:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array inside a checkpoint: its form and views of its bytes."""
+    """An array in a checkpoint: its form and views of its bytes."""
 
     form: ArrayForm
     data: Sequence[Bytes]
 
     def load(self) -> mx.array:
-        """Return a copy as an MLX array."""
+        """Return a copy of the array as an MLX array."""
         return array_from(b"".join(self.data), self.form.dtype, self.form.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """An expectation of any tree of arrays and numbers."""
+    """Stands for any tree of arrays and numbers, where a form is expected."""
 
 
 Leaf = None | int | float | str | ArrayForm | StoredArray | Anything
 Tree = Leaf | tuple["Tree", ...] | list["Tree"]
-"""A layer's state. In an expectation an int matches any int, a str only itself."""
+"""A layer's state, or the form that is expected of one. In an expected form, an int matches any
+int; a str matches only itself."""
 
 
 def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
@@ -93,8 +96,8 @@ def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
 
 
 def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tree]) -> list[Tree]:
-    """Decode a checkpoint's trees, which must match `expected`, without loading arrays.
-    Raises CacheReconstructionError for anything that `write_checkpoint` would not write."""
+    """Decode a checkpoint's trees, which must match `expected`, without loading arrays. Raises
+    CacheReconstructionError if `write_checkpoint` could not have written `body`."""
     table, end = _table_of(body)
     for name, value in (("layout", layout), ("length", length)):
         if type(table.get(name)) is not type(value) or table[name] != value:
@@ -109,7 +112,8 @@ def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tr
 
 
 def arrays_in(body: bytes) -> list[mx.array]:
-    """Copy all arrays of a checkpoint. Raises CacheReconstructionError for other bytes."""
+    """Copy all arrays in a checkpoint. Raises CacheReconstructionError if `body` is not a
+    checkpoint."""
     table, end = _table_of(body)
     found: list[mx.array] = []
     waiting = [_Reader(memoryview(body), end).match(table.get("layers"), Anything())]
@@ -151,14 +155,14 @@ def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
 
 
 class _Reader:
-    """A reader of a checkpoint's arrays, in order."""
+    """Reads a checkpoint's arrays in order."""
 
     def __init__(self, body: memoryview, at: int) -> None:
         self._body = body
         self._at = at
 
     def match(self, found: object, expected: Tree) -> Tree:
-        """Return `found` as a tree that matches `expected`."""
+        """Return `found`, which comes from the table, as a tree that matches `expected`."""
         if isinstance(expected, Anything):
             return self._any(found)
         if isinstance(expected, ArrayForm):
@@ -187,7 +191,7 @@ class _Reader:
         raise CacheReconstructionError(f"a {type(found).__name__} in a checkpoint")
 
     def finish(self) -> None:
-        """Raise CacheReconstructionError if any bytes remain."""
+        """Raise CacheReconstructionError if there are bytes left."""
         if self._at != len(self._body):
             left = len(self._body) - self._at
             raise CacheReconstructionError(f"a checkpoint with {left} bytes too many")

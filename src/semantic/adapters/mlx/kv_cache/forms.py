@@ -1,8 +1,9 @@
 """The two forms of KV caches behind one interface, and the choice of a model's form.
 
-A form makes the caches of sequences, turns them into blocks, and both into bytes. It sees only its
-own, so one form's caches are opaque to the other. A model gets pages if all layers have kernels,
-these pass their self-test, and the model's logits are right with them. Knows devices and kernels.
+A form creates the caches of sequences, turns them into blocks, and converts both to bytes. It works
+only with its own caches, which are opaque to the other form. A model gets pages if there are
+kernels for all layers, the kernels pass their self-test, and the model's logits are right with
+them. Knows devices and kernels.
 """
 
 from __future__ import annotations
@@ -56,20 +57,20 @@ OFF_VARIABLE = "SEMANTIC_PAGES"
 """Environment variable that disables pages when it is "off"."""
 
 _PREPARED_PAGES = 8
-"""Pages' worth of host memory to allocate at the start, as much as one load reads at a time."""
+"""How many pages of host memory to allocate at the start: as many as one load reads at a time."""
 
 LayerCache = ContiguousCache | PagedCache
-"""One layer's cache of one sequence."""
+"""The cache of one layer of one sequence."""
 
 Memory = KVBuffer | HostPages
-"""Memory for block bodies while a sequence loads."""
+"""Memory that receives block bodies while a sequence loads."""
 
 AttentionFor = Callable[[PageKind], PagedAttention | None]
-"""A function that returns the attention over pages of a kind; None if there is none."""
+"""Returns the attention for pages of a kind; None if there is none."""
 
 
 class CacheLayers(Protocol):
-    """The maker of a model's caches; see `ContiguousLayers` and `PagedLayers`."""
+    """Creates a model's caches; see `ContiguousLayers` and `PagedLayers`."""
 
     @property
     def ragged(self) -> tuple[bool, ...]: ...
@@ -92,12 +93,12 @@ class CacheLayers(Protocol):
 
 
 _TRACED = 16
-"""Tokens after which states have their final shapes; the n-grams' state holds the last few."""
+"""Tokens after which states have their final shapes: an n-gram state holds the last few tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """The caches of `model`, which computes with them, and their bytes."""
+    """A model, the caches with which it computes, and the codec that turns them into bytes."""
 
     model: Module
     spec: ModelCacheSpec
@@ -113,7 +114,7 @@ def contiguous_form(
     *,
     together: bool = True,
 ) -> CacheForm:
-    """Return the form with every cache in arrays of its own; see `ContiguousLayers`."""
+    """Return the form in which every cache has separate arrays; see `ContiguousLayers`."""
     layers = ContiguousLayers(model, spec, shapes, ragged, together=together)
     theirs = [
         i
@@ -133,12 +134,12 @@ def paged_form(
     costs: RowCosts,
     beside: Beside,
 ) -> CacheForm:
-    """Return the form with tokens in pages of `kinds`, over which `attention` computes, and the
-    states of other layers; see `PagedLayers`."""
+    """Return the form with tokens in pages of `kinds`, over which `attention` computes, and with
+    mlx-lm's states in the other layers; see `PagedLayers`."""
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer.get(number) for number in range(spec.n_layers)]
     make = states_of(probe.model, spec)
-    # A Mac shares its memory with every other program: take none before its use.
+    # A Mac shares its memory with all other programs, so do not take any before it is used.
     at_once = dialect_here() is not METAL
     layers = PagedLayers(
         spec, kinds, attention, at_once=at_once, costs=costs, states=make, beside=beside
@@ -163,8 +164,9 @@ def _form(
     empty: Mapping[int, MlxLmCache],
     memory: BlockMemory[CacheT, MemoryT],
 ) -> CacheForm:
-    """Return the form of caches in `memory`; `empty` has new ones of layers stored as states."""
-    # This reads only shapes and drops the arrays without computing them.
+    """Return the form of caches in `memory`. `empty` has a new cache for each layer stored as a
+    state."""
+    # This reads only the shapes, and discards the arrays without computing them.
     traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
     states = {i: expected_state(traced[i]) for i in empty}
     codec: object = BlockCodec(spec, shapes, layers.ours, states, empty, memory)
@@ -175,7 +177,7 @@ def _form(
 
 
 def find_kernels(kind: PageKind) -> PagedAttention | None:
-    """Return this device's kernels for layers of this kind; None if it has none."""
+    """Return this device's kernels for layers of this kind; None if there are none."""
     dialect = dialect_here()
     if os.environ.get(OFF_VARIABLE) == "off" or dialect is None or not computable(kind, dialect):
         return None
@@ -183,7 +185,7 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
 
 
 CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
-"""Layers that can use our caches, by fingerprint: testing again would take most of a reload."""
+"""Which layers can use our caches, by fingerprint. Kept because testing takes most of a reload."""
 
 
 def choosing_contiguous(
@@ -192,8 +194,8 @@ def choosing_contiguous(
     shapes: Sequence[LayerShape | None],
     name: str | None,
 ) -> Slices[CacheForm]:
-    """Choose the contiguous form, a forward pass at a time.
-    Remembers the choice of layers under `name`, the model's fingerprint, unless None."""
+    """Choose the contiguous form, yielding after each forward pass. Remembers which layers can use
+    our caches under `name`, the model's fingerprint, unless `name` is None."""
     if name is not None and name in CHOSEN_LAYERS:
         ragged = CHOSEN_LAYERS[name]
     else:
@@ -212,9 +214,9 @@ def choosing_pages(
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
 ) -> Slices[CacheForm | None]:
-    """Choose the paged form; None if a layer cannot use pages or a test gives wrong results.
-    Tries the model that `probe` decodes with, then the one that mlx-lm wrote. Takes a forward pass
-    or the tests of kernels at a time."""
+    """Choose the paged form; None if a layer cannot use pages or a test gives wrong results. Tries
+    the model with which `probe` decodes, then mlx-lm's original model. Yields after each forward
+    pass and after the tests of the kernels."""
     form = yield from _testing_pages(probe, spec, shapes, attention)
     if form is None and probe.decoding is not probe.model:
         plain = LogitsProbe(probe.model, agree=probe.agree)
@@ -230,7 +232,7 @@ def _testing_pages(
 ) -> Slices[CacheForm | None]:
     kinds = page_kinds(spec, shapes)
     if kinds is None or is_row_by_row(probe.model):
-        return None  # a batch in pages has no rows of its own
+        return None  # a batch in pages cannot compute row by row
     found = [one for kind in kinds if (one := attention(kind)) is not None]
     if not probe.agree(len(found) == len(kinds)):
         return None
@@ -279,8 +281,8 @@ def _comparing_pages(
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
         if narrow is not None and small is not None and (yield from narrow.computing()):
-            # Kernels belong to a window and have passed their tests: others would only cost time to
-            # make.
+            # Kernels are made for one window, and they have passed their tests already: making
+            # kernels for narrowed windows would only take time.
             theirs = page_kinds(small, read_shapes(probe.model)) or ()
             tested = tuple(theirs) == tuple(kinds)
             attention = found if tested else [PortableAttention() for _ in theirs]
@@ -292,12 +294,14 @@ def _comparing_pages(
 
 
 def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
-    """Return prompts' ways to share a pass, best first: states in rows of arrays, or alone."""
+    """Return the ways in which prompts may share a pass, best first: "alone" only, unless states
+    can be rows of arrays."""
     make = states_of(model, spec)
     slots = make is not None and all(isinstance(one, ArraysCache) for one in make().values())
     return ("padded", "even", "alone") if slots else ("alone",)
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:
-    """Return the device's copies outside MLX, if `attention` leaves pages in place: kernels do."""
+    """Return the device's copies outside MLX if `attention` leaves pages in place, as kernels do;
+    None if not."""
     return transfers_here() if all(isinstance(one, PagedKernels) for one in attention) else None

@@ -1,9 +1,9 @@
-"""A layer's caches of several sequences as one layer of a batch, by the kind of cache.
+"""One layer's caches of several sequences, merged into one layer of a batch, by the kind of cache.
 
-The states of a recurrent layer are one array per part, with row i for sequence i: a state has no
-length, so nothing needs alignment. A step replaces the arrays as a whole. Membership is an index:
-the next step gathers staying rows, joining rows and padding at once. Knows our and mlx-lm's kinds,
-but neither models nor requests.
+The states of a recurrent layer are one array per part, in which row i belongs to sequence i: a
+state has no length, so nothing needs alignment. A step replaces the arrays as a whole. Joining and
+leaving only change a list of indices: the next step gathers staying rows, joining rows and padding
+at once. Knows our kinds of caches and mlx-lm's; knows nothing about models or requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.slots import SlottedBatch
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """A placeholder in a sequence's cache for an array whose row a batch holds."""
+    """A placeholder in a sequence's cache for an array while a batch holds its row."""
 
     nbytes: int
 
@@ -34,11 +34,11 @@ class _Row(Protocol):
 
 
 class StateBatch(ArraysCache):
-    """The states of the sequences in a batch; models use it as mlx-lm's ArraysCache.
-    The sequences' caches are empty meanwhile, except for their byte counts. Either all have a state
-    or none: to some models no state is not the same as zeros."""
+    """The states of the sequences in a batch, used by models as mlx-lm's ArraysCache. Meanwhile,
+    the sequences' own caches are empty except for their byte counts. Either all sequences have a
+    state or none has, because some models treat no state differently from zeros."""
 
-    cache: list[mx.array | None]  # type: ignore[assignment]  # mlx-lm's are None at first
+    cache: list[mx.array | None]  # type: ignore[assignment]  # entries may be None
 
     def __init__(self, rows: Sequence[ArraysCache]) -> None:
         super().__init__(len(rows[0].cache))
@@ -52,17 +52,18 @@ class StateBatch(ArraysCache):
 
     @property
     def n_rows(self) -> int:
-        """Least rows of a step: the sequences."""
+        """The least number of rows in a step: one for each sequence."""
         return len(self._rows)
 
     def pad_to(self, n_rows: int) -> None:
-        """Let padding follow the sequences, so that a step has `n_rows` rows."""
+        """Append padding rows after the sequences, so that a step has `n_rows` rows."""
         padding = n_rows - len(self._rows)
         self._settled &= padding == self._padding
         self._padding = padding
 
     def take(self, counts: Sequence[int]) -> None:
-        """Compute this many tokens of each row in the only pass; the rest is padding."""
+        """In the only pass, compute this many tokens of each row; the rest of each row is
+        padding."""
         self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
 
     def filter(self, batch_indices: Sequence[int]) -> None:
@@ -72,12 +73,12 @@ class StateBatch(ArraysCache):
         self._settled = False
 
     def extend(self, other: StateBatch) -> None:
-        """Add the rows of `other`, which the caller must not use any more."""
+        """Add the rows of `other`, which must not be used any more."""
         other._settle(padding=0)
         self._join(other._rows, [other.cache])
 
     def extract(self, idx: int) -> ArraysCache:
-        """Return row `idx` in the cache that it came from, in memory of its own."""
+        """Return row `idx` in its original cache, with separate memory."""
         self._settle(padding=self._padding)
         row = self._rows[idx]
         at = mx.array([idx])
@@ -85,13 +86,14 @@ class StateBatch(ArraysCache):
         return cast(ArraysCache, row)
 
     def end(self) -> None:
-        """Give every row its state back, in memory of its own."""
+        """Give every row its state back, in separate memory."""
         for idx in range(len(self._rows)):
             self.extract(idx)
 
     @property
     def example(self) -> list[mx.array | None]:
-        """Arrays of some rows, with the shapes and types of all, except the number of rows."""
+        """Arrays of some of the rows. Except for the number of rows, all arrays have their shapes
+        and types."""
         return self._joining[-1] if self._joining else self.cache
 
     # Called by models
@@ -107,13 +109,15 @@ class StateBatch(ArraysCache):
                 row.cache[idx] = _Lent(value.nbytes // value.shape[0])
 
     def make_mask(self, N: int, *_: object, **__: object) -> mx.array | None:
-        """Return the real ones of N tokens of each row, (rows, N); None for all."""
+        """Return which of N tokens in each row are not padding, (rows, N); None if no token is
+        padding."""
         return cast("mx.array | None", super().make_mask(N))
 
     # Inside
 
     def _join(self, rows: Sequence[_Row], arrays: Sequence[list[mx.array | None]]) -> None:
-        """Add rows whose states are `arrays`, in order; each may hold several rows."""
+        """Add rows whose states are in `arrays`, in order. Each element of `arrays` may contain
+        several rows."""
         self._joining += arrays
         for row in rows:
             row.cache = [None if one is None else _Lent(one.nbytes) for one in row.cache]
@@ -121,7 +125,7 @@ class StateBatch(ArraysCache):
         self._settled = False
 
     def _settle(self, padding: int) -> None:
-        """Gather the rows of the next step, with `padding` rows behind them."""
+        """Gather the rows of the next step, followed by `padding` rows."""
         if self._settled and padding == self._padding:
             return
         self.cache = [
@@ -136,7 +140,7 @@ class StateBatch(ArraysCache):
 def _gathered(
     part: mx.array | None, kept: Sequence[int], joining: Sequence[mx.array | None], padding: int
 ) -> mx.array | None:
-    """Return rows `kept` of `part`, then `joining`, then zeros; None if nothing has a state."""
+    """Return rows `kept` of `part`, then `joining`, then zeros; None if no row has a state."""
     pieces: list[mx.array | None] = []
     if kept:
         pieces += [part] if part is None else [part[i:j] for i, j in _ranges(kept)]
@@ -145,7 +149,7 @@ def _gathered(
     if not found:
         return None
     if len(found) != len(pieces):
-        raise ValueError("a sequence without a state is not one whose state is zeros")
+        raise ValueError("cannot join a sequence without a state to sequences with a state")
     if padding:
         found.append(mx.zeros((padding, *found[0].shape[1:]), found[0].dtype))
     return found[0] if len(found) == 1 else mx.concatenate(found)
@@ -162,7 +166,7 @@ def _ranges(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class BatchLayer(Protocol):
-    """One layer of a batch; see `RaggedBatch`, `PagedBatch`, `StateBatch`."""
+    """One layer of a batch. See `RaggedBatch`, `PagedBatch` and `StateBatch`."""
 
     @property
     def n_rows(self) -> int: ...
@@ -194,18 +198,19 @@ def merge(caches: Sequence[object]) -> BatchLayer:
 
 
 def merge_theirs(caches: Sequence[object]) -> BatchLayer:
-    """Merge by the caches' own `merge`."""
+    """Merge caches with their own `merge`."""
     return cast(_Merges, caches[0]).merge(caches)
 
 
 def pad(layer: BatchLayer, n_rows: int) -> None:
-    """Let padding follow the rows of states, so that all layers of a step have `n_rows` rows."""
+    """Append padding rows to a layer of states, so that all layers of a step have `n_rows` rows."""
     if isinstance(layer, StateBatch):
         layer.pad_to(n_rows)
 
 
 def states(layers: Sequence[BatchLayer]) -> list[mx.array]:
-    """Return the arrays of all states, on which no logits of their own step depend."""
+    """Return the arrays of all states. The logits of the step that computed them do not depend on
+    them."""
     found: list[mx.array] = []
     for layer in layers:
         if isinstance(layer, StateBatch):
@@ -217,9 +222,9 @@ StateShapes = tuple[tuple[int, ...] | None, ...]
 
 
 def state_shapes(caches: Sequence[object]) -> StateShapes:
-    """Return the shapes of a sequence's states, or of a batch's, without the rows.
-    None for states not yet computed: to some models these are not the same as zeros. Sequences with
-    different shapes cannot share a step."""
+    """Return the shapes of the states of a sequence or a batch, leaving out the axis of rows; None
+    for a state not computed yet, because some models treat no state differently from zeros.
+    Sequences with different shapes cannot share a step."""
     found: list[tuple[int, ...] | None] = []
     for cache in caches:
         if isinstance(cache, ArraysCache):

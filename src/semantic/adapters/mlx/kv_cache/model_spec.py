@@ -1,10 +1,11 @@
-"""A model's cache spec: the findings of `spec_reader`, and those of its masks and positions.
+"""A model's cache spec: the findings of `spec_reader`, combined with the model's masks and
+positions.
 
-A layer that keeps every token and masks the old ones is a sliding window like any other. Some
-models' keys depend on a prompt's chunks: only their first tokens are reusable. A traced forward
-pass shows the masks without evaluation, with narrowed windows: beyond a window of 8 a few tokens
-show what 4,096 would. A layer with several caches, mlx-lm's `CacheList`, counts as several layers,
-each of its own kind. Knows the names in mlx-lm's models.
+A layer that keeps every token but masks old ones counts as a sliding window. In some models keys
+depend on how a prompt is divided into chunks, so only their first tokens are reusable. The masks
+come from a traced forward pass that is not evaluated, with narrowed windows: a few tokens behave
+beyond a window of 8 as thousands would beyond 4,096. A layer with several caches, mlx-lm's
+`CacheList`, counts as several layers, each of its own kind. Knows the names in mlx-lm's models.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
 
 NARROW = 8
-"""Tokens of a narrowed window, chunk or budget of tokens."""
+"""Tokens in a narrowed window, chunk or token budget."""
 
 _NUMBERS = (
     (re.compile(r"topk_blocks$"), 2),
@@ -33,14 +34,15 @@ _NUMBERS = (
     (re.compile(r"(window|window_size|attention_chunk_size|index_topk|floor_scale)$"), NARROW),
     (re.compile(r"max_position_embeddings$"), NARROW),
 )
-"""Names of numbers, and their maximum while narrowed."""
+"""Patterns for names of numbers, and the largest value of each number while narrowed."""
 
 _Values = MutableMapping[str, object]
 
 
 @contextmanager
 def narrowed(*models: Module) -> Iterator[bool]:
-    """Narrow these models; yield whether any number changed. Nothing else may use them."""
+    """Narrow these models; yield whether any number changed. Meanwhile nothing else may use
+    them."""
     changed: list[tuple[_Values, str, object]] = []
     try:
         for values in _configurations(models):
@@ -56,7 +58,7 @@ def narrowed(*models: Module) -> Iterator[bool]:
 
 
 def _smaller(name: str, value: object) -> object:
-    """Return the narrowed form of a value with this name; the value itself if it has none."""
+    """Return the narrowed value for this name; if there is none, `value` itself."""
     most = next((most for pattern, most in _NUMBERS if pattern.search(name)), None)
     numbers = list(value) if isinstance(value, list | tuple) else [value]
     if most is None or not any(type(one) is int and one > most for one in numbers):
@@ -66,7 +68,8 @@ def _smaller(name: str, value: object) -> object:
 
 
 def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
-    """Yield the attributes of all modules and of the arguments that made them, each once."""
+    """Yield the attributes of all modules and of the arguments that created them, each of them
+    once."""
     seen: set[int] = set()
     for model in models:
         for module in cast(Callable[[], list[Module]], model.modules)():
@@ -75,14 +78,14 @@ def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
 
 
 def _with_inner(values: _Values, seen: set[int]) -> Iterator[_Values]:
-    """Yield `values`, and the values of the configurations in them."""
+    """Yield `values`, then the values of all configurations inside them."""
     if id(values) in seen:
         return
     seen.add(id(values))
     yield values
     for value in list(values.values()):
         if isinstance(value, Module):
-            continue  # one of `modules`
+            continue  # listed in `modules` itself
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from _with_inner(vars(value), seen)
         elif isinstance(value, dict) and all(isinstance(name, str) for name in value):
@@ -90,11 +93,11 @@ def _with_inner(values: _Values, seen: set[int]) -> Iterator[_Values]:
 
 
 _Nesting = tuple["_Nesting", ...] | None
-"""The parts of a layer's cache; None for a cache that is not a list."""
+"""The structure of a layer's cache: its parts, or None for a cache that is not a list."""
 
 
 def flat(caches: Sequence[object]) -> list[object]:
-    """Return `caches` with lists replaced by their parts."""
+    """Return `caches` with each list of caches replaced by its parts."""
     return [
         leaf
         for cache in caches
@@ -103,10 +106,10 @@ def flat(caches: Sequence[object]) -> list[object]:
 
 
 def flatten(model: Module) -> None:
-    """Make `model` take and make flat caches, if its layers keep lists. Idempotent."""
+    """Make `model` accept and create flat caches if its layers use lists of caches. Idempotent."""
     nesting = tuple(map(_nesting, cast(list[object], make_prompt_cache(model))))
     if any(one is not None for one in nesting):
-        # Only calls with caches change: weights, modules and names stay the model's.
+        # Only calls with caches change. The model keeps its weights, modules and names.
         object.__setattr__(model, "__class__", _flat_class(type(model), nesting))
 
 
@@ -141,15 +144,15 @@ def _nested(nesting: _Nesting, leaves: Iterator[object]) -> object:
 
 
 PROMPT_CHUNK = 2048
-"""Tokens of a prompt that mlx-lm computes at once: its multiples divide every prompt."""
+"""The tokens of a prompt that mlx-lm computes at once. Prompts are divided at multiples of it."""
 
-# Errors of a model that needs more of its caches than one traced token gives.
+# Errors that a model raises if it needs more from its caches than one traced token provides.
 _UNTRACEABLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 def read_spec(model: object) -> ModelCacheSpec | None:
-    """Return the spec of an mlx-lm model, else None. See `spec_reader.read_spec`.
-    The model takes and makes flat caches from then on: see `flatten`."""
+    """Return the spec of an mlx-lm model; None for any other object. See `spec_reader.read_spec`.
+    From then on, the model accepts and creates flat caches, see `flatten`."""
     if not isinstance(model, Module):
         return None
     flatten(model)
@@ -158,7 +161,7 @@ def read_spec(model: object) -> ModelCacheSpec | None:
     layers = tuple(
         _with_window(layer, mask.window) for layer, mask in zip(spec.layers, masks, strict=True)
     )
-    # Up to these the windows with an overhanging mask are not full.
+    # Below these lengths, windows whose mask overhangs are not full yet.
     sizes = [one.size for one in masks if one.overhangs and one.size is not None]
     limits = [*(size - 1 for size in sizes), *_limits_of_positions(model)]
     return dataclasses.replace(spec, layers=layers, reusable_tokens=min(limits, default=None))
@@ -166,7 +169,7 @@ def read_spec(model: object) -> ModelCacheSpec | None:
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
     """See `spec_reader.read_shapes`. Also None for layers that only mlx-lm's own caches can
-    compute, because their masks are wider than their caches."""
+    compute, because the layer's mask is wider than its cache."""
     shapes = spec_reader.read_shapes(model)
     masks = _read_masks(model)
     return [None if mask.overhangs else shape for shape, mask in zip(shapes, masks, strict=True)]
@@ -174,9 +177,9 @@ def read_shapes(model: Module) -> list[LayerShape | None]:
 
 @dataclasses.dataclass(slots=True)
 class _Mask:
-    """The mask of a layer's attention: its window, if the cache has none of its own.
-    It `overhangs` if its window is wider than the cache's, `size`: a prompt's tokens then see one
-    more than a decoded token."""
+    """The mask of a layer's attention; `window` is set if the cache itself has no window. A mask
+    `overhangs` if it is wider than the cache's window, `size`: then a prompt's token sees one token
+    more than a decoded token does."""
 
     window: int | None = None
     size: int | None = None
@@ -184,7 +187,7 @@ class _Mask:
 
 
 def _read_masks(model: Module) -> list[_Mask]:
-    """Return the masks of all layers; compute nothing."""
+    """Return the masks of all layers without computing anything."""
     caches = cast(list[object], make_prompt_cache(model))
     asked: dict[int, tuple[mx.array, int]] = {}
     traced = [_traced(cache, asked) for cache in caches]
@@ -192,7 +195,7 @@ def _read_masks(model: Module) -> list[_Mask]:
         attention_hook.install(model)
         with contextlib.suppress(*_UNTRACEABLE), attention_hook.watching(_note):
             model(mx.zeros((1, 1), dtype=mx.int32), cache=traced)
-    # One of the layers with the same window provides the mask of all.
+    # One of the layers with the same window creates the mask for all of them.
     overhanging = {
         cache.mask.size
         for cache in traced
@@ -218,7 +221,7 @@ class _FullCache(KVCache):
     """A cache that notes the window of its layer's attention mask."""
 
     def __init__(self, asked: dict[int, tuple[mx.array, int]]) -> None:
-        """`asked` has the masks of all layers with their windows, by their ids."""
+        """`asked` has the masks created for any layer, with their windows, by the masks' ids."""
         cast(Callable[[], None], super().__init__)()
         self.mask = _Mask()
         self.asked = asked
@@ -234,7 +237,7 @@ class _FullCache(KVCache):
 
 
 class _WindowCache(RotatingKVCache):
-    """A cache that notes whether the mask is wider than itself."""
+    """A cache that notes whether its mask is wider than the cache."""
 
     def __init__(self, size: int) -> None:
         cast(Callable[[int], None], super().__init__)(size)
@@ -260,8 +263,8 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
 
 
 def _limits_of_positions(model: Module) -> Iterator[int]:
-    """Yield the tokens up to which positions do not depend on the length of a chunk.
-    Some rotary embeddings depend on it beyond the model's original context."""
+    """Yield lengths in tokens up to which positions do not depend on how long a chunk is. Beyond
+    the model's original context, the positions of some rotary embeddings do."""
     known: dict[tuple[object, ...], bool] = {}
     for rope in cast(Callable[[], list[Module]], model.modules)():
         limit = getattr(rope, "max_position_embeddings", None)

@@ -1,7 +1,7 @@
 """Probe at load: finds the layers that can use our caches by running a few tokens both ways.
 
-Most of mlx-lm's models can. Some compute with the cache's results or call another attention; their
-layers keep mlx-lm's own caches. Knows no list of models.
+Most of mlx-lm's models can use them. Some compute with a cache's results or call another attention;
+their layers keep mlx-lm's own caches. Contains no list of models.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ _PROMPTS: _Prompts = (
     (2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5, 2, 3, 5, 3, 6, 0, 2, 8, 7, 4, 7, 1, 3),
 )
 _STEPS = ((2, 7, 1), (1, 8, 2), (2, 8, 1))
-"""Sequences of different lengths and the tokens that follow, valid in any vocabulary.
-Nothing makes up for padding in the first. The others exceed anything `narrowed` leaves, and not by
-a multiple of a block."""
+"""Tokens that follow the sequences above, which differ in length; all are valid in any vocabulary.
+The first sequence is short, so errors in padding cannot average out. The others exceed every
+narrowed limit, and their lengths are not multiples of a block."""
 
 _EXACT = 1e-3
-"""Maximum difference of logits on a CPU in fp32, relative to their norm."""
+"""The largest difference of logits on a CPU in fp32, relative to their norm."""
 
 _ROUNDED = {mx.bfloat16: 5e-2}
 _ROUNDED_LESS = 2e-2
-"""Differences that are rounding in any model, by type; fp16, and fp32 that a GPU multiplies in
-TF32, have three more bits than bf16."""
+"""Differences that count as rounding in any model, by type. fp16, and fp32 multiplied as TF32 on a
+GPU, have three more bits than bf16."""
 
 _TIMES_MLX_LM = 2.0
 _MOST_ROUNDED = 0.4
-"""Maximum of the rounding bound, which is a multiple of mlx-lm's own batch's difference.
-In a deep mixture of experts rounding routes tokens to other experts. Wrong attention in one kind of
-layers differs by 0.8 and more."""
+"""The largest rounding bound; the bound is a multiple of the difference in mlx-lm's own batch. In a
+deep mixture of experts, rounding can route tokens to other experts. Wrong attention in one kind of
+layers makes a difference of at least 0.8."""
 
 _COPIES = 4
-"""Copies of a sequence in a batch that shows the rounding of prefill in a batch."""
+"""Copies of a sequence in a batch that shows how much prefill in a batch rounds."""
 
 _STRAYS = 3
-"""One in this many logit vectors, the most different one, does not count under rounding. Rounding
-can route a token of a mixture of experts to another expert; a wrong layer is wrong in all."""
+"""Of this many logit vectors, the one that differs most is ignored when others show only rounding.
+Rounding can route a token to another expert; a wrong layer affects all vectors."""
 
-# Errors of a model that uses a handle as an array.
+# Errors that a model raises if it uses a handle as an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
@@ -82,19 +82,19 @@ class _Layers(Protocol):
 
 
 Agree = Callable[[bool], bool]
-"""Returns whether all ranks of a model agree with this one; on one device its own finding."""
+"""Returns whether this and all other ranks of a model found True; on one device, its argument."""
 
 
 class LogitsProbe:
-    """A model's logits of sequences that decode alone; compares batches with other caches to them.
+    """A model's logits for sequences that decode alone; compares batches with other caches to them.
 
-    Batches add in another order than single sequences, so on a GPU their logits differ. mlx-lm's
-    own batch of the same sequences measures how much of that is rounding.
+    A batch adds in a different order than a single sequence, so on a GPU the logits differ.
+    mlx-lm's own batch of the same sequences shows how much of the difference is rounding.
     """
 
     def __init__(self, model: Module, decoding: Module | None = None, agree: Agree = bool) -> None:
-        """`model` computes single sequences, and `decoding`, if given, the batches.
-        The ranks of a sharded model `agree` after each comparison, so that they go on alike."""
+        """`model` computes single sequences; `decoding`, if given, computes batches. The ranks of a
+        sharded model `agree` after each comparison, so that all continue in the same way."""
         attention_hook.install(model)
         self.model = model
         self.agree = agree
@@ -107,7 +107,7 @@ class LogitsProbe:
         return at_once(self.comparing(layers))
 
     def comparing(self, layers: _Layers) -> Slices[bool]:
-        """`accepts`, a forward pass at a time."""
+        """Like `accepts`, but yield after each forward pass."""
         try:
             found = yield from _batched(self.decoding, layers)
         except _NOT_AN_ARRAY:
@@ -118,7 +118,7 @@ class LogitsProbe:
         if self._exact:
             return self.agree(all(one <= _EXACT for one in differences))
         counted = _without_strays(differences)
-        # False for NaN. The yardstick costs a run of its own and rarely matters.
+        # NaN gives False. The yardstick takes a run of its own and is rarely needed.
         if self.agree(counted <= self._rounded):
             return True
         return self.agree(counted <= self._yardstick_for(layers))
@@ -129,13 +129,14 @@ class LogitsProbe:
 
     @contextlib.contextmanager
     def narrowed(self) -> Iterator[LogitsProbe | None]:
-        """Yield a probe of the model with small windows, chunks and budgets meanwhile; None if it
-        has none. The model may not work with them."""
+        """Yield a probe of the model, with small windows, chunks and budgets until the block ends;
+        None if the model has none of these. The narrowed model may not work."""
         with narrowed(self.model, self.decoding) as changed:
             yield LogitsProbe(self.model, self.decoding, self.agree) if changed else None
 
     def computing(self) -> Slices[bool]:
-        """Return whether the model computes at all, alone; a forward pass at a time."""
+        """Return whether the model can compute single sequences at all. Yields after each forward
+        pass."""
         try:
             self._alone = yield from _solo(self.model)
         except _NOT_AN_ARRAY:
@@ -146,13 +147,14 @@ class LogitsProbe:
         """Return the largest difference due to rounding; 0 if mlx-lm's own batch is wrong."""
         if isinstance(layers, PagedLayers) and layers.beside != "alone":
             return self._yardstick_of("copies")
-        # mlx-lm's batch cannot measure itself: padding may be the error.
+        # mlx-lm's padded batch cannot be its own yardstick, because padding may be the error.
         padded = isinstance(layers, ContiguousLayers) and not any(layers.ragged)
         return self._yardstick_of("unpadded" if padded else "padded")
 
     def _yardstick_of(self, batch: _Batch) -> float:
-        """Return the yardstick of mlx-lm's own batch, measured once: a batch that pads, one of
-        sequences of equal lengths (`unpadded`), or `copies` of one sequence, prefilled together."""
+        """Return the yardstick of mlx-lm's own batch, measured only once. The batch is one that
+        pads, one of sequences of equal length (`unpadded`), or `copies` of one sequence, prefilled
+        together."""
         if batch not in self._yardsticks:
             try:
                 self._yardsticks[batch] = _most_rounded(self._differences_of(batch))
@@ -192,9 +194,9 @@ class LogitsProbe:
 def choosing_layers(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> Slices[tuple[bool, ...] | None]:
-    """Choose for each layer whether it can use our cache, a forward pass at a time.
-    All layers together if that works, else each that works alone. None if a batch is wrong even
-    with mlx-lm's own caches: sequences must then run one after the other."""
+    """Choose for each layer whether it can use our cache, yielding after each forward pass. Returns
+    all layers if they work together, else each layer that works alone. None if a batch is wrong
+    even with mlx-lm's own caches: sequences must then run one after the other."""
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
         if narrow is not None and small is not None and (yield from narrow.computing()):
@@ -226,7 +228,7 @@ def _choosing(
 
 
 class _Padded:
-    """A maker of mlx-lm's own caches, which a batch pads."""
+    """Creates mlx-lm's own caches, which a batch pads."""
 
     def __init__(self, model: Module) -> None:
         self._model = model
@@ -236,8 +238,8 @@ class _Padded:
 
 
 class AttentionUse(NamedTuple):
-    """A kind's calls of attention: number of query heads, and with sinks, without or both.
-    No query heads if the kind never calls it. `latent`: keys are latents; see `DecodeStep.rope`."""
+    """How a kind's layers call attention: the number of query heads (0 if they never call it),
+    whether with sinks, without, or both, and whether keys are latents; see `DecodeStep.rope`."""
 
     n_heads: int
     sinks: frozenset[bool]
@@ -247,7 +249,7 @@ class AttentionUse(NamedTuple):
 def attention_use(
     model: Module, spec: ModelCacheSpec, kinds: Sequence[PageKind]
 ) -> list[AttentionUse]:
-    """Return how each kind's layers call attention in a batch; compute nothing."""
+    """Return how each kind's layers call attention in a batch, without computing anything."""
     attention_hook.install(model)
     recorders = [_Recorder() for _ in kinds]
     layers = PagedLayers(spec, kinds, recorders, states=states_of(model, spec))
@@ -258,7 +260,7 @@ def attention_use(
 
 
 class _Recorder(PortableAttention):
-    """A recorder of calls of attention."""
+    """Records calls of attention."""
 
     def __init__(self) -> None:
         self.n_heads = 0
@@ -276,7 +278,8 @@ class _Recorder(PortableAttention):
 def _solo(
     model: Module, prompts: _Prompts = _PROMPTS, *, copies: int = 1
 ) -> Slices[list[mx.array]]:
-    """Return the logits (2, vocab) of each step, each sequence alone, with mlx-lm's own caches."""
+    """Return each step's logits, (2, vocab), computing each sequence alone with mlx-lm's own
+    caches."""
     by_sequence: list[list[mx.array]] = []
     for row, prompt in enumerate(prompts):
         caches = make_prompt_cache(model)
@@ -292,7 +295,7 @@ def _solo(
 def _batched(
     model: Module, layers: _Layers, prompts: _Prompts = _PROMPTS
 ) -> Slices[list[mx.array]]:
-    """`_solo` with both sequences in one batch."""
+    """Like `_solo`, but with both sequences in one batch."""
     sequences = [layers.empty(BLOCK_TOKENS) for _ in prompts]
     if isinstance(layers, PagedLayers) and layers.beside != "alone":
         paged = cast("list[list[PagedCache]]", sequences)
@@ -327,7 +330,7 @@ def _prefilled_side_by_side(
     sequences: Sequence[Sequence[PagedCache]],
     prompts: _Prompts,
 ) -> Slices[None]:
-    """Prefill the prompts together: equally many tokens of each, then the rest of each."""
+    """Prefill the prompts together: first equally many tokens of each, then the rest of each."""
     lengths = sorted({len(prompt) for prompt in prompts})
     stops = lengths if layers.beside == "even" else [lengths[0] // 2, lengths[-1]]
     for at, stop in itertools.pairwise([0, *stops]):
@@ -339,7 +342,7 @@ def _prefilled_side_by_side(
 
 
 def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[float]:
-    """Return each logit vector's difference relative to its norm."""
+    """Return the difference of each logit vector, relative to its norm."""
     differences: list[float] = []
     for ours, theirs in zip(found, alone, strict=True):
         right = theirs.astype(mx.float32)
@@ -349,13 +352,14 @@ def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[f
 
 
 def _most_rounded(differences: Sequence[float]) -> float:
-    """Return the rounding bound where mlx-lm's batch has these differences; 0 if it is wrong."""
+    """Return the rounding bound if mlx-lm's batch has these differences; 0 if that batch is
+    wrong."""
     theirs = _without_strays(differences)
     return min(_TIMES_MLX_LM * theirs, _MOST_ROUNDED) if theirs <= _MOST_ROUNDED else 0.0
 
 
 def _without_strays(differences: Sequence[float]) -> float:
-    """Return the mean without the largest third; NaN if one is NaN."""
+    """Return the mean, leaving out the largest third; NaN if any difference is NaN."""
     if any(math.isnan(one) for one in differences):
         return math.nan
     return statistics.mean(sorted(differences)[: -(len(differences) // _STRAYS)])

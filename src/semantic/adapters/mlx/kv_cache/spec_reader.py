@@ -1,7 +1,7 @@
-"""Reader of a model's cached layers: kinds, windows and shapes.
+"""Reads a model's cached layers: their kinds, windows and shapes.
 
-Kinds come from `make_cache()`, shapes from a forward pass that MLX, being lazy, never evaluates. So
-this takes no weights, and it is right where configuration files mislead. Knows no files.
+Kinds come from `make_cache()`, shapes from a forward pass that MLX, being lazy, never evaluates.
+This needs no weights, and is right where configuration files mislead. Does not read files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, Mo
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Shape of one token's keys and values in one layer."""
+    """The shape of one token's keys and values in one layer."""
 
     kv_heads: int
     k_head_dim: int
@@ -36,8 +36,8 @@ class KeyValueCache(Protocol):
 
 
 def read_spec(model: Module) -> ModelCacheSpec:
-    """Return the spec of an mlx-lm model.
-    Raises UnsupportedModelError, naming the first layer whose cache the engine cannot keep."""
+    """Return the spec of an mlx-lm model. Raises an UnsupportedModelError that names the first
+    layer whose cache the engine cannot keep."""
     short, long = trace(model, 1), trace(model, BLOCK_TOKENS + 1)
     return ModelCacheSpec(
         tuple(_read_layer(i, *pair) for i, pair in enumerate(zip(short, long, strict=True)))
@@ -45,7 +45,8 @@ def read_spec(model: Module) -> ModelCacheSpec:
 
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
-    """Return the shape of each layer's keys and values; None for layers with another state."""
+    """Return the shape of each layer's keys and values; None for layers with another kind of
+    state."""
     return [
         _shape(cache) if _kind(i, cache) is not LayerKind.STATE else None
         for i, cache in enumerate(trace(model, 1))
@@ -53,7 +54,7 @@ def read_shapes(model: Module) -> list[LayerShape | None]:
 
 
 def trace(model: Module, n_tokens: int) -> list[object]:
-    """Return mlx-lm's caches of a model after `n_tokens` tokens; compute nothing."""
+    """Return mlx-lm's caches of a model after `n_tokens` tokens, without computing anything."""
     caches: list[object] = mlx_caches.make_prompt_cache(model)
     model(mx.zeros((1, n_tokens), dtype=mx.int32), cache=caches)
     return caches
@@ -67,7 +68,7 @@ def _kind(layer: int, cache: object) -> LayerKind:
     if isinstance(cache, mlx_caches.ArraysCache | mlx_caches.RotatingKVCache):
         return LayerKind.STATE
     if hasattr(cache, "state"):
-        return LayerKind.STATE  # of an unknown class: kept as a whole
+        return LayerKind.STATE  # an unknown class: its state is kept as a whole
     raise UnsupportedModelError(
         f"layer {layer} keeps a {type(cache).__name__}, which has no state to keep"
     )
@@ -84,7 +85,7 @@ def _read_layer(layer: int, short: object, long: object) -> LayerSpec:
     if kind is LayerKind.STATE:
         one, more = _state_bytes(short), _state_bytes(long)
         grows = more > one
-        # A growing state counts per block: by a second block's addition, or by the first block's
+        # A growing state counts per block: as what a second block adds, or as the first block's
         # bytes if those are more.
         return LayerSpec(kind, state_bytes=max(one, more - one), state_grows=grows)
     shape = _shape(short)

@@ -21,9 +21,9 @@ MemoryT = TypeVar("MemoryT")
 
 @dataclass(slots=True)
 class Staging(Generic[MemoryT]):
-    """Memory that receives block bodies, by layer or by kind of layers.
-    `length` counts the sequence's tokens. `window_tokens` are the positions of the WINDOW bodies;
-    the checkpoint has the window's tokens before them."""
+    """Memory that receives block bodies, by layer or by kind of layers. `length` is the number of
+    tokens in the sequence. `window_tokens` are the positions in the WINDOW bodies; the checkpoint
+    contains the window's earlier tokens."""
 
     length: int
     full_stop: int = 0
@@ -32,16 +32,16 @@ class Staging(Generic[MemoryT]):
     window_tokens: range = range(0)
 
     def require_next(self, start: int, layout: BlockLayout) -> None:
-        """Raise BackendError unless FULL bodies may load from `start` on."""
+        """Raise BackendError unless FULL bodies can be loaded from position `start` on."""
         if self.full_stop:
             raise BackendError("earlier tokens are still loading")
         if start != self.length:
-            raise BackendError(f"loading from token {start} into a sequence of {self.length}")
+            raise BackendError(f"cannot load from token {start}: the sequence has {self.length}")
         if start and layout.needs_checkpoint:
             raise BackendError("this model's caches load only into an empty sequence")
 
     def require_no_window(self) -> None:
-        """Raise BackendError unless WINDOW bodies may load."""
+        """Raise BackendError unless WINDOW bodies can be loaded."""
         if self.length or self.window_tokens:
             raise BackendError("WINDOW bodies load once, into an empty sequence")
 
@@ -49,13 +49,14 @@ class Staging(Generic[MemoryT]):
         """Raise CacheReconstructionError unless the sequence can hold `length` tokens now."""
         if not self.length <= length <= self.full_stop:
             raise CacheReconstructionError(
-                f"got tokens {self.length} to {self.full_stop}, expected them to {length}"
+                f"got tokens {self.length} to {self.full_stop}, expected tokens up to {length}"
             )
         if layout.needs_checkpoint and checkpoint is None:
             raise CacheReconstructionError(f"{length} tokens came without a checkpoint")
 
     def require_window(self, tokens: range) -> None:
-        """Raise CacheReconstructionError unless WINDOW bodies of these tokens have loaded."""
+        """Raise CacheReconstructionError unless WINDOW bodies with these tokens have been
+        loaded."""
         found = self.window_tokens
         if not found.start <= tokens.start < tokens.stop <= found.stop:
             raise CacheReconstructionError(
@@ -65,10 +66,10 @@ class Staging(Generic[MemoryT]):
 
 
 class InPlace:
-    """A `BodyTarget` in host memory, read when the sequence has loaded."""
+    """A `BodyTarget` in host memory that is read once the sequence has loaded."""
 
     def __init__(self, segments: Sequence[memoryview]) -> None:
-        """`segments` hold 256 tokens each; `close` releases them."""
+        """`segments` hold 256 tokens each. `close` releases them."""
         self._segments = list(segments)
 
     def put(self, body: bytes | memoryview) -> None:
@@ -89,7 +90,7 @@ class InPlace:
 
 
 class Piece(NamedTuple):
-    """A checkpoint's content of one layer with a window: keys and values of `tokens`."""
+    """A checkpoint's content for one layer with a window: keys and values of `tokens`."""
 
     layer: int
     tokens: range
@@ -97,22 +98,23 @@ class Piece(NamedTuple):
 
 
 def blocks_in(tokens: range) -> int:
-    """Return the number of blocks that `tokens` span; they begin at a block's edge."""
+    """Return how many blocks `tokens` span. They must begin at a block's edge."""
     return -(-len(tokens) // BLOCK_TOKENS)
 
 
 def require_block(length: int, part: Part, start: int, stop: int) -> None:
-    """Raise BackendError unless `start` to `stop` lie in one block of a sequence of `length`."""
+    """Raise BackendError unless positions `start` to `stop` are in one block of the first `length`
+    tokens."""
     if part is Part.CHECKPOINT:
         raise BackendError("a checkpoint is not a block; expected part FULL or WINDOW")
     if not 0 <= start < stop <= whole_blocks(start + 1):
-        raise BackendError(f"tokens {start} to {stop} are not all of one block")
+        raise BackendError(f"tokens {start} to {stop} are not all in one block")
     if stop > length:
         raise BackendError(f"no tokens {start} to {stop} in a sequence of {length}")
 
 
 def require_held(layer: int, held: range, tokens: range) -> None:
-    """Raise BackendError unless `layer`, which holds the tokens `held`, holds `tokens`."""
+    """Raise BackendError unless a layer that holds the tokens `held` holds all of `tokens`."""
     if not held.start <= tokens.start <= tokens.stop <= held.stop:
         raise BackendError(
             f"layer {layer} holds tokens {held.start} to {held.stop}, "
@@ -131,6 +133,6 @@ def require_shape(shapes: Sequence[LayerShape | None], layer: int) -> LayerShape
 def require_bodies(part: Part, start: int, stop: int) -> None:
     """Raise BackendError unless `start` to `stop` are tokens of whole block bodies."""
     if start % BLOCK_TOKENS or not 0 <= start < stop:
-        raise BackendError(f"tokens {start} to {stop} do not begin with a block")
+        raise BackendError(f"tokens {start} to {stop} do not begin at a block's edge")
     if part is Part.CHECKPOINT:
         raise BackendError("pass a checkpoint to `loaded` as it is")

@@ -1,7 +1,7 @@
-"""Adapters that mlx-lm trained for a model: low-rank layers (LoRA, DoRA), or weights of its own.
+"""Adapters that mlx-lm trained for a model: low-rank layers (LoRA, DoRA), or replaced weights.
 
 The only module that knows how mlx-lm stores and applies them: `tests/integration/test_adapters.py`
-fails when it changes that. Knows folders and modules, but not their model's origin.
+fails if mlx-lm changes that. Knows folders and modules; does not know where their model comes from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Kind = Literal["lora", "dora", "full"]
 
 _MAX_CONFIG_BYTES = 1 << 20
 _LARGEST_NUMBER = 1e30
-"""A product may be infinite in fp32 even below it; the engine finds that as with any weights."""
+"""Even below this limit a product can be infinite in fp32; the engine notices as with any
+weights."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _HALF = (mx.float16, mx.bfloat16)
 _ELSEWHERE = {
@@ -41,9 +42,9 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter whose files have passed their own checks.
-    `parameters` configure low-rank layers in the last `layers` layers, or in all if that is
-    negative. `shapes` has each array's shape by name, `n_bytes` their bytes in memory."""
+    """An adapter whose files have passed their own checks. `parameters` configure low-rank layers
+    in the last `layers` layers, or in all layers if `layers` is negative. `shapes` has each array's
+    shape by name; `n_bytes` is the arrays' bytes in memory."""
 
     folder: Path
     kind: Kind
@@ -62,13 +63,13 @@ class Adapter:
 
 
 def adapter_files(folder: Path) -> tuple[Path, Path]:
-    """Return the files that an adapter consists of."""
+    """Return the files that make up an adapter."""
     return folder / CONFIG, folder / WEIGHTS
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Return the adapter in `folder`; read only the headers of its arrays.
-    Raises ModelNotFoundError for a folder without an adapter of mlx-lm."""
+    """Return the adapter in `folder`, reading only the headers of its arrays. Raises
+    ModelNotFoundError if the folder does not contain an adapter of mlx-lm."""
     _require_files(folder)
     config = _Config(folder / CONFIG)
     kind = config.kind()
@@ -79,8 +80,9 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def apply_adapter(model: Module, adapter: Adapter) -> Module:
-    """Return `model` under the adapter. It shares all other arrays with `model`, which stays as it
-    is. Computes nothing. Raises ModelNotFoundError for another model's adapter."""
+    """Return `model` with the adapter applied, without computing anything. The result shares all
+    other arrays with `model`, which does not change. Raises ModelNotFoundError if the adapter is
+    for another model."""
     replaced = {name.rpartition(".")[0] for name in adapter.shapes}
     adapted = share(model, replaced if adapter.kind == "full" else ())
     base = arrays_of(adapted)
@@ -94,27 +96,27 @@ def apply_adapter(model: Module, adapter: Adapter) -> Module:
     _require_fits(adapter, expected)
     load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
     weights = load(str(adapter.folder / WEIGHTS))
-    wide = on_cpu()  # as the weights of the model
+    wide = on_cpu()  # like the model's weights
     given = [
         (name, array.astype(mx.float32) if wide and array.dtype in _HALF else array)
         for name, array in weights.items()
     ]
     cast("Callable[..., object]", adapted.load_weights)(given, strict=False)
-    cast("Callable[[], object]", adapted.eval)()  # no dropout
+    cast("Callable[[], object]", adapted.eval)()  # switches dropout off
     return adapted
 
 
 def arrays_of(model: Module) -> dict[str, mx.array]:
-    """Return all arrays of a model by their paths."""
+    """Return all arrays of a model by their paths in it."""
     parameters = cast("Callable[[], object]", model.parameters)()
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(parameters)))
 
 
 class _Config:
-    """An adapter's configuration, which checks every value before mlx-lm gets it."""
+    """An adapter's configuration. Checks every value before mlx-lm gets it."""
 
     def __init__(self, path: Path) -> None:
-        """Raise ModelNotFoundError for a file that is not a JSON object."""
+        """Raise ModelNotFoundError unless the file is a JSON object."""
         self._path = path
         try:
             if path.stat().st_size > _MAX_CONFIG_BYTES:
@@ -127,7 +129,7 @@ class _Config:
         self._fields: dict[str, object] = fields
 
     def kind(self) -> Kind:
-        """Return the way mlx-lm tuned the model."""
+        """Return how mlx-lm tuned the model."""
         given = self._fields.get("fine_tune_type", "lora")
         for one in cast("tuple[Kind, ...]", get_args(Kind)):
             if given == one:
@@ -135,14 +137,14 @@ class _Config:
         raise self._wrong("fine_tune_type lora, dora or full", given)
 
     def layers(self) -> int:
-        """Return how many of the last layers have low-rank ones."""
+        """Return how many of the last layers have low-rank layers."""
         given = self._fields.get("num_layers")
         if type(given) is not int:
             raise self._wrong("num_layers, a number of layers", given)
         return given
 
     def parameters(self) -> dict[str, object]:
-        """Return the parameters from which mlx-lm makes low-rank layers."""
+        """Return the parameters for mlx-lm's low-rank layers."""
         given = self._fields.get("lora_parameters")
         if not isinstance(given, dict):
             raise self._wrong("lora_parameters with rank, scale and dropout", given)
@@ -171,7 +173,7 @@ def _are_texts(given: object) -> bool:
 
 
 def _require_files(folder: Path) -> None:
-    """Raise ModelNotFoundError for a folder without an adapter of mlx-lm."""
+    """Raise ModelNotFoundError if the folder does not contain an adapter of mlx-lm."""
     missing = [path.name for path in adapter_files(folder) if not path.is_file()]
     if not missing:
         return
@@ -185,12 +187,12 @@ def _require_files(folder: Path) -> None:
 
 
 def _read_headers(path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Return the shapes of all arrays and their bytes in memory. Raises ModelNotFoundError."""
+    """Return the shapes of all arrays, and their bytes in memory. Raises ModelNotFoundError."""
     shapes: dict[str, tuple[int, ...]] = {}
     n_bytes = 0
     try:
         with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name in file.keys():  # noqa: SIM118 - not a mapping
                 part = file.get_slice(name)
                 shapes[name], kind = tuple(part.get_shape()), str(part.get_dtype())
                 if kind not in _BYTES:
@@ -215,7 +217,7 @@ def _add_layers(model: Module, adapter: Adapter) -> None:
 
 
 def _require_fits(adapter: Adapter, expected: Mapping[str, mx.array]) -> None:
-    """Raise ModelNotFoundError unless the adapter has the expected arrays."""
+    """Raise ModelNotFoundError unless the adapter contains exactly the expected arrays."""
     shapes = {name: tuple(array.shape) for name, array in expected.items()}
     wrong = sorted(
         name

@@ -1,7 +1,7 @@
 """Descriptions of models: their layers' caches, their size, and the form of their weights.
 
-Before loading, this module builds the model from its configuration, as mlx-lm does, but never
-evaluates it, which takes no weights and no memory. Knows folders with a config.json.
+Before loading, this module builds the model from its configuration as mlx-lm does, but never
+evaluates it, so it needs no weights and no memory. Knows folders that contain a config.json.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _GENERATION_CONFIG = "generation_config.json"
 _CONTEXT_FIELD = "max_position_embeddings"
 _MAX_CONFIG_BYTES = 1 << 22
 _MAX_LAYERS = 2048
-"""More layers than any model has. A configuration comes from others, and building takes time."""
+"""More layers than any model has. Limited because configurations are untrusted and building a model
+takes time."""
 
 _MAX_VOCABULARY = 1 << 31
 
@@ -50,8 +51,8 @@ CacheKind = Literal["full", "latent", "window", "state", "compressed"]
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """Layers of a model that cache alike; `window` in tokens. latent: one compressed latent of keys
-    and values for all heads; compressed: a state that grows."""
+    """Layers of a model with caches of the same form; `window` is in tokens. "latent" means one
+    compressed latent of keys and values for all heads; "compressed" means a state that grows."""
 
     kind: CacheKind
     layers: int
@@ -60,10 +61,11 @@ class CacheForm:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model's demands on this device.
+    """What a model needs from this device.
 
-    `context_tokens`, None without one, and `vocab_size`, the default bound of token ids, are the
-    configuration's. `weights_bytes` counts the weights in memory. `adapter` is the model's adapter.
+    `context_tokens`, None if unknown, and `vocab_size`, the default limit on token ids, come from
+    the configuration. `weights_bytes` is the size of the weights in memory. `adapter` is the
+    model's adapter.
     """
 
     model_type: str
@@ -78,11 +80,11 @@ class ModelDescription:
 def describe(
     folder: Path, file_bytes: int | None = None, adapter: Path | None = None
 ) -> ModelDescription:
-    """Describe the model in `folder`, under the adapter in another one.
+    """Describe the model in `folder`, with the adapter in the folder `adapter` if given.
 
-    With `file_bytes`, the size of its weight files, these may be missing. Raises ModelNotFoundError
-    without a readable configuration and for another model's adapter, and UnsupportedModelError for
-    a model that mlx-lm or the engine does not support.
+    If `file_bytes` gives the size of the weight files, the files may be missing. Raises
+    ModelNotFoundError if the configuration is unreadable or the adapter is for another model, and
+    UnsupportedModelError if mlx-lm or the engine does not support the model.
     """
     config = read_config(folder)
     found = None if adapter is None else read_adapter(adapter)
@@ -113,8 +115,8 @@ def describe(
 
 
 def weights_bytes(folder: Path) -> int:
-    """Return the bytes of the weights in `folder` once loaded; read only headers.
-    0 without readable weights: loading reports why."""
+    """Return the bytes that the weights in `folder` take once loaded, reading only headers. 0 if
+    the weights are unreadable: loading reports why."""
     try:
         return _bytes_of(_read_headers(folder))
     except (*LOAD_ERRORS, OSError):
@@ -127,7 +129,7 @@ def _vocabulary(config: Mapping[str, object]) -> int:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """Return the configuration in `folder`. Raises as `describe`."""
+    """Return the configuration in `folder`. Raises the same errors as `describe`."""
     path = folder / _CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
@@ -143,7 +145,7 @@ def read_config(folder: Path) -> dict[str, object]:
         raise ModelNotFoundError(f"{path} has no model_type: it is not a language model of mlx-lm")
     if "model_file" in config:
         raise UnsupportedModelError(
-            f"{path} names a program of the model's own, and the engine runs none"
+            f"{path} names a program of the model's own, which the engine does not run"
         )
     for name, value in (*config.items(), *_text_config(config).items()):
         if "layer" in name and isinstance(value, int) and value > _MAX_LAYERS:
@@ -154,13 +156,13 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def _read_headers(folder: Path) -> list[mx.array]:
-    """Return a folder's weights, if it has any; read only headers."""
+    """Return a folder's weights, if it has any, reading only headers."""
     load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
     return [weight for file in weight_files(folder) for weight in load(str(file)).values()]
 
 
 def _dtype(config: Mapping[str, object], weights: list[mx.array]) -> mx.Dtype:
-    """Return the type of activations: that of most weights with floating-point numbers."""
+    """Return the type of activations: the type of most floating-point weights."""
     counts = Counter(w.dtype for w in weights if mx.issubdtype(w.dtype, mx.floating))
     if counts:
         return counts.most_common(1)[0][0]
@@ -169,19 +171,19 @@ def _dtype(config: Mapping[str, object], weights: list[mx.array]) -> mx.Dtype:
 
 
 def _bytes_of(weights: list[mx.array]) -> int:
-    """Return the bytes of the weights once loaded: on a CPU halves become fp32."""
+    """Return the bytes of the weights once loaded; on a CPU 16-bit weights become fp32."""
     wide = on_cpu()
     return sum(w.size * 4 if wide and w.dtype in _HALF else w.nbytes for w in weights)
 
 
 def _estimated(config: Mapping[str, object], dtype: mx.Dtype, file_bytes: int) -> int:
-    """Return `_bytes_of` files whose headers are missing."""
+    """Return an estimate of `_bytes_of` for files whose headers are missing."""
     quantized = any(_text_value(config, n) for n in ("quantization", "quantization_config"))
     return file_bytes * 2 if on_cpu() and dtype in _HALF and not quantized else file_bytes
 
 
 def _forms(spec: ModelCacheSpec, rank: object) -> tuple[CacheForm, ...]:
-    """Return the forms of all layers, the most frequent first; `rank` is the width of a latent."""
+    """Return the forms of all layers, most frequent first. `rank` is the width of a latent."""
     counts = Counter((_kind(layer, rank), layer.window) for layer in spec.layers)
     return tuple(CacheForm(kind, n, window) for (kind, window), n in counts.most_common())
 
@@ -195,7 +197,7 @@ def _kind(layer: LayerSpec, rank: object) -> CacheKind:
 
 
 def _text_value(config: Mapping[str, object], name: str) -> object:
-    """Return a field of the configuration, or of the text model inside it."""
+    """Return a field of the configuration, or of the text model's configuration inside it."""
     return config.get(name) or _text_config(config).get(name)
 
 
@@ -208,8 +210,8 @@ _HASH = "sha256:"
 
 
 def read_details(model: Module, model_id: str, folder: Path) -> ModelDetails:
-    """Return the details of `model`, loaded from `folder`, with the fingerprint `model_id`.
-    Leaves out those of its chat template. Raises OSError if the folder no longer exists."""
+    """Return the details of `model`, which was loaded from `folder` and has the fingerprint
+    `model_id`, except those of its chat template. Raises OSError if the folder no longer exists."""
     config = load_config(folder)
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config
@@ -239,10 +241,10 @@ def _stored_as(quantization: object, folder: Path) -> str:
 
 
 def _kinds_of_weights(folder: Path) -> Iterator[str]:
-    """Yield the types of all weights in `folder`; read only headers."""
+    """Yield the types of all weights in `folder`, reading only headers."""
     for path in weight_files(folder):
         with safe_open(path, framework="numpy") as weights:
-            for name in weights.keys():  # noqa: SIM118 - it is no mapping
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
                 yield str(weights.get_slice(name).get_dtype()).lower()
 
 
@@ -251,7 +253,7 @@ def _whole(value: object) -> int | None:
 
 
 def read_context(model: object) -> int | None:
-    """Return the model's context length in tokens; None if its configuration has none."""
+    """Return the model's context length in tokens; None if its configuration does not state one."""
     arguments = getattr(model, "args", None)
     nested = getattr(arguments, "text_config", None)
     own = getattr(arguments, _CONTEXT_FIELD, None)
@@ -260,7 +262,8 @@ def read_context(model: object) -> int | None:
 
 
 def read_sampling(folder: Path) -> SamplingParams:
-    """Return the default sampling of `generation_config.json`, greedy if missing or invalid."""
+    """Return the default sampling in `generation_config.json`; greedy if it is missing or
+    invalid."""
     try:
         given = json.loads((folder / _GENERATION_CONFIG).read_text())
     except (OSError, ValueError, RecursionError):

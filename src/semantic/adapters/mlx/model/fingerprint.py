@@ -1,8 +1,8 @@
 """Fingerprint of a model: a hash of all its files and of how this machine computes.
 
-Equal fingerprints give equal keys and values. Neither the folder's path nor file times matter. The
+Equal fingerprints mean equal keys and values. The folder's path and file times do not matter. The
 user's cache folder keeps digests of large files, only to save time: an unreadable, foreign or
-malformed file there counts as empty. Knows files, not models.
+malformed file in it counts as empty. Knows files; knows nothing about models.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A state that changes with the file's content: a program cannot set `ctime_ns` back."""
+    """A state that changes whenever the file's content does: a program cannot set `ctime_ns`
+    back."""
 
     device: int
     inode: int
@@ -46,13 +47,14 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> FileState:
-        """Return the state of the file at `path`; follow symlinks."""
+        """Return the state of the file at `path`, following symlinks."""
         found = path.stat()
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     @property
     def settled(self) -> bool:
-        """True if a later change is sure to change the state: file system clocks may be coarse."""
+        """True if every later change is certain to change the state: file system clocks can be
+        coarse."""
         return time.time_ns() - self.ctime_ns > _CLOCK_NS
 
     @property
@@ -61,7 +63,7 @@ class FileState:
 
 
 def cache_folder() -> Path:
-    """Return this user's folder for our caches."""
+    """Return this user's folder for the engine's caches."""
     own = os.environ.get("SEMANTIC_CACHE")
     if own:
         return Path(own).expanduser()
@@ -73,7 +75,7 @@ def cache_folder() -> Path:
 
 
 class DigestCache:
-    """Digests by file state. No call raises: an unusable file counts as empty."""
+    """Digests by file state. Nothing here raises: an unusable file counts as empty."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -82,23 +84,23 @@ class DigestCache:
         self._changed = False
 
     def get(self, state: FileState) -> bytes | None:
-        """Return the 32-byte digest of the file with this state; None if not cached."""
+        """Return the 32-byte digest of the file with this state; None if it is not cached."""
         self._load()
         found = self._entries.get(state.key)
         return None if found is None else bytes.fromhex(found)
 
     def put(self, state: FileState, digest: bytes) -> None:
-        """Add `digest` in memory; `save` writes it."""
+        """Add `digest` in memory only; `save` writes it to disk."""
         self._load()
         self._entries[state.key] = digest.hex()
         self._changed = True
 
     def save(self) -> None:
-        """Write new entries, if any, atomically and readable by the owner alone."""
+        """Write new entries, if there are any, atomically and readable only by the owner."""
         if not self._changed:
             return
         newest = dict(list(self._entries.items())[-_MAX_ENTRIES:])
-        # A home that is missing or not writable costs only time.
+        # A home folder that is missing or not writable only costs time.
         with contextlib.suppress(OSError, RuntimeError):
             _write(self._path(), json.dumps(newest).encode())
             self._changed = False
@@ -115,7 +117,8 @@ class DigestCache:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of this user's regular file. Raises OSError or ValueError for others."""
+    """Return the contents of a regular file of this user. Raises OSError or ValueError for any
+    other file."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
@@ -130,10 +133,10 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes) -> dict[str, str]:
-    """Return the well-formed entries. Raises ValueError or RecursionError if it is not JSON."""
+    """Return the well-formed entries. Raises ValueError or RecursionError if `data` is not JSON."""
     entries: object = json.loads(data)
     if not isinstance(entries, dict):
-        raise ValueError("no entries")  # noqa: TRY004  it came from a file, not from a caller
+        raise ValueError("no entries")  # noqa: TRY004  comes from a file, not from a caller
     return {
         key: value for key, value in entries.items() if isinstance(value, str) and _is_digest(value)
     }
@@ -151,7 +154,7 @@ def _write(path: Path, data: bytes) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:  # mkstemp makes it readable by its owner alone
+        with os.fdopen(descriptor, "wb") as file:  # from mkstemp: only its owner can read it
             file.write(data)
         temporary.replace(path)
     except OSError:
@@ -160,7 +163,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 _WHOLE = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"})
-"""Configuration, tokenizer and templates."""
+"""Suffixes of configuration, tokenizer and template files, which are hashed whole."""
 _WEIGHTS, _INDEX, _ALONE = ".safetensors", "model.safetensors.index.json", "model.safetensors"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
@@ -172,11 +175,11 @@ _THREADS = max(4, min(16, os.cpu_count() or 1))
 
 
 def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: bool = False) -> str:
-    """Return the id of the model in `folder`. Raises OSError for a file that it cannot read.
+    """Return the id of the model in `folder`. Raises OSError if a file is unreadable.
 
-    `cache`, by default the user's own, keeps digests of large weight files. With `any_chip`
-    machines that differ only in chip or BLAS kernel give a model one id, which says so: their keys
-    and values differ in the last bits.
+    `cache`, by default the user's own, keeps digests of large weight files. With `any_chip`,
+    machines that differ only in chip or BLAS kernel use the same id for a model, and the id says
+    so; their keys and values differ in the last bits.
     """
     cache = DigestCache() if cache is None else cache
     fields = [numerics(any_chip=any_chip).encode()]
@@ -189,8 +192,8 @@ def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: boo
 
 
 def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
-    """Return the id of the model with fingerprint `model` under an adapter in `files`.
-    Raises OSError for a file that it cannot read."""
+    """Return the id of the model with fingerprint `model` after applying the adapter in `files`.
+    Raises OSError if a file is unreadable."""
     cache = DigestCache()
     digests = [_digest_file(path, cache) for path in files]
     cache.save()
@@ -199,19 +202,20 @@ def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
 
 
 def is_fingerprint(model_id: str) -> bool:
-    """Return whether a model id is a fingerprint of files, not a made-up name."""
+    """Return whether a model id is a fingerprint of files instead of a made-up name."""
     return model_id.removeprefix(ANY_CHIP).startswith(_KIND)
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
-    """Return the state of each file that the fingerprint covers, by name. Raises OSError. If the
-    states are the same before and after loading and hashing, the fingerprint names this model."""
+    """Return the state of each file that the fingerprint covers, by name. If the states before and
+    after loading and hashing are the same, the fingerprint belongs to this model. Raises
+    OSError."""
     return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
 
 
 def numerics(*, any_chip: bool = False) -> str:
-    """Return what determines rounding: libraries, device, chip, architecture, weight type, BLAS and
-    its kernel; with `any_chip` without chip and kernel."""
+    """Return everything that determines rounding: libraries, device, chip, architecture, weight
+    type, BLAS and its kernel; with `any_chip`, everything except chip and kernel."""
     device = read_device()
     kind = device.kind
     parts = {
@@ -229,10 +233,11 @@ def numerics(*, any_chip: bool = False) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the model's weights, as its index names them.
+    """Return the files with the model's weights, as listed in its index.
 
-    Without an index, or if none of its files exists: `model.safetensors`, else all whose names
-    begin so. Raises OSError for a malformed index, or if one of several files is missing.
+    Without an index, or if none of its files exists: `model.safetensors`, else all files whose
+    names begin like it. Raises OSError if the index is malformed, or if some of its files are
+    missing.
     """
     index, alone = folder / _INDEX, folder / _ALONE
     named = [folder / name for name in _names_in(index)] if index.is_file() else []
@@ -245,7 +250,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path) -> list[str]:
-    """Return the sorted file names in an index of weights. Raises OSError for another file."""
+    """Return the sorted file names in an index of weights. Raises OSError if it is not an index."""
     try:
         names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
         outside = [name for name in names if Path(name).name != name]
@@ -258,8 +263,9 @@ def _names_in(index: Path) -> list[str]:
 
 @contextlib.contextmanager
 def only_weights(folder: Path) -> Iterator[Path]:
-    """Yield a folder whose files `model*.safetensors` are the model's weights alone.
-    This folder, or one with links to its files until the block ends. Raises as `weight_files`."""
+    """Yield a folder in which the files `model*.safetensors` are exactly the model's weights:
+    `folder` itself, or a temporary folder with links to its files. Raises the same errors as
+    `weight_files`."""
     used = weight_files(folder)
     if used == sorted(folder.glob(f"model*{_WEIGHTS}")):
         yield folder
@@ -282,14 +288,14 @@ def _files_of(folder: Path) -> Iterator[Path]:
 
 
 def _digest_file(path: Path, cache: DigestCache) -> bytes:
-    """Digest the file's size and each 16 MiB of it."""
+    """Return a digest of the file's size and of each 16 MiB of the file."""
     before = FileState.of(path)
     cacheable = path.suffix in _WEIGHTS and before.size >= _WORTH_CACHING
     known = cache.get(before) if cacheable else None
     if known is not None:
         return known
     found = _hash(path, before.size)
-    # Do not cache the digest of a file modified during the read or just before.
+    # Do not cache the digest of a file that changed while being read or just before.
     if cacheable and before.settled and FileState.of(path) == before:
         cache.put(before, found)
     return found

@@ -1,8 +1,9 @@
-"""Joined matrix products: linear layers of a model that read the same input become one.
+"""Joined matrix products: linear layers of a model that read the same input become one layer.
 
-The number of kernels bounds a decode step of a few sequences, not their work. The given model still
-computes the same. Its weights become views of the joined ones, so no weight exists twice. Depends
-only on the names of mlx-lm's layers, and computes layers with different inputs apart.
+A decode step of a few sequences is limited by the number of kernels, not by their work. The given
+model still computes the same, and its weights become views of the joined weights, so no weight
+exists twice. Depends only on the names of mlx-lm's layers. Computes layers whose inputs turn out to
+differ separately.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of a module that get the same input."""
 
 MOST_ROWS = 256
-"""Most tokens for which layers join: more fill a device, and a joined product's parts have gaps."""
+"""The most tokens for which layers join: more tokens fill a device, and the parts of a joined
+product are not contiguous."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
 def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
-    """Return a model that computes the same with joined products; `model` shares its weights."""
+    """Return a model that computes the same with joined products and shares the weights of
+    `model`."""
     return _copied(model, {}, names)
 
 
 def share(model: Module, apart: Collection[str] = ()) -> Module:
-    """Copy a tree of modules, sharing those without modules below them.
-    New arrays for these, as from `join`, then reach both trees. The layers at the paths `apart` are
-    copies too, with the same arrays."""
+    """Copy a tree of modules, but share modules that contain no other modules, so that new arrays
+    for these, as from `join`, reach both trees. The modules at the paths in `apart` are copied too,
+    with the same arrays."""
     modules = cast("Callable[[], list[tuple[str, Module]]]", model.named_modules)()
     same = {
         id(one): one
@@ -44,16 +47,16 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
 
 
 def product_of(module: Module) -> Product | None:
-    """Return the product that a linear layer of a joined model takes its result from."""
+    """Return the product from which a linear layer of a joined model takes its result."""
     return module.product if isinstance(module, _Takes) else None
 
 
 class Product:
-    """A matrix product for several linear layers of the same input.
-    Remembers its last result until each layer has taken its part."""
+    """A matrix product for several linear layers with the same input. Remembers its last result
+    until each layer has taken its part."""
 
     def __init__(self, layers: Sequence[Linear | QuantizedLinear]) -> None:
-        """Concatenate the weights; those of `layers` become views of the result."""
+        """Concatenate the weights of `layers`, which become views of the result."""
         sizes = [cast(mx.array, layer["weight"]).shape[0] for layer in layers]
         edges = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
         self._edges = edges[1:-1]
@@ -74,12 +77,12 @@ class Product:
         self._apart = False
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Return the results of all layers, one behind the other."""
+        """Return the results of all layers, one after the other."""
         return cast("Callable[[mx.array], mx.array]", self._whole)(x)
 
     def part(self, number: int, x: mx.array) -> mx.array | None:
-        """Return one layer's result; None if it has taken its part of this input before.
-        Also None, from then on, if the layers turn out to have several inputs."""
+        """Return one layer's result; None if the layer has already taken its part for this input.
+        Always None once the layers turn out to have different inputs."""
         if self._input is not x:
             self._apart |= self._input is not None
             self._input = None
@@ -93,7 +96,8 @@ class Product:
 
 
 class _Takes(Module):
-    """A linear layer that takes its result from a joined product; precedes mlx-lm's class."""
+    """A linear layer that takes its result from a joined product. Precedes mlx-lm's class in the
+    bases."""
 
     product: Product
     number: int
@@ -106,7 +110,7 @@ class _Takes(Module):
 
 
 class _Part(_Takes, Linear):
-    """A part whose weights are numbers."""
+    """A part with unquantized weights."""
 
 
 class _QuantizedPart(_Takes, QuantizedLinear):
@@ -114,7 +118,7 @@ class _QuantizedPart(_Takes, QuantizedLinear):
 
 
 def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:
-    """Copy a tree of modules with joined products; the copy shares all arrays."""
+    """Copy a tree of modules, joining products. The copy shares all arrays."""
     if id(module) in known:
         return known[id(module)]
     copy = known[id(module)] = _without_children(module)
@@ -149,7 +153,7 @@ def _without_children(module: Module) -> Module:
 
 
 def _join_in(module: Module, names: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Product]:
-    """Return the products of a module's own linear layers, by the layers' names."""
+    """Return the products for a module's own linear layers, by the layers' names."""
     found: dict[tuple[str, ...], Product] = {}
     for group in names:
         layers = [module.get(name) for name in group]
@@ -157,12 +161,12 @@ def _join_in(module: Module, names: Sequence[Sequence[str]]) -> dict[tuple[str, 
             linear = cast("list[Linear | QuantizedLinear]", layers)
             if len({_form(one) for one in linear}) == 1:
                 found[tuple(group)] = Product(linear)
-                mx.clear_cache()  # drops the weights as they were
+                mx.clear_cache()  # frees the separate weights
     return found
 
 
 def _form(layer: Linear | QuantizedLinear) -> tuple[object, ...]:
-    """Return what layers must share to join."""
+    """Return what layers must have in common to be joined."""
     arrays = [
         (name, array.dtype, array.shape[1:])
         for name in _ARRAYS

@@ -1,9 +1,9 @@
 """Embedding models: mlx-lm's decoders and mlx-embeddings' encoders, pooled as their files declare.
 
 A decoder computes a batch in chunks of columns over mlx-lm's own caches, padded on the right, where
-causal attention never looks. A model whose logits come from other states fails to load. An
-encoder's own pooling is the mean for every model, so this module pools as sentence-transformers'
-files declare. Depends on names in both packages. Call it from the computing thread.
+causal attention never looks. A model whose logits come from other states fails to load. An encoder
+itself uses the mean for every model, so this module pools as sentence-transformers' files declare.
+Depends on names in both packages. Call it from the computing thread.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def read_pooling(folder: Path, default: Pooling) -> Pooling:
-    """Return the pooling that `folder` declares, else `default`.
-    Raises UnsupportedModelError for an unsupported pooling, and for a layer after it."""
+    """Return the pooling that `folder` declares, or `default` if it declares none. Raises
+    UnsupportedModelError for an unsupported pooling, or if a layer follows the pooling."""
     modules = _read(folder / _MODULES)
     kinds = (
         [str(one.get("type", "")) for one in modules if isinstance(one, dict)]
@@ -74,9 +74,9 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
 
 
 def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
-    """Return the sum of the states that count in each row's vector: (rows, width).
-    `states` (rows, columns, width) are at `positions` (1, columns) of rows with `lengths` (rows,);
-    padding does not count."""
+    """Return for each row the sum of the states that its vector is made of, (rows, width).
+    `states`, (rows, columns, width), are at `positions`, (1, columns), of rows with `lengths`,
+    (rows,); padding does not count."""
     ends = lengths[:, None]
     match pooling:
         case "last":
@@ -89,7 +89,7 @@ def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pool
 
 
 def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
-    """Return the rows of `sums` (rows, width), scaled to length 1. Raises NotFiniteError."""
+    """Return the rows of `sums`, (rows, width), scaled to length 1. Raises NotFiniteError."""
     norms = mx.linalg.norm(sums, axis=-1, keepdims=True)
     rows = sums / mx.maximum(norms, 1e-12)
     if not mx.all(mx.isfinite(rows)).item():
@@ -98,14 +98,15 @@ def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
 
 
 def read_length(folder: Path) -> int | None:
-    """Return the longest text in tokens that `folder` declares; None if it declares none."""
+    """Return the longest text, in tokens, that `folder` declares; None if it declares none."""
     found = _read(folder / "sentence_bert_config.json")
     most = found.get("max_seq_length") if isinstance(found, dict) else None
     return most if type(most) is int and most > 0 else None
 
 
 def _read(path: Path) -> object:
-    """Return a file's JSON; None without a file. Raises UnsupportedModelError for another file."""
+    """Return the JSON in a file; None if there is no file. Raises UnsupportedModelError if it is
+    not JSON."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UnsupportedModelError(f"{path} is longer than {_MAX_BYTES} bytes")
@@ -118,12 +119,12 @@ def _read(path: Path) -> object:
 
 
 CHUNK_TOKENS: Final = 512
-"""Tokens of one chunk, over all rows of a batch; bounds how long a step delays answers."""
+"""Tokens per chunk over all rows of a batch. Limits how long a step delays answers."""
 
 _DECODER_PROBE: Final = (1, 2, 3)
 
 States = Callable[..., mx.array]
-"""A function from token ids (rows, columns) and caches to states (rows, columns, width)."""
+"""Takes token ids, (rows, columns), and caches; returns states, (rows, columns, width)."""
 
 
 class _Embedder:
@@ -151,7 +152,7 @@ class DecoderEmbedder(_Embedder):
         pooling: Pooling,
         max_tokens: int,
     ) -> None:
-        """Raise UnsupportedModelError for a model whose states are out of reach."""
+        """Raise UnsupportedModelError if the model's states are not accessible."""
         super().__init__(tokenizer, model_id, max_tokens)
         self._model = model
         self._states = states_of(model)
@@ -159,7 +160,7 @@ class DecoderEmbedder(_Embedder):
         self.dimensions = self._states(mx.array([_DECODER_PROBE])).shape[-1]
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """See `Embedder.shortened`. The token that ends every text stays."""
+        """See `Embedder.shortened`. Keeps the token that ends every text."""
         if len(tokens) <= self.max_tokens:
             return tokens
         ends = self._end if tokens[-1:] == self._end else ()
@@ -203,8 +204,9 @@ class DecoderRun:
 
 
 def states_of(model: Module) -> States:
-    """Return the function that computes the states below a model's logits, after its last norm.
-    Raises UnsupportedModelError unless the model's logits come from these states."""
+    """Return the function that computes the states from which a model computes its logits, after
+    its last norm. Raises UnsupportedModelError unless the model's logits do come from these
+    states."""
     inner = cast("States | None", getattr(model, "model", None))
     head = cast("Callable[[mx.array], mx.array] | None", getattr(model, "lm_head", None))
     embedding = getattr(inner, "embed_tokens", None)
@@ -222,11 +224,11 @@ def states_of(model: Module) -> States:
 
 
 ENCODERS: Final = frozenset({"bert", "xlm_roberta"})
-"""Model types whose states this module takes, with `-` as `_`."""
+"""Supported types of encoders, with `-` written as `_`."""
 
 _PACKAGE: Final = "mlx_embeddings"
 _STEP_TOKENS: Final = 1024
-"""Tokens of the rows of one step, padding included; bounds how long a step delays answers."""
+"""Tokens in the rows of one step, including padding. Limits how long a step delays answers."""
 _PROBE: Final = (5, 6, 7)
 
 
@@ -235,7 +237,7 @@ class _Output(Protocol):
 
 
 def load_encoder(folder: Path) -> Module:
-    """Return the encoder in `folder`. Raises UnsupportedModelError without the package."""
+    """Return the encoder in `folder`. Raises UnsupportedModelError if the package is missing."""
     if find_spec(_PACKAGE) is None:
         raise UnsupportedModelError(
             f"the model in {folder} is an encoder. {extra_to_install('embeddings')}"
@@ -260,8 +262,8 @@ class EncoderEmbedder(_Embedder):
         max_tokens: int,
         padding: int,
     ) -> None:
-        """`padding` is the token that fills shorter rows.
-        Raises UnsupportedModelError for a model that does not return its tokens' states."""
+        """`padding` is the token that fills shorter rows. Raises UnsupportedModelError if the model
+        does not return the states of its tokens."""
         super().__init__(tokenizer, model_id, max_tokens)
         self._model = cast("Callable[..., _Output]", model)
         self._pooling: Pooling = pooling
@@ -272,7 +274,7 @@ class EncoderEmbedder(_Embedder):
         self.dimensions = states.shape[-1]
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """See `Embedder.shortened`. The token that ends every text stays."""
+        """See `Embedder.shortened`. Keeps the token that ends every text."""
         if len(tokens) <= self.max_tokens:
             return tokens
         return (*tokens[: self.max_tokens - len(self._end)], *self._end)
@@ -295,7 +297,7 @@ class EncoderEmbedder(_Embedder):
 
 
 class EncoderRun:
-    """An `EmbeddingRun` with some rows in each step."""
+    """An `EmbeddingRun` that computes some of the rows in each step."""
 
     def __init__(self, embedder: EncoderEmbedder, batch: Sequence[tuple[int, ...]]) -> None:
         self._embedder = embedder
@@ -310,7 +312,7 @@ class EncoderRun:
 
 
 _MOST_TOKENS: Final = 1 << 15
-"""Most tokens of a text, where a model declares more or nothing."""
+"""The most tokens in a text if a model declares more or nothing."""
 
 
 def load_embedder(folder: Path) -> tuple[Embedder, ModelDetails]:
@@ -341,7 +343,7 @@ def _encoder(folder: Path) -> tuple[Embedder, ModelDetails]:
     config = read_config(folder)
     tokenizer, padding = load_tokenizer(str(folder)), config.get("pad_token_id")
     padding = padding if type(padding) is int else 0
-    # XLM-RoBERTa counts positions from its token for padding.
+    # XLM-RoBERTa counts positions from its padding token on.
     shift = padding + 1 if "roberta" in str(config.get("model_type")) else 0
     positions = config.get("max_position_embeddings")
     context = positions - shift if type(positions) is int else None

@@ -2,8 +2,8 @@
 
 `MLXModelProvider.load_in_slices` works in slices. It reads the weights or shares those of another
 model, applies an adapter, lets `kv_cache/forms` choose caches, and warms up: a GPU loads and
-compiles kernels at their first use, which takes up to seconds and would stop every stream. Knows
-folders, model ids and the hub's cache, but not what a model is for.
+compiles kernels when they are first used, which takes up to seconds and would stop every stream.
+Knows folders, model ids and the hub's cache; does not know what a model is for.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ EMBEDDED_MODEL = "semantic-tiny"
 _MODELS = Path(__file__).parents[3] / "models"
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
-"""Patterns of the files that make a model of the hub."""
+"""Patterns for the files that make up a model on the hub."""
 
-# The base of the hub client's HTTP errors: httpx's or httpx2's, by the library's version.
+# The base class of the hub client's HTTP errors: httpx's or httpx2's, depending on the version.
 _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 _SLICE_BYTES = 32 << 20
-"""Bytes of weights to read between two steps of other models, some ten milliseconds from an SSD.
-A larger array comes in one piece."""
+"""Bytes of weights to read between two steps of other models: some ten milliseconds from an SSD. A
+larger array is read in one piece."""
 
-# The errors that mlx-lm, transformers and the safetensors reader raise for other folders.
+# Errors that mlx-lm, transformers and the safetensors reader raise for unsuitable folders.
 LOAD_ERRORS = (
     OSError,
     ValueError,
@@ -101,9 +101,9 @@ LOAD_ERRORS = (
 
 
 class _Reading:
-    """A guard that raises loading errors as ModelNotFoundError, with `advice`.
-    The tokenizers library raises `Exception` itself, and its panics are not `Exception`s. A module
-    of mlx-lm that lacks a package exits."""
+    """Turns loading errors into ModelNotFoundError with `advice`. The tokenizers library raises
+    `Exception` itself, and its panics are not even `Exception`s. A module of mlx-lm that lacks a
+    package calls exit."""
 
     def __init__(self, what: str, folder: Path, advice: str = "") -> None:
         self._words = f"cannot load {what} in {folder}: "
@@ -123,8 +123,8 @@ class _Reading:
 
 @dataclass(eq=False)
 class Weights:
-    """A model as read, its tokenizer and its fingerprint.
-    The provider never computes with this model; the models that share its weights do."""
+    """A model as read from files, its tokenizer and its fingerprint. The provider never computes
+    with this model; the models that share its weights do."""
 
     model: Module
     tokenizer: MLXTokenizer
@@ -132,18 +132,21 @@ class Weights:
 
 
 _WEIGHTS = "_semantic_weights"
-"""The attribute of a model that has `Weights`: they live as long as a model that shares them."""
+"""A model's attribute that refers to its `Weights`, so that these live as long as any model that
+shares them."""
 
 
 class MLXModelProvider:
-    """A `ModelProviderPort`. Models from the same files share their weights while one lives.
+    """A `ModelProviderPort`. Models from the same files share their weights while one of them
+    lives.
 
-    With `any_chip` model ids say nothing of this machine's chip: see `fingerprint`. With `ranks` it
-    loads this rank's shard: on rank 0 a `LeadingBackend`, else one to `follow` with.
+    With `any_chip`, model ids do not depend on this machine's chip; see `fingerprint`. With
+    `ranks`, it loads this rank's shard: a `LeadingBackend` on rank 0, elsewhere a backend for
+    `follow`.
     """
 
     def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
-        """MLX's thread calls `ranks`, once."""
+        """`ranks` is called once, by MLX's thread."""
         self._any_chip = any_chip
         self._meet = ranks
         self.ranks: Ranks | None = None
@@ -154,7 +157,7 @@ class MLXModelProvider:
     def load_model(
         self, model_id: str = EMBEDDED_MODEL, adapter: Path | None = None
     ) -> tuple[MLXBackend, MLXTokenizer]:
-        """See `ModelProviderPort.load_model`. On a CPU weights become fp32, the only fast type."""
+        """See `ModelProviderPort.load_model`. On a CPU, weights become fp32, the only fast type."""
         return at_once(self.load_in_slices(model_id, adapter))
 
     def load_in_slices(
@@ -181,13 +184,14 @@ class MLXModelProvider:
         except LOAD_ERRORS as error:
             raise UnsupportedModelError(
                 f"cannot compute the model in {folder} on this device: {error} "
-                f"(mlx-lm {version('mlx-lm')}; a newer one may)"
+                f"(mlx-lm {version('mlx-lm')}; a newer version may)"
             ) from error
         keep()
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """Return the weights in `folder`, at most `max_bytes`; read them unless in memory."""
+        """Return the weights in `folder`, of at most `max_bytes`. Reads them unless they are in
+        memory."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
@@ -213,10 +217,10 @@ def reading_model(
     max_bytes: int | None = None,
     shard: Callable[[Module], None] | None = None,
 ) -> Slices[Weights]:
-    """Read the model in `folder` as mlx-lm loads it, in slices; on a CPU its weights become fp32.
-    `shard` first keeps a part of the model. Raises ModelNotFoundError, and WeightsTooLargeError if
-    the weights take more than `max_bytes`."""
-    newer = "a newer one may, or another conversion of the model"
+    """Read the model in `folder` as mlx-lm does, in slices; on a CPU its weights become fp32.
+    `shard`, if given, first reduces the model to a part. Raises ModelNotFoundError, and
+    WeightsTooLargeError if the weights take more than `max_bytes`."""
+    newer = "a newer version may, or another conversion of the model"
     with (
         _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"),
         _unchanged(folder, lambda: file_states(folder)),
@@ -233,7 +237,7 @@ def reading_model(
         if on_cpu():
             model.set_dtype(mx.float32)
         if 2 * _require_room(model, folder, max_bytes) > read_device().memory_bytes:
-            first_kernels.wait()  # these processes and the weights may not fit into memory together
+            first_kernels.wait()  # memory may not hold these processes next to the weights
         yield from _evaluating(arrays_of(model).values())
         first_kernels.wait()
         yield reading
@@ -244,8 +248,9 @@ def reading_model(
 
 
 def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str]]:
-    """Put `model`, with the fingerprint `name`, under the adapter in `folder`, in slices.
-    Returns a model that shares its weights, and its own fingerprint. Raises ModelNotFoundError."""
+    """Apply the adapter in `folder` to `model`, whose fingerprint is `name`, in slices. Returns a
+    model that shares the weights of `model`, and that model's fingerprint. Raises
+    ModelNotFoundError."""
     files = adapter_files(folder)
     adapter = read_adapter(folder)
     with (
@@ -264,7 +269,7 @@ def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str
 
 @contextmanager
 def _unchanged(folder: Path, states: Callable[[], Mapping[str, FileState]]) -> Iterator[None]:
-    """Raise ModelNotFoundError if the files with these states change meanwhile."""
+    """Raise ModelNotFoundError if the state of any file changes until the block ends."""
     before = states()
     yield
     if changed := {name for name, _ in before.items() ^ states().items()}:
@@ -286,12 +291,12 @@ def wrapping(
 ) -> Slices[MLXBackend]:
     """Wrap an mlx-lm model that is already in memory in a backend, in slices of a few steps each.
 
-    Without a `model_id` it gets a random one, so no stored cache ever matches. Structured output
-    needs the `tokenizer`. `attention` finds paged attention for this device. Without it, or if it
-    finds none, caches are contiguous, and `pads` says which batches decode padded.
-    `decoding` makes the form of the model that computes over pages; it shares the weights. The
-    ranks of a sharded model all choose the same, so none chooses by its own timing. Raises
-    InvalidRequestError for other models.
+    Without a `model_id`, the model gets a random id, so no stored cache ever matches it. Structured
+    output needs the `tokenizer`. `attention` finds paged attention for this device; without it, or
+    if it finds none, caches are contiguous, and `pads` decides which batches are decoded with
+    padding. `decoding` returns the form of the model that computes over pages and shares its
+    weights. The ranks of a sharded model agree on all choices, so that no rank chooses by its own
+    timing. Raises InvalidRequestError if `model` is not an mlx-lm model.
     """
     spec = read_spec(model)
     if spec is None:
@@ -322,11 +327,12 @@ def wrapping(
 
 
 wrap_model = done_at_once(wrapping)
-"""`wrapping`, all of it at once."""
+"""Like `wrapping`, but all at once."""
 
 
 def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
-    """Return the bytes of the weights without reading them. Refuse more than `max_bytes`."""
+    """Return the bytes of the weights without reading them. Raises WeightsTooLargeError if they
+    exceed `max_bytes`."""
     n_bytes = sum(weight.nbytes for weight in arrays_of(model).values())
     if max_bytes is not None and n_bytes > max_bytes:
         raise WeightsTooLargeError(
@@ -358,8 +364,8 @@ def load_tokenizer(model_id: str) -> MLXTokenizer:
 
 
 def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
-    """Return the tokenizer of a model whose answers end with any of `ends`.
-    Vision models keep their chat template beside their processor."""
+    """Return the tokenizer of a model whose answers end with any of the tokens `ends`. Vision
+    models keep their chat template next to their processor."""
     wrapped = load_wrapped_tokenizer(folder, eos_token_ids=ends)
     path = folder / "chat_template.json"
     if not wrapped.has_chat_template and path.is_file():
@@ -372,15 +378,15 @@ def _tokenizer_in(folder: Path, ends: object = None) -> HuggingFaceTokenizer:
 
 
 def find_folder(model_id: str) -> Path:
-    """Return the folder of `model_id`: the embedded model, a path, or a hub id.
-    Downloads a hub id only if the hub's local cache lacks it, and never under HF_HUB_OFFLINE.
-    Raises ModelNotFoundError."""
+    """Return the folder of `model_id`: the embedded model, a path, or a hub id. Downloads a hub id
+    only if the hub's local cache lacks it, and never under HF_HUB_OFFLINE. Raises
+    ModelNotFoundError."""
     return find_local(model_id) or _hub_folder(model_id)
 
 
 def find_local(model_id: str) -> Path | None:
-    """Return the folder of the embedded model or a path; None for a hub id.
-    Raises ModelNotFoundError for a folder without a model."""
+    """Return the folder of the embedded model or of a path; None for a hub id. Raises
+    ModelNotFoundError if the folder does not contain a model."""
     if model_id == EMBEDDED_MODEL:
         return _MODELS / EMBEDDED_MODEL
     folder = Path(model_id).expanduser()
@@ -417,15 +423,15 @@ def _hub_folder(hub_id: str) -> Path:
 
 
 _ROWS = 9
-"""Rows of the largest batch: above a power of two, so that smaller batches pad."""
+"""Rows of the largest batch: more than a power of two, so that padded batches occur too."""
 _PROMPT = (1, 2, 3, 4)
 _CHUNK = 640
-"""Tokens of a prompt, too long for rows of a batch."""
+"""Tokens of a prompt that is too long to be rows of a batch."""
 
 
 def warming_up(backend: MLXBackend, *, whole: bool = True) -> Slices[None]:
     """Let some sequences join and leave a batch, one computation at a time, and close them all.
-    Unless `whole`, run one sequence alone, which shows whether the device can compute the model."""
+    Unless `whole`, run only one sequence, which shows whether the device can compute the model."""
     *history, last = _PROMPT
     sequences: list[SequenceId] = []
     if whole:

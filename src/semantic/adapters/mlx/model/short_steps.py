@@ -1,9 +1,9 @@
-"""Decode steps with fewer kernels and less Python, for models of Llama's and Gemma 3's form.
+"""Decode steps with fewer kernels and less Python, for models built like Llama and Gemma 3.
 
-Over joined products, queries, keys and values rotate together, the product adds the residual, and
-one function computes all between the attentions of two layers. Only this module knows how mlx-lm
-writes a layer: it leaves models with another source alone, and `tests/integration/test_joined.py`
-fails when mlx-lm changes it.
+Based on joined products: queries, keys and values rotate together, a product also adds the
+residual, and one function computes everything between the attentions of two layers. Only this
+module knows how mlx-lm writes a layer. It leaves models with different source code alone, and
+`tests/integration/test_joined.py` fails if mlx-lm changes that code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SOURCES = {
     qwen3: "793252df6acb2d8a",
     gemma3_text: "2bbb31d978efde65",
 }
-"""Digests of the source of mlx-lm's modules that this module builds on."""
+"""Digests of the source code of the mlx-lm modules on which this module builds."""
 
 _MODELS = {
     llama: "LlamaModel",
@@ -50,7 +50,7 @@ _DECODING = "_semantic_decoding_form"
 
 
 class _Cache(Protocol):
-    """The part of a batch's cache of one layer that Llama calls."""
+    """The part of one layer's batch cache that Llama calls."""
 
     @property
     def offset(self) -> mx.array: ...
@@ -61,7 +61,7 @@ class _Cache(Protocol):
 
 
 _Heads = tuple[mx.array, mx.array]
-"""All heads, (rows, heads, 1, head_dim), of queries, keys and values: rotated and unrotated."""
+"""All heads, (rows, heads, 1, head_dim), of queries, keys and values: rotated, and unrotated."""
 
 _Start = Callable[[mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
 _Middle = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
@@ -69,16 +69,17 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Return a digest of the source of a module's layers and its model without the output layer."""
+    """Return a digest of the source code of a module's layers and of its model without the output
+    layer."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = False) -> None:
-    """Let a joined model of a known form decode with fewer kernels.
-    By default not `compiled`: compiling shortens a step by at most 7 %, and the first step of a
-    batch size then stops all streams for 3 s on a GPU."""
+    """Make a joined model of a known form decode with fewer kernels. Not `compiled` by default:
+    compiling shortens a step by at most 7 %, but on a GPU the first step with a new batch size then
+    stops all streams for 3 s."""
     for inner in cast("Callable[[], list[Module]]", model.modules)():
         known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
         if known is not None and source_digest(known) == SOURCES[known] and _is_whole(inner):
@@ -102,14 +103,15 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 
 def keep_long(model: Module) -> None:
-    """Let `model` decode as mlx-lm wrote it: joining the layers that it shares with another model
-    would hold their weights twice."""
+    """Make `model` decode as written by mlx-lm: joining the layers that it shares with another
+    model would keep their weights in memory twice."""
     vars(model)[_DECODING] = model
 
 
 def shorten_here(model: Module) -> Module:
-    """Return the model with joined products and short steps on a GPU; on a CPU the model itself.
-    The same object each time. Products bound a CPU, and joined ones may round differently."""
+    """On a GPU, return the model with joined products and short steps, the same object each time;
+    on a CPU, the model itself, because there products take most of the time, and joined products
+    may round differently."""
     if on_cpu():
         return model
     if _DECODING not in vars(model):
@@ -135,20 +137,20 @@ class _Layer:
         self._norms = _head_norms(self._block.self_attn)
 
     def heads(self, h: mx.array, offset: mx.array) -> _Heads:
-        """Return attention's inputs from the residual stream (rows, 1, features)."""
+        """Return attention's inputs, computed from the residual stream, (rows, 1, features)."""
         attention = self._block.self_attn
         rows, n, n_kv = h.shape[0], attention.n_heads, cast(int, attention.n_kv_heads)
         product = self._heads(self._block.input_layernorm(h))
         product = rotated = product.reshape(rows, n + 2 * n_kv, 1, -1)
-        # Values pass too, without norm and rotation: the product is contiguous, but queries and
-        # keys alone would need a copy.
+        # Rotate the values too, but use them without norm and rotation: the product is contiguous,
+        # while queries and keys alone would have to be copied.
         if self._norms is not None:
             weights, eps = self._norms
             rotated = mx.fast.rms_norm(product, None, eps) * weights
         return attention.rope(rotated, offset=offset), product
 
     def attend(self, heads: Sequence[mx.array], cache: _Cache, mask: mx.array | None) -> mx.array:
-        """Return attention, (rows, heads, 1, head_dim)."""
+        """Return the result of attention, (rows, heads, 1, head_dim)."""
         rotated, product = heads
         attention = self._block.self_attn
         n, n_kv, scale = attention.n_heads, cast(int, attention.n_kv_heads), attention.scale
@@ -162,7 +164,7 @@ class _Layer:
         )
 
     def after(self, attended: mx.array, h: mx.array) -> mx.array:
-        """Return the residual stream after the layer."""
+        """Return the residual stream after this layer."""
         block = self._block
         flat = attended.swapaxes(1, 2).reshape(h.shape[0], 1, -1)
         h = self._added(h, flat, block.self_attn.o_proj)
@@ -170,8 +172,8 @@ class _Layer:
         return self._added(h, cast(mx.array, swiglu(gate, up)), block.mlp.down_proj)
 
     def _added(self, h: mx.array, x: mx.array, linear: Linear | QuantizedLinear) -> mx.array:
-        """Return `h + linear(x)`, in one product for unquantized weights.
-        MLX's kernel for a single row is faster, but cannot add."""
+        """Return `h + linear(x)`, in one product if the weights are not quantized. For a single
+        row, MLX has a faster kernel, which cannot add."""
         if (
             self._add_in_product
             and h.shape[0] > 1
@@ -195,27 +197,27 @@ class _GemmaLayer(_Layer):
 
 
 class _Outside:
-    """A model's part before its first layer and after its last one, and its masks."""
+    """The parts of a model before its first and after its last layer, and its masks."""
 
     def __init__(self, model: Module) -> None:
         self._model = model
 
     def embed(self, inputs: mx.array) -> mx.array:
-        """Return the residual stream of tokens, (rows, 1)."""
+        """Return the residual stream for tokens, (rows, 1)."""
         return cast(mx.array, self._model.embed_tokens(inputs))
 
     def norm(self, h: mx.array) -> mx.array:
-        """Return the output layer's input."""
+        """Return the input of the output layer."""
         return cast(mx.array, self._model.norm(h))
 
     def masks(self, caches: Sequence[_Cache]) -> list[mx.array | None]:
-        """Return each layer's mask, from its cache before the step."""
+        """Return each layer's mask, which its cache makes before the step."""
         mask = caches[0].make_mask(1, return_array=False, window_size=None)
         return [mask] * len(caches)
 
 
 class _GemmaOutside(_Outside):
-    """Gemma's: scaled embeddings, and a mask each for layers with and without a window."""
+    """Gemma's: scaled embeddings, and separate masks for layers with and without a window."""
 
     def embed(self, inputs: mx.array) -> mx.array:
         h = super().embed(inputs)
@@ -231,7 +233,7 @@ class _GemmaOutside(_Outside):
 
 
 class _Between:
-    """The computations between the layers' attentions: functions of arrays."""
+    """Everything that is computed between the layers' attentions, as functions of arrays."""
 
     def __init__(
         self,
@@ -239,7 +241,7 @@ class _Between:
         layers: Sequence[_Layer],
         made: Callable[[Callable[..., object]], Callable[..., object]],
     ) -> None:
-        """`made` returns the replacement of each function."""
+        """`made` replaces each function, for example with its compiled form."""
         first, last = layers[0], layers[-1]
 
         def start(inputs: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
@@ -262,7 +264,7 @@ class _Between:
 
 
 class _Steps:
-    """A decode step of one token per row."""
+    """A decode step with one token per row."""
 
     def __init__(self, outside: _Outside, layers: Sequence[_Layer], *, compiled: bool) -> None:
         self._outside = outside
@@ -281,7 +283,7 @@ class _Steps:
 
 
 class _Stepped(Module):
-    """A model without its output layer; comes before mlx-lm's class of it."""
+    """A model without its output layer. Precedes mlx-lm's class of the model in the bases."""
 
     steps: _Steps
 
@@ -298,13 +300,14 @@ class _Stepped(Module):
 
 
 def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
-    """Return whether this is a decode step of a batch: all its caches have position arrays."""
+    """Return whether this is a decode step of a batch: the positions in all its caches are
+    arrays."""
     one = inputs.shape[1] == 1 and inputs.shape[0] <= MOST_ROWS
     return one and isinstance(caches[0].offset, mx.array)
 
 
 def _is_whole(inner: Module) -> bool:
-    """Return whether a Llama has no windows and the model runs on one device."""
+    """Return whether a Llama has no windows and runs on one device."""
     windows = getattr(inner, "swa_idx", None)
     return windows is None and getattr(inner, "pipeline_size", 1) == 1
 
@@ -320,7 +323,8 @@ def _layer_of(block: Module, module: ModuleType, add_in_product: bool) -> _Layer
 
 
 def _add_ones(inner: Module) -> None:
-    """Replace Gemma's norms, which add one to their weights in each step."""
+    """Replace Gemma's norms, which add one to their weights in each step, by norms that need
+    not."""
     for module in cast("Callable[[], list[Module]]", inner.modules)():
         for name, norm in module.items():
             if type(norm) is gemma3_text.RMSNorm:
@@ -332,7 +336,8 @@ def _add_ones(inner: Module) -> None:
 
 
 def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
-    """Return the weights of all heads' norms, (heads, 1, head_dim), ones for values; else None."""
+    """Return the weights of all heads' norms, (heads, 1, head_dim), ones for values, and their
+    epsilon; None without norms."""
     q, k = attention.get("q_norm"), attention.get("k_norm")
     if not isinstance(q, RMSNorm) or not isinstance(k, RMSNorm):
         return None

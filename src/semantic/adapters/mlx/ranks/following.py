@@ -1,7 +1,7 @@
 """The ranks other than 0: each makes the calls that rank 0 announces, on its own shard.
 
-Has neither an engine nor a store, decides nothing and samples nothing. Knows frames and the
-backend's calls, but not their reasons.
+Has no engine and no store, decides nothing and samples nothing. Knows frames and the backend's
+calls; does not know the reasons for them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from semantic.ports.ranks import ChannelPort, Frame, Op
 
 _END_SECONDS = 5.0
 _NO_ID = BlockId(0)
-"""A placeholder: rank 0 counts blocks."""
+"""A placeholder, because only rank 0 counts blocks."""
 
 
 def follow(backend: MLXBackend, ranks: Ranks) -> None:
-    """Make each call of rank 0 until it ends in good order; the process ends if it loses rank 0."""
+    """Make each call of rank 0 until rank 0 ends normally. The process ends if it loses rank 0."""
     follower = Follower(backend, ranks.links.channels[0])
     while (frame := ranks.links.received.get()[1]).op is not Op.END:
         with ranks.links.computing(frame.op.name):
@@ -39,14 +39,14 @@ def follow(backend: MLXBackend, ranks: Ranks) -> None:
 
 
 def wait_for_end(ranks: Ranks) -> bool:
-    """Return whether rank 0 ends in good order within seconds, as it does if it cannot begin."""
+    """Return whether rank 0 ends normally within seconds, as it does if it cannot start."""
     with suppress(Empty):
         return ranks.links.received.get(timeout=_END_SECONDS)[1].op is Op.END
     return False
 
 
 class Follower:
-    """The state of a rank other than 0, except its backend."""
+    """The state of a rank other than 0, except for its backend."""
 
     def __init__(self, backend: MLXBackend, channel: ChannelPort) -> None:
         self._backend = backend
@@ -85,7 +85,7 @@ class Follower:
         }
 
     def take(self, frame: Frame) -> None:
-        """Make one call. Report an error that rank 0 may have as well."""
+        """Make one call. Report an error, because rank 0 may have failed in the same way."""
         try:
             self._calls[frame.op](frame)
         except SemanticError as error:
@@ -142,8 +142,8 @@ class Follower:
         self._sender.submit(self._send, frame, body)
 
     def _send(self, frame: Frame, body: Body, room: Room | None = None) -> None:
-        """Send a body when it arrives, or only report it if rank 0 has its memory.
-        Runs on another thread, so that the next step does not wait."""
+        """Send a body once it has arrived; if rank 0 gave room for it, write it there and only
+        report it. Runs on another thread, so that the next step does not wait."""
         try:
             data = body if isinstance(body, bytes) else body.wait()
             shared = None if room is None else room(len(body))
@@ -164,7 +164,7 @@ class Follower:
         self._loads.setdefault(sequence, []).append(frame.number)
 
     def _take_body(self, frame: Frame) -> None:
-        """Take a body for a target, unless its sequence has closed meanwhile."""
+        """Put a body into a target, unless the target's sequence has been closed meanwhile."""
         target, *where = frame.ints
         try:
             if frame.number in self._targets:

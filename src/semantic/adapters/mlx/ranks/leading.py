@@ -1,9 +1,10 @@
-"""The backend of rank 0: an `MLXBackend` over its shard that announces each call to the others.
+"""The backend of rank 0: an `MLXBackend` over its shard that announces each call to the other
+ranks.
 
-They make the same calls in the same order (`following`), so that all meet in the same collective
-operations. Rank 0 makes every decision that depends on a clock or free memory. A block's body is
-all ranks' parts in a row: one store has them, and all ranks have what it finds. Knows the port's
-calls, but not what the other ranks do with them.
+They make the same calls in the same order (`following`), so that all ranks meet in the same
+collective operations. Rank 0 makes every decision that depends on a clock or on free memory. A
+block's body consists of the parts of all ranks in order: one store holds them, and whatever it
+finds exists for all ranks. Knows the port's calls; does not know what other ranks do with them.
 """
 
 from __future__ import annotations
@@ -53,20 +54,22 @@ from semantic.ports.generation import BodyTarget
 from semantic.ports.ranks import Data, Frame, Op
 
 PARTS = tuple(Part)
-"""Parts of a block by their number in frames."""
+"""The parts of a block, by their number in frames."""
 KEY_SHIFT = 24
-"""Bits of an index in the key of a block's data; above them is the filling call's number."""
+"""Bits of the index in the key for a block's data. Higher bits have the number of the call that
+filled the block."""
 NO_KEY = -1
-"""Key of a block without data."""
+"""The key of a block without data."""
 _AGREE_SECONDS = 20.0
-"""Seconds for the other ranks to fail in a call as rank 0 did."""
+"""Seconds to wait for the other ranks to fail in a call in which rank 0 failed."""
 _FREE_SECONDS = 1.0
-"""Seconds without a call until other ranks learn of freed blocks."""
+"""Seconds without calls after which other ranks learn of freed blocks."""
 _LENGTH_BYTES = 8
 
 
 class Held:
-    """Rank 0's data of a block; the others keep theirs under `key` for the life of this object."""
+    """Rank 0's data of a block. The other ranks keep their data under `key` while this object
+    lives."""
 
     __slots__ = ("__weakref__", "data", "key")
 
@@ -77,7 +80,7 @@ class Held:
 
 
 class Outcomes:
-    """Failures by call and rank: a call fails on every rank or on none. Thread-safe."""
+    """Failures by call and rank. A call must fail on every rank or on none. Thread-safe."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -86,7 +89,7 @@ class Outcomes:
         self._done = -1
 
     def failed_there(self, number: int, rank: int, message: str) -> None:
-        """Record that another rank failed in a call."""
+        """Record that a rank other than 0 failed in a call."""
         with self._changed:
             self._failed.setdefault(number, {})[rank] = message
             is_done = number <= self._done
@@ -95,7 +98,7 @@ class Outcomes:
             self._end(rank, message)
 
     def succeeded(self, number: int) -> None:
-        """Record that rank 0 made the call."""
+        """Record that rank 0 succeeded in a call."""
         with self._changed:
             self._done = number
             failed = self._failed.pop(number, {})
@@ -103,7 +106,7 @@ class Outcomes:
             self._end(rank, message)
 
     def failed_here(self, number: int, error: SemanticError) -> None:
-        """Return if all other ranks failed like rank 0, else end the process."""
+        """Return if all other ranks failed too; otherwise end the process."""
         others = self._ranks.size - 1
         with self._changed:
             alike = self._changed.wait_for(
@@ -119,7 +122,7 @@ class Outcomes:
 
 
 class _Arriving(NamedTuple):
-    """A part of a body that another rank sends, or writes to `room`."""
+    """A part of a body that another rank will send, or write to `room`."""
 
     data: Future[Data]
     room: SharedRoom | None
@@ -144,12 +147,12 @@ class LeadingBackend(MLXBackend):
         grammars: GrammarCompiler | None,
         ranks: Ranks,
     ) -> None:
-        """As `MLXBackend`, of rank 0's shard. The other ranks follow from now on."""
+        """See `MLXBackend`, here for rank 0's shard. The other ranks follow from now on."""
         super().__init__(form, model_id, vocab_size, grammars, None, ranks.from_first)
         self.ranks = ranks
         self._outcomes = Outcomes(ranks)
         self._number = 0
-        self._most: dict[int, int] = {}  # bytes rank 0 may have before another rank is full
+        self._most: dict[int, int] = {}  # bytes that rank 0 may use before another rank is full
         self._freed: deque[int] = deque()
         self._unused = {Op.FREE: self._freed}
         self._arriving: dict[tuple[int, int], _Arriving] = {}
@@ -168,11 +171,12 @@ class LeadingBackend(MLXBackend):
         threading.Thread(target=self._receive, name="ranks", daemon=True).start()
 
     def before_end(self, call: Callable[[], object]) -> None:
-        """Make `call` before the process ends because it lost a rank."""
+        """Make `call` before the process ends because it has lost a rank."""
         self.ranks.links.before_end.append(call)
 
     def abandon(self) -> None:
-        """See `MLXBackend.abandon`. The other ranks have no engine to build again."""
+        """See `MLXBackend.abandon`. Ends the process: the other ranks have no engine to build
+        again."""
         self.ranks.links.end("the engine failed")
 
     def set_aside(self, n_bytes: int) -> None:
@@ -209,8 +213,8 @@ class LeadingBackend(MLXBackend):
             return super().return_memory(room)
 
     def memory_to_spare(self) -> int | None:
-        """Return the bytes that every rank may still take, as `device.memory_to_spare`. A rank that
-        has not reported counts as in need of what rank 0 needs: shards have equal size."""
+        """Return how many more bytes every rank can take, see `device.memory_to_spare`. A rank that
+        has not reported is assumed to use as much as rank 0, because shards have equal size."""
         used = device.memory_in_use()
         spare = [most - used for most in tuple(self._most.values())]
         own = device.memory_to_spare()
@@ -242,8 +246,8 @@ class LeadingBackend(MLXBackend):
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        """See `BatchBackend.start`. The others learn of it once the grammar has compiled: they
-        sample nothing, and rank 0 computes nothing here."""
+        """See `BatchBackend.start`. The other ranks learn of the call only once the grammar has
+        compiled: they sample nothing, and rank 0 computes nothing in it."""
         super().start(sequence, last_token, history, params, drawn)
         with self._announced(Op.START, sequence, last_token):
             pass
@@ -316,7 +320,8 @@ class LeadingBackend(MLXBackend):
 
     @contextmanager
     def _announced(self, op: Op, *ints: int, data: Sequence[bytes] = ()) -> Iterator[int]:
-        """Let the other ranks make a call, each with its `data`, while rank 0 makes it here."""
+        """Make the other ranks make a call, each with its own `data`, while rank 0 makes it in the
+        block."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
         for at, channel in enumerate(self.ranks.links.channels):
@@ -330,7 +335,8 @@ class LeadingBackend(MLXBackend):
             self._outcomes.succeeded(number)
 
     def _send_freed(self) -> None:
-        """Let the other ranks free what nothing refers to any more. Any thread may call it."""
+        """Let the other ranks free data to which nothing refers any more. Any thread may call
+        it."""
         for op, numbers in self._unused.items():
             freed: list[int] = []
             with suppress(IndexError):
@@ -341,7 +347,8 @@ class LeadingBackend(MLXBackend):
                     channel.send(Frame(op, 0, freed))
 
     def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
-        """Return futures of the parts that other ranks send or write to `room` in the next call."""
+        """Return futures for the parts that other ranks will send, or write to `room`, in the next
+        call."""
         arriving: list[Future[Data]] = []
         for channel in self.ranks.links.channels:
             future: Future[Data] = Future()
@@ -350,7 +357,7 @@ class LeadingBackend(MLXBackend):
         return arriving
 
     def _receive(self) -> None:
-        """Take what other ranks send, on a thread of its own."""
+        """Receive what other ranks send. Runs on a separate thread."""
         while True:
             try:
                 rank, frame = self.ranks.links.received.get(timeout=_FREE_SECONDS)
@@ -371,13 +378,15 @@ class LeadingBackend(MLXBackend):
                 self._outcomes.failed_there(frame.number, rank, frame.text)
 
     def _give_up(self) -> None:
-        """Fail all futures: nothing arrives any more, and a store that waits for it must go on."""
+        """Make all futures fail, because nothing arrives any more and a store that waits must
+        continue."""
         for arriving in list(self._arriving.values()):
             with suppress(InvalidStateError):
                 arriving.data.set_exception(OSError(errno.EIO, "lost a rank"))
 
     def _split(self, checkpoint: bytes) -> list[bytes]:
-        """Return the parts of a checkpoint by rank. Raises CacheReconstructionError."""
+        """Return the parts of a checkpoint, by rank. Raises CacheReconstructionError if it has
+        other parts."""
         parts: list[bytes] = []
         at = 0
         while at < len(checkpoint):
@@ -396,8 +405,8 @@ def shard_backend(
     grammars: GrammarCompiler | None,
     ranks: Ranks,
 ) -> MLXBackend:
-    """Return the backend of this rank. Raises UnsupportedModelError for a model whose ranks would
-    not make the same calls, and BackendError if their caches differ in form."""
+    """Return the backend of this rank. Raises UnsupportedModelError if ranks with this model would
+    make different calls, and BackendError if their caches differ in form."""
     if form.spec.reusable_tokens is not None:
         raise UnsupportedModelError(
             "this model's keys depend on its prompts' chunks: start it on one device"
@@ -412,5 +421,5 @@ def shard_backend(
 
 
 def _is_filled(block: KVBlock) -> bool:
-    """Return whether a block has data that no other rank knows by a key."""
+    """Return whether a block has data for which the other ranks do not have a key yet."""
     return block.layer_data is not None and not isinstance(block.layer_data, Held)

@@ -1,9 +1,9 @@
-"""One rank of a model: collective operations, and its shard, which mlx-lm makes.
+"""One rank of a model: collective operations, and the rank's shard, which mlx-lm makes.
 
-Nothing can cancel a collective operation, so a process that loses a peer ends itself, as after a
-crash: the stored state stays. mlx-lm divides heads and hidden units. Each rank computes a part of
-every layer, and the sum of all parts is the layer's output. Refuses what it cannot divide. Knows
-mlx-lm's models by their `shard` and their configuration, but not how ranks talk.
+A collective operation cannot be cancelled, so a process that loses a peer ends itself, as after a
+crash; stored state survives. mlx-lm divides heads and hidden units: each rank computes a part of
+every layer, and the sum of all parts is the layer's output. Refuses models that it cannot divide.
+Knows mlx-lm's models by `shard` and their configuration; does not know how ranks communicate.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from semantic.ports.ranks import LinksPort, PlacementPort
 
 
 class Ranks:
-    """The processes that compute one model, as one of them sees them.
-    All call `gather`, `all_found` and `from_first` in the same order."""
+    """The processes that compute one model, as seen by one of them. All ranks must call `gather`,
+    `all_found` and `from_first` in the same order."""
 
     def __init__(self, placement: PlacementPort) -> None:
-        """Meet the others. Raises BackendError if they are out of reach."""
+        """Meet the other ranks. Raises BackendError if they cannot be reached."""
         self.transport = placement.transport
         try:
             with placement.meeting():
@@ -39,49 +39,51 @@ class Ranks:
         self.links: LinksPort = placement.connect(self, MappedMemory)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of all ranks, of equal length, by rank.
-        Reads no text and no objects."""
+        """Return the `data` of all ranks, by rank; all must have the same length. Parses
+        nothing."""
         mine = mx.zeros((self.size, len(data)), mx.int32)
         mine[self.rank] = mx.array(list(data), mx.int32)
         found = mx.distributed.all_sum(mine, group=self.group)
         return [bytes(row) for row in cast(list[list[int]], found.tolist())]
 
     def all_found(self, found: bool) -> bool:
-        """Return whether every rank found so."""
+        """Return whether `found` is True on every rank."""
         n = mx.distributed.all_sum(mx.array(int(found)), group=self.group)
         return n.item() == self.size
 
     def from_first(self, tokens: mx.array) -> mx.array:
-        """Return rank 0's sampled `tokens` on every rank, as a part of the graph.
-        Depends on this rank's tokens, so it follows all of the model's operations."""
+        """Return rank 0's sampled `tokens` on every rank, as a part of MLX's graph. Depends on this
+        rank's tokens too, so it comes after all of the model's operations."""
         mine = mx.array(int(self.rank == 0), tokens.dtype)
         return mx.distributed.all_sum(tokens * mine, group=self.group)
 
 
 def require_same(found: Sequence[bytes], what: str) -> None:
-    """Raise BackendError, the same on every rank, unless all ranks have the same `what`."""
+    """Raise BackendError, the same error on every rank, unless all ranks have the same data; `what`
+    names the data."""
     for rank, one in enumerate(found):
         if one != found[0]:
-            raise BackendError(f"rank {rank} has another {what} than rank 0")
+            raise BackendError(f"rank {rank} has a different {what} than rank 0")
 
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _LATENT = "kv_lora_rank"
-"""A field of models whose heads share one latent of keys and values, which every rank has."""
+"""A field of models whose heads share one latent of keys and values, which every rank keeps
+whole."""
 
 _WITHOUT_GRADIENTS: Mapping[type[Module], type[Module]] = {
     AllToShardedLinear: Linear,
     QuantizedAllToShardedLinear: QuantizedLinear,
 }
-"""Divided layers, and those that compute the same without gradients.
-Under these types the code that joins a step's products knows them."""
+"""Divided layers, and classes that compute the same without gradients, which the code that joins a
+step's products recognizes."""
 
 _Shard = Callable[[mx.distributed.Group], None]
 
 
 def shard_model(model: Module, ranks: Ranks) -> None:
-    """Keep this rank's part of `model`, before reading weights.
-    Raises UnsupportedModelError, on every rank, if mlx-lm cannot divide it so."""
+    """Reduce `model` to this rank's part before its weights are read. Raises UnsupportedModelError,
+    on every rank, if mlx-lm cannot divide the model among this many ranks."""
     shard = cast("_Shard | None", getattr(model, "shard", None))
     if shard is None:
         raise UnsupportedModelError(
@@ -99,9 +101,10 @@ def shard_model(model: Module, ranks: Ranks) -> None:
 
 
 def shared_name(name: str, files: str, ranks: Ranks) -> str:
-    """Return the id of the model that all `ranks` compute; `name` is the one on this machine.
-    Covers how every rank rounds, their order and their transport. Raises BackendError, on every
-    rank, if `files`, which identifies what all ranks must have in common, differs."""
+    """Return the id of the model that all `ranks` compute together; `name` is its id on this
+    machine. The id covers how every rank rounds, their order and their transport. Raises
+    BackendError, on every rank, if `files` differs: it identifies what all ranks must have in
+    common."""
     require_same(ranks.gather(digest("files-v1", files.encode())), "model, mlx or kind of device")
     names = ranks.gather(digest("rank-v1", name.encode()))
     kind = name[: name.rindex(":") + 1]
@@ -109,7 +112,7 @@ def shared_name(name: str, files: str, ranks: Ranks) -> str:
 
 
 def _heads_of(model: Module) -> Mapping[str, int]:
-    """Return the numbers of heads that the ranks must divide."""
+    """Return the numbers of heads that must be divisible by the number of ranks."""
     arguments = getattr(model, "args", None)
     nested = getattr(arguments, "text_config", None)
     found: dict[str, int] = {}

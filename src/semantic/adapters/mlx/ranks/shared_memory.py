@@ -1,8 +1,9 @@
-"""Bodies of all ranks, whose parts move between rank 0 and the others.
+"""Bodies of all ranks, and how their parts move between rank 0 and the other ranks.
 
-On one machine parts move through host memory that rank 0 takes and the others map. All reuse it,
-because pinning new memory stalls a device. Linux only: other systems lack memory without a name,
-and the ranks there send parts. Knows bodies and frames, but not which backend call needs them.
+On one machine, parts move through host memory that rank 0 allocates and the other ranks map. The
+memory is reused, because pinning new memory stalls a device. Linux only: other systems have no
+unnamed shared memory, so ranks send the parts. Knows bodies and frames; does not know which backend
+call needs them.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from semantic.ports.generation import BodyTarget
 from semantic.ports.ranks import ChannelPort, Data, Frame, Op, Pins
 
 LEAST_BYTES = 1 << 15
-"""Bytes; ranks send smaller parts, as each piece costs a mapping in every process."""
+"""In bytes. Smaller parts are sent, because each piece of memory costs a mapping in every
+process."""
 _COPY_THREADS = 4
 _PREPARED = 4
-"""Bodies on their way at a time."""
+"""How many bodies are on their way at a time."""
 
 
 class Loan(NamedTuple):
@@ -45,13 +47,14 @@ class MappedMemory:
 
     def __init__(self) -> None:
         self.driver: Pins | None = None
-        """Pins the memory that the device is to reach."""
+        """Pins the memory that the device must access."""
         self._pieces: dict[int, tuple[int, int]] = {}
         self._pinned: set[int] = set()
         self._rooms: dict[int, Future[Sequence[int]]] = {}
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece and close its `descriptor`. If that fails, `view` raises the error."""
+        """Map a piece and close its `descriptor`. If mapping fails, `view` raises an error
+        later."""
         with suppress(OSError):
             self._pieces[number] = map_piece(descriptor, n_bytes), n_bytes
         os.close(descriptor)
@@ -67,7 +70,7 @@ class MappedMemory:
                 unmap_piece(address, n_bytes)
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece; the first use pins the piece. Raises RuntimeError."""
+        """Return part of a piece, pinning the piece when it is first used. Raises RuntimeError."""
         if number not in self._pieces:
             raise RuntimeError("cannot map memory of rank 0")
         address, size = self._pieces[number]
@@ -78,11 +81,12 @@ class MappedMemory:
         return memoryview(piece).cast("B")[at : at + n_bytes]
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record the place for the body of a call; an empty `where` makes the rank send it."""
+        """Record where the body of a call belongs; if `where` is empty, the rank sends the body."""
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for rank 0's place for a body of `n_bytes`; None to send it. Raises RuntimeError."""
+        """Wait until rank 0 says where to put a body of `n_bytes`; None to send it. Raises
+        RuntimeError."""
         where = self._room(call).result()
         if not where:
             return None
@@ -105,8 +109,9 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_piece(descriptor: int, n_bytes: int) -> int:
-    """Map shared memory and return its address. Raises OSError. Makes all pages, because pinning
-    stalls the device while it makes them. Python's mmap would keep the descriptor open."""
+    """Map shared memory and return its address. Raises OSError. Allocates all pages now, because
+    otherwise pinning would stall the device meanwhile. Python's mmap would keep the descriptor
+    open."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
@@ -121,12 +126,13 @@ def unmap_piece(address: int, n_bytes: int) -> None:
 
 
 class SharedMemory:
-    """Host memory of rank 0 that all other ranks map, in numbered pieces. Thread-safe."""
+    """Host memory of rank 0 in numbered pieces that all other ranks map. Thread-safe."""
 
     def __init__(self, channels: Sequence[ChannelPort], transfers: Transfers | None) -> None:
-        """`channels` lead to the others; `transfers` are the device's, if it has any."""
+        """`channels` lead to the other ranks; `transfers` are the device's, or None if it has
+        none."""
         self.dropped: deque[int] = deque()
-        """Numbers of pieces that the others may unmap."""
+        """Numbers of pieces that the other ranks may unmap."""
         self._channels = channels
         self._transfers = transfers
         self._driver = None if transfers is None else transfers.driver
@@ -136,26 +142,26 @@ class SharedMemory:
         self._memory = HostMemory(self)
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with any content, shared if it can be; see
+        """Return memory of `n_bytes` with arbitrary content, shared if it is large enough; see
         `HostMemory.take`."""
         if n_bytes < LEAST_BYTES:
             return memoryview(bytearray(n_bytes))
         return self._memory.take(n_bytes)
 
     def prepare(self, n_bytes: int) -> None:
-        """Map some pieces before anything computes."""
+        """Map some pieces before any computation begins."""
         pieces = [self.take(n_bytes) for _ in range(_PREPARED)]
         pieces.clear()
 
     def for_bodies(self, n_bytes: int) -> memoryview:
-        """Return memory of rank 0 alone, which its device reaches."""
+        """Return memory that only rank 0 and its device use."""
         if self._transfers is None:
             return memoryview(bytearray(n_bytes))
         return self._transfers.memory.take(n_bytes)
 
     def where(self, data: memoryview) -> tuple[int, int, int] | None:
-        """Return the place of `data` for the others: a piece's number, an offset and a byte count.
-        None if it lies in other memory."""
+        """Return where the other ranks find `data`: a piece's number, an offset and a number of
+        bytes. None if `data` is not in shared memory."""
         if not isinstance(data.obj, ctypes.Array):
             return None
         begin = ctypes.addressof(data.obj)
@@ -163,7 +169,7 @@ class SharedMemory:
         return piece and (piece[0], address_of(data) - begin, data.nbytes)
 
     def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
-        """Share `data`, or a copy, with a rank until `taken`, and return its place, like `where`.
+        """Share `data`, or a copy, with a rank until `taken`; return its place as `where` does.
         Returns an empty tuple if memory is short."""
         where = self.where(data)
         if where is None:
@@ -177,7 +183,7 @@ class SharedMemory:
         return where
 
     def taken(self, loan: Loan) -> None:
-        """End a loan: the rank has read its part."""
+        """End a loan, because the rank has read its part."""
         del self._lent[loan]
 
     def allocate(self, n_bytes: int) -> int:
@@ -216,14 +222,15 @@ class SharedMemory:
 
 
 def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
-    """Return memory of all ranks; None unless all are on this machine."""
+    """Return memory shared by all ranks; None unless all ranks are on this machine."""
     if not hasattr(os, "memfd_create") or not all(one.is_local for one in channels):
         return None
     return SharedMemory(channels, transfers_here())
 
 
 class SharedRoom:
-    """Memory for the body that one call exports, and meanwhile for the other ranks' parts."""
+    """Memory for the body that one call exports and, until they are copied into it, for the other
+    ranks' parts."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
@@ -231,11 +238,11 @@ class SharedRoom:
         self._number = number
         self._parts: dict[int, memoryview] = {}
         self.whole: memoryview | None = None
-        """The body once all parts have arrived; None if the ranks send them."""
+        """The body, complete once all parts have arrived; None if the ranks send their parts."""
 
     def take(self, n_bytes: int) -> memoryview | None:
-        """Take memory for rank 0's part and send the other ranks the places of theirs.
-        None if they send their parts."""
+        """Take memory for the body and return rank 0's part; tell the other ranks where to write
+        theirs. None if they send their parts instead."""
         places: dict[int, tuple[int, ...]] = {}
         try:
             for channel in self._channels:
@@ -251,14 +258,15 @@ class SharedRoom:
         return None if self.whole is None else self.whole[:n_bytes]
 
     def arrived(self, rank: int, *, written: bool) -> None:
-        """Record that another rank has `written` its part, or will not."""
+        """Record whether another rank has `written` its part."""
         part = self._parts.pop(rank, None)
         if written and part is not None and self.whole is not None:
             _copy(part, self.whole[rank * len(part) :])
 
 
 def _copy(data: memoryview, to: memoryview) -> None:
-    """Copy on several threads, because one is slower than memory. Other threads run meanwhile."""
+    """Copy on several threads, because one thread is slower than memory. Other threads keep
+    running."""
     source, target, step = address_of(data), address_of(to), -(-len(data) // _COPY_THREADS)
 
     def copy(at: int) -> None:
@@ -274,7 +282,7 @@ def _copiers() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class GatheredBody:
-    """A `DeferredBody` that the ranks export together, each its part."""
+    """A `DeferredBody` that the ranks export together, each rank its part."""
 
     own: Body
     others: Sequence[Future[Data]]
@@ -292,7 +300,8 @@ class GatheredBody:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a `loading`'s targets in other ranks: its number, and the targets."""
+    """Where the other ranks put a target's body: the number of the `loading` call, and of the
+    target."""
 
     channels: Sequence[ChannelPort]
     number: int
@@ -300,12 +309,12 @@ class Place:
 
 
 class SharedTarget:
-    """A `BodyTarget` that the ranks fill together."""
+    """A `BodyTarget` that all ranks fill together, each with its part."""
 
     def __init__(
         self, own: BodyTarget, place: Place, per_token: int, memory: SharedMemory | None
     ) -> None:
-        """`per_token` counts the bytes of a token in one rank's part."""
+        """`per_token` is the number of bytes per token in one rank's part."""
         self._own = own
         self._place = place
         self._per_token = per_token

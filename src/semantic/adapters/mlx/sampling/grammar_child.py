@@ -1,10 +1,12 @@
-"""Compilation of grammars to a first mask, as a function and as a process that its parent can end.
+"""Compiles grammars up to their first mask: as a function, and as a process that its parent can
+end.
 
-The process runs this file alone: it imports llguidance and the standard library, never `semantic`.
-It reads frames (a length of four bytes, big-endian, then as many bytes) from its standard input: a
-header and the bytes of all tokens, then one grammar after the other. It answers each with a frame
-of the grammar's error. A grammar that exceeds a limit ends the process: by SIGPROF for CPU time,
-with `OUT_OF_MEMORY` or an abort for memory. Other statuses are the process's own fault.
+The process runs this file as a program: it imports llguidance and the standard library, never
+`semantic`. It reads frames (a length of four bytes, big-endian, then that many bytes) from its
+standard input: a header and the bytes of all tokens, then one grammar after the other. It answers
+each grammar with a frame that contains its error. A grammar that exceeds a limit ends the process:
+by SIGPROF for CPU time, with `OUT_OF_MEMORY` or an abort for memory. Any other exit status is the
+process's own fault.
 """
 
 from __future__ import annotations
@@ -24,41 +26,43 @@ from typing import IO, TypedDict, TypeVar
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 OUT_OF_MEMORY = 77
-"""Exit status of a process that exceeded its memory."""
+"""Exit status of a process that used too much memory."""
 
 _FRAME = 4
-"""Bytes of a frame's length."""
+"""Bytes that hold a frame's length."""
 _STACK = 512 << 20
-"""Bytes of address space; only a growing stack commits memory."""
+"""Bytes of address space. Memory is committed only as the stack grows."""
 _POLL_S = 0.02
-"""Seconds between two looks at the memory in use."""
+"""Seconds between two checks of the memory in use."""
 _SMALL_STACK = 1 << 20
-"""Bytes of any other thread's stack; the system's default may exceed what `_THREADS` allows."""
+"""Bytes of any other thread's stack. The system's default may exceed what `_THREADS` allows."""
 _THREADS = 64 << 20
 """Bytes of address space for other threads."""
 _FRESH = 4
-"""A process ends itself when earlier grammars have left this part of the memory in use."""
+"""A process ends itself when earlier grammars have left this fraction, 1/4, of the memory in
+use."""
 _NICE = 10
-"""A niceness that gives the model's threads precedence."""
+"""A niceness at which the model's threads take precedence."""
 _PAGES = Path("/proc/self/statm")
-"""Linux: pages of address space, and of memory. Its `ru_maxrss` is at least the parent's."""
+"""Linux: pages of address space, then of memory. `ru_maxrss` would be at least the parent's."""
 _LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's defaults bound a step, not compiling; verbose errors would quote the grammar."""
+"""llguidance's default limits apply to a step, not to compiling. Verbose errors would quote the
+grammar."""
 
 
 class Header(TypedDict):
-    """The data that the process needs before the first grammar."""
+    """Data that the process needs before the first grammar."""
 
-    lengths: list[int]  # of each token, in bytes
+    lengths: list[int]  # bytes in each token
     special: list[int]
     eos: list[int]
-    cpu_s: float  # for each grammar
-    memory: int  # bytes, for all grammars together, above what the vocabulary takes
+    cpu_s: float  # limit for each grammar
+    memory: int  # bytes for all grammars together, in addition to the vocabulary
 
 
 def start(trie: LLTokenizer, source: str) -> LLMatcher:
-    """Return a matcher with its first mask computed, or one in an error state. Takes two steps, so
-    that a grammar that exceeds the limits at once fails here and not in a batch."""
+    """Return a matcher whose first mask is computed, or a matcher in an error state. Tries two
+    steps, so that a grammar that exceeds the limits at once fails here and not in a batch."""
     matcher = LLMatcher(trie, source, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         return matcher
@@ -72,9 +76,9 @@ def start(trie: LLTokenizer, source: str) -> LLMatcher:
 
 
 def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
-    """Return the mask of the next token: a bit for each, the lowest first.
-    The tokenizer spells text that must follow with special tokens, which the parser does not accept
-    as text. Then the next token is the first of the text spelled without any."""
+    """Return the mask of the next token: one bit per token, lowest first. If the grammar forces
+    text, the tokenizer may spell it with special tokens, which the parser does not accept as text.
+    Then the next token is the first one of the text spelled without special tokens."""
     mask = matcher.compute_bitmask()
     if mask.count(0) != len(mask) - 1:
         return mask
@@ -86,7 +90,7 @@ def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
     return (1 << plain[0]).to_bytes(len(mask), "little") if plain else mask
 
 
-# llguidance recurses into nested input, and a stack overflow in native code ends the process. Hence
+# llguidance recurses into nested input, and a stack overflow in native code ends the process, so
 # its compiler runs on a thread with a stack large enough for the longest grammar.
 
 Result = TypeVar("Result")
@@ -95,9 +99,9 @@ _stack_size_lock = threading.Lock()
 
 
 def on_deep_stack(function: Callable[[], Result]) -> Result:
-    """Return or raise the result of `function`."""
+    """Call `function` on a thread with a deep stack; return its result or raise its error."""
     with ThreadPoolExecutor(1, "deep-stack") as pool:
-        with _stack_size_lock:  # the size is global: it applies to any thread that starts meanwhile
+        with _stack_size_lock:  # the size is global and applies to every thread that starts
             before = threading.stack_size(_STACK)
             try:
                 pool.submit(int)  # starts the thread; `function` may start others
@@ -116,7 +120,7 @@ def write_frame(to: IO[bytes], content: bytes) -> None:
 
 
 def read_frame(source: IO[bytes]) -> bytes | None:
-    """Return the next frame's content; None at the end of `source`, also within a frame."""
+    """Return the next frame's content; None if `source` has ended, even within a frame."""
     length = source.read(_FRAME)
     if len(length) < _FRAME:
         return None
@@ -129,7 +133,7 @@ def read_frame(source: IO[bytes]) -> bytes | None:
 
 
 class _Tokens:
-    """The interface that `TokenizerWrapper` expects: tokens, and a way to spell text with them."""
+    """The interface that `TokenizerWrapper` expects: tokens, and how to spell text with them."""
 
     bos_token_id = None
 
@@ -163,7 +167,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _problem(trie: LLTokenizer, source: str, cpu_s: float, most: int) -> str:
-    """Return a grammar's error, or an empty text. End the process beyond its limits."""
+    """Return a grammar's error, or an empty text. If it exceeds the limits, the process ends."""
     done = threading.Event()
     watch = threading.Thread(target=_watch, args=(done, most), daemon=True)
     watch.start()
@@ -182,7 +186,7 @@ def _watch(done: threading.Event, most: int) -> None:
 
 
 def _memory() -> int:
-    """Return the bytes of memory in use; their maximum so far, where the system hides them."""
+    """Return the bytes of memory in use; on systems that hide them, their maximum so far."""
     try:
         return int(_PAGES.read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -190,8 +194,8 @@ def _memory() -> int:
 
 
 def _limit_address_space(n_bytes: int) -> None:
-    """Allow `n_bytes` more, where the system can: this also limits growth between two polls."""
-    with suppress(OSError, ValueError):  # no such file but on Linux
+    """Allow only `n_bytes` more where possible, because memory may also grow between two checks."""
+    with suppress(OSError, ValueError):  # the file exists only on Linux
         used = int(_PAGES.read_text().split()[0]) * resource.getpagesize()
         most = used + n_bytes + _THREADS
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -200,9 +204,9 @@ def _limit_address_space(n_bytes: int) -> None:
 def _main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's; then the input ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C and closes the input
     os.nice(_NICE)
-    os.set_blocking(sys.stderr.fileno(), False)  # the parent reads it when the process has ended
+    os.set_blocking(sys.stderr.fileno(), False)  # the parent reads it after the process ends
     threading.stack_size(_SMALL_STACK)
     on_deep_stack(lambda: _serve(sys.stdin.buffer, sys.stdout.buffer))
 

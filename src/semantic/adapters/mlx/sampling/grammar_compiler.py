@@ -1,7 +1,7 @@
 """Structured output: JSON schemas and Lark grammars compiled for constrained decoding.
 
-llguidance compiles a grammar to an automaton over the model's tokens. Knows the tokenizer, but
-neither sequences nor the model.
+llguidance compiles a grammar to an automaton over the model's tokens. Knows the tokenizer; knows
+nothing about sequences or the model.
 """
 
 from __future__ import annotations
@@ -28,34 +28,36 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.identity import digest
 
 _MAX_COMPILED = 128
-"""Cached grammars, by weight: one takes 1 or 2 MB, slow ones about 60 MB per CPU second."""
+"""Grammars to cache, by weight: most take 1 or 2 MB, slow ones about 60 MB per CPU second."""
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
-"""CPU seconds an evicted grammar may take on the engine's thread, and how many to remember."""
+"""CPU seconds that compiling an evicted grammar again may take on the engine's thread, and how many
+such grammars to remember."""
 _MAX_SCHEMA_ERRORS = 64
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18
-"""Characters. Compilation recurses into nested input: this much fits `on_deep_stack`'s stack."""
+"""In characters. Compiling recurses into nested input, and this much fits the stack of
+`on_deep_stack`."""
 _MAX_MARK = 256
 _MAX_MESSAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A grammar in its start state; each sequence gets a copy of `matcher`."""
+    """A grammar in its start state. Each sequence gets a copy of `matcher`."""
 
     matcher: LLMatcher
     prefix: FreePrefix | None
 
 
 class GrammarCompiler:
-    """A compiler of one model's grammars, with an LRU cache. Any thread may use it.
-    A tenant's grammars take the same whatever others use: see `Grammar.tenant`."""
+    """Compiles the grammars of one model, with an LRU cache. Any thread may use it. How long a
+    tenant's grammars take does not depend on other tenants: see `Grammar.tenant`."""
 
     def __init__(self, tokenizer: object | None, eos: Collection[int], vocab_size: int) -> None:
-        """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of one; None refuses every
-        grammar. `vocab_size` is the model's number of logits."""
+        """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of one; if None, every
+        grammar is refused. `vocab_size` is the model's number of logits."""
         self._tokenizer = tokenizer
         self._eos = frozenset(eos)
         self._vocab_size = vocab_size
@@ -67,9 +69,9 @@ class GrammarCompiler:
         self._verdicts: Verdicts | None = None
 
     def guard(self, verdicts: Verdicts) -> None:
-        """Compile from now on only cheap grammars or those with a good verdict in `verdicts`, and
-        in `check` and `mask` only known quick ones. Others raise their verdict, or
-        UncheckedGrammarError."""
+        """From now on, compile only cheap grammars and those with a good verdict in `verdicts`; in
+        `check` and `mask`, of the latter only those known to be quick. Other grammars raise their
+        verdict, or UncheckedGrammarError."""
         self._verdicts = verdicts
 
     def schema_error(self, schema: str, tenant: str = "") -> str:
@@ -83,7 +85,8 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError with a tenant's `schemas` that need a check first."""
+        """Raise UncheckedGrammarError with those of a tenant's `schemas` that must be checked
+        first."""
         if self._verdicts is None:
             return
         expensive = [schema for schema in schemas if not is_cheap(schema)]
@@ -93,9 +96,9 @@ class GrammarCompiler:
             raise UncheckedGrammarError(unknown, compiles=False)
 
     def require_enforceable(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError if a client's own `grammar` cannot work by itself.
-        A larger grammar may reveal that only at its place in the answer. Raises
-        UncheckedGrammarError if the grammar needs a check first."""
+        """Raise InvalidRequestError if a client's own `grammar` cannot work by itself; as part of a
+        larger grammar, this might show only in the middle of an answer. Raises
+        UncheckedGrammarError if the grammar must be checked first."""
         if self._verdicts is None:
             self.check(grammar)
             return
@@ -106,25 +109,26 @@ class GrammarCompiler:
             raise InvalidRequestError(problem)
 
     def check(self, grammar: Grammar) -> None:
-        """Compile `grammar` and compute its first masks.
-        Raises InvalidRequestError with the problem if the engine cannot enforce it, and
-        UncheckedGrammarError if it first needs a check or `compile`."""
+        """Compile `grammar` and compute its first masks. Raises InvalidRequestError with the reason
+        if the engine cannot enforce it, and UncheckedGrammarError if it must first be checked or
+        compiled with `compile`."""
         self._ready(grammar)
 
     def compile(self, grammar: Grammar) -> None:
-        """Compile `grammar`, which has a good verdict, however slow.
-        Raises as `check` does."""
+        """Compile `grammar`, which must have a good verdict, however long that takes. Raises the
+        same errors as `check`."""
         self._compile(grammar)
 
     def mask(self, grammar: Grammar, n_prompt: int) -> GrammarMask:
-        """Return a logits processor for an answer behind `n_prompt` tokens.
-        Raises as `check` does."""
+        """Return a logits processor for an answer that follows `n_prompt` tokens. Raises the same
+        errors as `check`."""
         compiled = self._ready(grammar)
         matcher = compiled.matcher.deep_copy()
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
-        """Return `grammar` compiled earlier, or now if quick: all requests wait for this thread."""
+        """Return `grammar` compiled, from the cache or now if that is quick: all requests wait for
+        this thread."""
         with self._lock:
             found = self._compiled.get(grammar.tenant, grammar)
             is_quick = self._quick.get(grammar.tenant, _key(grammar)) is True
@@ -169,14 +173,15 @@ class GrammarCompiler:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokens that masks cover. Raises InvalidRequestError without a usable tokenizer."""
+        """The tokens that masks cover. Raises InvalidRequestError if there is no usable
+        tokenizer."""
         if self._tokenizer is None:
             raise InvalidRequestError("grammar: this model has no tokenizer to enforce one with")
         return Vocabulary(self._tokenizer, self._eos, self._vocab_size)
 
 
 _CHEAP = 1024
-"""Characters of a cheap grammar: repetition costs the square of the text."""
+"""The most characters in a cheap grammar: repetition costs the square of the text."""
 _EXPENSIVE = re.compile(
     r"""multipleOf|[pP]attern|allOf|anyOf|oneOf|[rR]ef"|format|x-guidance|%regex|%lark"""
     r"""|additionalProperties"\s*:\s*\{|\\u00[0-7]"""
@@ -185,16 +190,17 @@ _OWN_OPTIONS = json.dumps({"x-guidance": JSON_SPACE})[1:-1]
 
 
 def is_cheap(text: str) -> bool:
-    """Return whether a JSON schema, or our own grammar with schemas, is cheap to compile.
+    """Return whether a JSON schema, or our own grammar with schemas in it, is cheap to compile.
 
-    Errs on the safe side, from the text alone. The size of its automaton makes a grammar expensive,
-    and only products make a large one from few characters: a remainder for each `multipleOf`, the
-    intersections of `allOf`, `oneOf` and of patterns with each other, references, which repeat
-    their target, `anyOf`, each branch of which repeats its surroundings, and a schema of additional
-    properties, repeated for each name in `required`. The rest may repeat too, as a list of types
-    does with its properties: hence the text must be short. A client's own grammar (`%lark`) is
-    never cheap. Ranges, lengths and numbers of items are counters, which do not unroll. A name, a
-    value or an escape of a client's may look like one of these, which costs a check.
+    Judges by the text alone and errs on the safe side. A grammar is expensive if its automaton is
+    large, and only products make a large automaton from few characters: a remainder for each
+    `multipleOf`; the intersections of `allOf`, `oneOf` and of patterns with each other; references,
+    which repeat their target; `anyOf`, whose branches each repeat their surroundings; and a schema
+    of additional properties, repeated for each name in `required`. Other features may repeat too,
+    as a list of types does with its properties, so the text must be short. A client's own grammar
+    (`%lark`) is never cheap. Ranges, lengths and numbers of items are counters, which are not
+    unrolled. A client's name, value or escape may look like one of these features, which only costs
+    a check.
     """
     return len(text) <= _CHEAP and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
 
@@ -204,13 +210,13 @@ def _key(grammar: Grammar) -> bytes:
 
 
 def name_of(grammar: Grammar) -> str:
-    """Return the kind of `grammar`, as errors name it."""
+    """Return the kind of `grammar` as error messages name it."""
     return grammar.kind.replace("_", " ")
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """Return `grammar` in llguidance's own notation.
-    Raises InvalidRequestError for text that is too long, not Unicode or not JSON."""
+    """Return `grammar` in llguidance's own notation. Raises InvalidRequestError if its text is too
+    long, not Unicode or not JSON."""
     if len(grammar.text) > _MAX_GRAMMAR:
         raise InvalidRequestError(
             f"grammar: expected at most {_MAX_GRAMMAR} characters, got {len(grammar.text)}"
@@ -243,14 +249,15 @@ def _timed_start(vocabulary: Vocabulary, source: str) -> tuple[LLMatcher, float]
 
 
 def error_line(report: str) -> str:
-    """Return the line of llguidance's report that names the problem."""
+    """Return the line in llguidance's report that names the problem."""
     lines = [line.strip() for line in report.strip().splitlines()]
     errors = [line for line in lines if line.startswith("error:")] or lines or ["cannot compile it"]
     return errors[0][:_MAX_MESSAGE]
 
 
 def _normalized_schema(text: str) -> str:
-    """Return the schema parsed and rewritten, so that llguidance gets exactly one JSON value."""
+    """Return the schema, parsed and written again, so that llguidance gets exactly one JSON
+    value."""
     try:
         schema: object = json.loads(text, parse_constant=_refuse_constant)
         if isinstance(schema, dict):

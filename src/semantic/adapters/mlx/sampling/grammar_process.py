@@ -1,7 +1,7 @@
-"""A process that compiles grammars within limits of CPU time and memory.
+"""A process that compiles grammars within limits on CPU time and memory.
 
-Nothing can interrupt compiling or bounds its cost in llguidance: a schema of a few hundred bytes
-can take minutes and gigabytes. Starts, feeds and ends `grammar_child`.
+In llguidance, compiling cannot be interrupted and its cost has no limit: a schema of a few hundred
+bytes can take minutes and gigabytes. Starts, feeds and ends `grammar_child`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ _RUN = (
     "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
 )
 _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""glibc setting: threads reserve no address space, which the limit covers."""
+"""A setting of glibc that keeps threads from reserving address space, which the limit would
+count."""
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
-"""Variables the interpreter may need; it gets no others, which may hold keys."""
+"""Variables that the interpreter may need. It gets no others, because they may contain keys."""
 _STARTS = 2
-"""Attempts: a process may have ended itself after the grammar before, or failed by chance."""
+"""Attempts to start: a process may have ended itself after the previous grammar, or failed by
+chance."""
 _LINE = 200
-"""Characters of a message of the process that an error repeats."""
+"""The most characters of the process's last message to repeat in an error."""
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
     """Limits for one grammar: CPU seconds, bytes of memory, and wall-clock seconds after which the
-    process counts as stuck, which a busy machine does not reach."""
+    process counts as stuck, enough even for a busy machine."""
 
     cpu_s: float = 2.0
     memory: int = 256 * _MIB
@@ -56,13 +58,13 @@ class ProcessLimits:
 
 
 class GrammarProcess:
-    """A `GrammarProbe` that compiles one grammar at a time.
-    The first grammar starts the process; the next one starts it again if a grammar ended it."""
+    """A `GrammarProbe` that compiles one grammar at a time. The first grammar starts the process;
+    if a grammar has ended it, the next grammar starts it again."""
 
     def __init__(
         self, vocabulary: Callable[[], Vocabulary], limits: ProcessLimits | None = None
     ) -> None:
-        """`vocabulary` is the model's; called when a process starts."""
+        """`vocabulary` returns the model's vocabulary; it is called when a process starts."""
         self._vocabulary = vocabulary
         self._limits = limits or ProcessLimits()
         self._lock = threading.Lock()
@@ -70,7 +72,7 @@ class GrammarProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None without one."""
+        """The id of the process; None if none is running."""
         with self._lock:
             return None if self._running is None else self._running.process.pid
 
@@ -156,7 +158,7 @@ class _Child:
         )
 
     def introduce(self, vocabulary: Vocabulary, limits: ProcessLimits) -> bool:
-        """Send the vocabulary, and return whether the process is ready."""
+        """Send the vocabulary; return whether the process is ready."""
         texts, trie = vocabulary.texts, vocabulary.trie
         header: Header = {
             "lengths": [len(text) for text in texts],
@@ -175,17 +177,17 @@ class _Child:
         return None if answer is None else answer.decode()
 
     def kill(self) -> None:
-        """End the process; a call that waits for its answer gets None."""
+        """End the process. A call that is waiting for an answer gets None."""
         self.is_killed = True
         self.process.kill()
 
     def end(self) -> int:
-        """Close the pipes of an ending process, wait for it, and return its exit status."""
+        """Close the pipes of a process that is ending, wait for it, and return its exit status."""
         _, self._said = self.process.communicate()
         return self.process.returncode
 
     def last_words(self) -> str:
-        """Return how the process ended, with its last line on stderr."""
+        """Return how the process ended, including the last line that it wrote to stderr."""
         lines = self._said.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "no message")
         return f"status {self.process.returncode}, {last[:_LINE]}; retry"
@@ -205,8 +207,8 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _reason(status: int, limits: ProcessLimits) -> str:
-    """Return why the engine refuses a grammar whose process ended with `status`.
-    Raises CapacityError if the grammar was not the cause."""
+    """Return why the engine refuses a grammar whose process ended with `status`. Raises
+    CapacityError if the grammar was not to blame."""
     if status == -signal.SIGPROF:
         return f"compiling it takes more than {limits.cpu_s:g} s of CPU time; {_SIMPLER}"
     if status in (OUT_OF_MEMORY, -signal.SIGABRT):

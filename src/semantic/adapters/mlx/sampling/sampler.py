@@ -1,7 +1,7 @@
 """Sampling: seeded samplers, logits processors for penalties and logit bias, log-probabilities.
 
 A seeded draw depends only on the seed and on the token's index in the answer, so neither the batch
-nor a preemption changes it. Knows neither sequences nor requests.
+nor a preemption changes it. Knows nothing about sequences or requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The tokens to draw from and their weights: what rows must share to be one draw."""
+    """Which tokens may be drawn and with what weights. Rows with equal filters can share one
+    draw."""
 
     temperature: float
     top_p: float
@@ -37,7 +38,8 @@ class Filters:
     top_k: int
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Apply top-p, min-p and top-k, in mlx-lm's order, and the temperature to (rows, vocab)."""
+        """Apply top-p, min-p and top-k, in mlx-lm's order, then the temperature, to (rows,
+        vocab)."""
         if self.top_p < 1:
             logprobs = apply_top_p(logprobs, self.top_p)
         if self.min_p > 0:
@@ -48,45 +50,45 @@ class Filters:
 
 
 _SCORED_ROWS = 32
-"""Positions per step of `score_tokens`; each needs an fp32 row of logits."""
+"""Positions per step of `score_tokens`, each of which needs an fp32 row of logits."""
 
 Sampler = Callable[[mx.array], mx.array]
-"""A function from log-probabilities (1, vocab) to a token id (1,)."""
+"""Takes log-probabilities, (1, vocab); returns a token id, (1,)."""
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
-"""A function from a sequence's tokens and next logits (1, vocab) to the logits to sample from."""
+"""Takes a sequence's tokens and its next logits, (1, vocab); returns the logits to sample from."""
 
 
 class SeededSampler:
-    """A sampler of token `drawn` of an answer, then all later ones; call it once per token."""
+    """Samples token number `drawn` of an answer, then each later token. Call it once per token."""
 
     def __init__(self, params: SamplingParams, drawn: int) -> None:
-        """Raise ValueError without a seed."""
+        """Raise ValueError if `params` has no seed."""
         if params.seed is None:
             raise ValueError("a sampled request needs a seed")
         self.filters = Filters(params.temperature, params.top_p, params.min_p, params.top_k)
         self._next = params.seed * _SEED_STRIDE + drawn
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Return a token id (1,) from log-probabilities (1, vocab)."""
+        """Return a token id, (1,), from log-probabilities, (1, vocab)."""
         return mx.random.categorical(self.filters(logprobs), key=mx.random.key(self.take_seed()))
 
     def take_seed(self) -> int:
-        """Return the seed of the next draw, and count that as done."""
+        """Return the seed for the next draw, and count that draw as done."""
         seed = self._next % 2**63
         self._next += 1
         return seed
 
 
 def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
-    """Return a sampler for token `drawn` of the answer and all later ones; call it once per token.
-    Greedy requests share one sampler. Raises ValueError for a sampled request without a seed."""
+    """Return a sampler for token number `drawn` of an answer and all later tokens; call it once per
+    token. Greedy requests share one sampler. Raises ValueError if a sampled request has no seed."""
     return greedy_sampler if params.greedy else SeededSampler(params, drawn)
 
 
 def draw(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
-    """Return a token id of each row, (rows,), from log-probabilities (rows, vocab).
-    Each token is the sampler's own choice. Rows that sample alike share the operations of one."""
+    """Return a token id for each row, (rows,), from log-probabilities, (rows, vocab). Each token is
+    the one that the row's own sampler chooses; rows with equal filters share operations."""
     groups: dict[object, list[int]] = {}
     for row, sampler in enumerate(samplers):
         alike = sampler.filters if isinstance(sampler, SeededSampler) else sampler
@@ -103,8 +105,8 @@ def draw(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
 
 
 def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcessor]:
-    """Return logits processors for the penalties and the logit bias of `params`.
-    mlx-lm calls each once per token. The answer begins after the first `n_prompt` tokens."""
+    """Return logits processors for the penalties and the logit bias in `params`. mlx-lm calls each
+    processor once per token. The answer begins after the first `n_prompt` tokens."""
     processors: list[LogitsProcessor] = make_logits_processors(
         logit_bias=dict(params.logit_bias) or None,
         repetition_penalty=params.repetition_penalty,
@@ -116,8 +118,8 @@ def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcess
 
 
 def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
-    """Return the log-probability of `token` and the `n_top` most likely tokens, from (vocab,).
-    Tokens of probability zero are not among the most likely."""
+    """Return the log-probability of `token`, and the `n_top` most likely tokens, from (vocab,).
+    Tokens with probability zero are left out."""
     top: tuple[tuple[int, float], ...] = ()
     if n_top:
         n_top = min(n_top, logprobs.shape[-1])
@@ -128,9 +130,9 @@ def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
 
 
 def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-    """Return the log-probability of each of `tokens` and the `n_top` most likely ones at its place.
-    `logits` is (len(tokens), vocab) of any type; the log-softmax is in fp32. Raises NotFiniteError
-    if a position's logits have a NaN or are infinite."""
+    """Return the log-probability of each of `tokens`, and the `n_top` most likely tokens at its
+    place. `logits` is (len(tokens), vocab) of any type; the log-softmax is in fp32. Raises
+    NotFiniteError if the logits at a position contain NaN or infinity."""
     mx.eval(logits)
     scores: list[TokenLogprob] = []
     for start in range(0, len(tokens), _SCORED_ROWS):
@@ -140,9 +142,9 @@ def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[To
 
 
 def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
-    """OpenAI's penalties: `presence` once per distinct answer token, `frequency` per occurrence.
-    mlx-lm's also count prompt tokens, and only a recent window. Steps carry the counts; the first
-    call counts all earlier tokens, so a preemption changes nothing."""
+    """OpenAI's penalties: `presence` once per distinct token in the answer, `frequency` per
+    occurrence. mlx-lm's penalties count prompt tokens too, and only a recent window. Steps carry
+    the counts along; the first call counts all earlier tokens, so a preemption changes nothing."""
     counts: mx.array | None = None
     counted = n_prompt
 
@@ -169,9 +171,9 @@ def _draw_alike(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
 
 
 def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
-    """`mx.random.categorical` of each row of (rows, vocab) alone with its key of (rows, 2).
-    MLX takes one key for all rows, and draws a row among others differently than a single one; this
-    draws as for a single one."""
+    """`mx.random.categorical` for each row of (rows, vocab) separately, with its key in (rows, 2).
+    MLX uses one key for all rows, and draws a row among others differently from a single row; this
+    function draws each row as if it were alone."""
     logits = logits.astype(mx.float32)
     top = mx.max(logits, axis=-1, keepdims=True)
     certain = (logits == top).astype(mx.float32)
@@ -179,7 +181,7 @@ def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
     below = mx.cumsum(weights, axis=-1, inclusive=False)
     share = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))(keys)
     at = share * mx.sum(weights, axis=-1, keepdims=True)
-    # Skip the first, rather than subtract 1: in a row of NaN none is below.
+    # Skip the first entry instead of subtracting 1: in a row of NaN, no entry is below.
     return mx.sum(below[:, 1:] <= at, axis=-1).astype(mx.uint32)
 
 
@@ -205,6 +207,6 @@ def _score_rows(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[Tok
 
 
 def _most_likely(tokens: list[int], values: list[float]) -> tuple[tuple[int, float], ...]:
-    """Return pairs of token and log-probability, most likely first, without minus infinity."""
+    """Return pairs of token and log-probability, most likely first, leaving out minus infinity."""
     pairs = [pair for pair in zip(tokens, values, strict=True) if pair[1] > -math.inf]
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))

@@ -1,7 +1,7 @@
 """Constrained decoding: a logits processor that masks tokens by a compiled grammar.
 
-Follows one sequence. Never raises, since that would end every sequence of the step: a grammar that
-fails ends its own sequence and reports why. Knows no grammar notation.
+Follows one sequence. Never raises, because that would end every sequence in the step: a grammar
+that fails ends its own sequence and reports why. Knows nothing about the notation of grammars.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # never evaluated: any thread 
 
 
 class Vocabulary:
-    """The tokens of one model as bytes, and masks over them; built once per model.
-    A model may have more logits than its tokenizer has tokens: masks never allow the surplus."""
+    """The tokens of one model as bytes, and masks over them; built once per model. A model may have
+    more logits than its tokenizer has tokens; masks never allow the surplus."""
 
     def __init__(self, tokenizer: object, eos: Collection[int], size: int) -> None:
         """`size` is the number of logits. Takes about a second for 150,000 tokens. Raises
-        InvalidRequestError for a tokenizer without a byte-level vocabulary or an ending token."""
+        InvalidRequestError if the tokenizer's vocabulary is not byte-level or lacks a token that
+        ends an answer."""
         inner = tokenizer
         if isinstance(tokenizer, TokenizerWrapper):
-            inner = tokenizer._tokenizer  # noqa: SLF001  it has no other name for it
+            inner = tokenizer._tokenizer  # noqa: SLF001  not accessible otherwise
         if not isinstance(inner, PreTrainedTokenizerFast):
             raise InvalidRequestError("grammar: cannot constrain this model's tokenizer")
         self.size = size
@@ -45,17 +46,17 @@ class Vocabulary:
 
     @cached_property
     def texts(self) -> list[bytes]:
-        """Bytes of each token of the tokenizer."""
+        """The bytes of each token of the tokenizer."""
         trie: LLTokenizer = self.trie
         return [trie.decode_bytes([token]) for token in range(self._n_known)]
 
     @cached_property
     def only_eos(self) -> mx.array:
-        """Bools (size,) that allow the EOS tokens alone."""
+        """Bools, (size,), that allow only EOS tokens."""
         return mx.array([token in self.eos for token in range(self.size)])
 
     def all_but_eos(self, without: Collection[int] = ()) -> mx.array:
-        """Return bools (size,) that allow all tokens but EOS tokens and `without`."""
+        """Return bools, (size,), that allow all tokens except EOS tokens and `without`."""
         allowed = [True] * len(self.texts) + [False] * (self.size - len(self.texts))
         for token in (*self.eos, *without):
             allowed[token] = False
@@ -65,18 +66,18 @@ class Vocabulary:
 class FreePrefix:
     """Unconstrained text before a grammar, up to and including `mark`.
 
-    Matches bytes, so the mark's split into tokens does not matter. A state is the part of the mark
-    written so far. The mask excludes EOS, and tokens that would write more than the mark's end:
-    later text belongs to the grammar.
+    Matches bytes, so it does not matter how the mark is split into tokens. A state is the part of
+    the mark written so far. The mask excludes EOS, and tokens that would continue after the mark's
+    end, because text after the mark belongs to the grammar.
     """
 
     def __init__(self, vocabulary: Vocabulary, mark: str) -> None:
         self._vocabulary = vocabulary
         self._mark = mark.encode()
-        # Only these can write the mark's end and more.
+        # Only these tokens can write the mark's end and continue.
         self._longer = [i for i, text in enumerate(vocabulary.texts) if self._mark[-1] in text[:-1]]
         self._masks: dict[bytes, mx.array] = {}
-        self.mask(b"")  # the usual state: computed here, not while a batch waits for it
+        self.mask(b"")  # the usual state: computed now, before a batch waits for it
 
     def advance(self, state: bytes, token: int) -> bytes | None:
         """Return the state after `token`; None once the mark is complete."""
@@ -89,7 +90,7 @@ class FreePrefix:
         return next((suffix for suffix in suffixes if self._mark.startswith(suffix)), b"")
 
     def mask(self, state: bytes) -> mx.array:
-        """Return the tokens allowed in `state` as bools (vocab,)."""
+        """Return bools, (size,), for the tokens allowed in `state`."""
         if state not in self._masks:
             texts = self._vocabulary.texts
             overrunning = [token for token in self._longer if self._overruns(state + texts[token])]
@@ -102,13 +103,13 @@ class FreePrefix:
 
 
 class GrammarMask:
-    """The token mask of one sequence, from the first token of its answer.
-    The first call consumes all earlier tokens of the answer, so a preemption changes nothing."""
+    """The token mask for one sequence, from the first token of its answer on. The first call
+    consumes all earlier tokens of the answer, so a preemption changes nothing."""
 
     def __init__(
         self, vocabulary: Vocabulary, matcher: LLMatcher, prefix: FreePrefix | None, n_prompt: int
     ) -> None:
-        """`matcher` belongs to this sequence alone; its answer begins after `n_prompt` tokens."""
+        """`matcher` belongs to this sequence alone. The answer begins after `n_prompt` tokens."""
         self._vocabulary = vocabulary
         self._matcher = matcher
         self._prefix = prefix
@@ -118,8 +119,10 @@ class GrammarMask:
         self._failure: tuple[int, str] | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Return `logits` (1, vocab) after `tokens`, minus infinity for forbidden tokens."""
-        # Reading the newest token waits for it; MLX evaluates the dependent logits meanwhile.
+        """Return `logits`, (1, vocab), for the token after `tokens`, with minus infinity for
+        forbidden tokens."""
+        # Reading the newest token waits for it; meanwhile MLX evaluates the logits that depend on
+        # it.
         async_eval(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):
             self._consume(token)
@@ -127,7 +130,8 @@ class GrammarMask:
         return mx.where(self._allowed(), logits, mx.array(-mx.inf, logits.dtype))
 
     def failure_at(self, position: int) -> str | None:
-        """Return why the grammar failed up to token `position`, prompt included; else None."""
+        """Return why the grammar failed at or before token `position`, counted with the prompt;
+        None if it did not."""
         if self._failure is None or position < self._failure[0]:
             return None
         return self._failure[1]
@@ -135,7 +139,7 @@ class GrammarMask:
     def _consume(self, token: int) -> None:
         self._seen += 1
         if self._ended or self._failure is not None:
-            return  # decoding runs one step ahead, also past the end
+            return  # decoding runs one step ahead, even past the end
         if self._prefix is not None and self._prefix_state is not None:
             self._prefix_state = self._prefix.advance(self._prefix_state, token)
         elif token in self._vocabulary.eos and self._matcher.is_accepting():

@@ -1,7 +1,7 @@
-"""Limits of time and size for rendering chat templates, which come with downloaded models.
+"""Limits on time and size for rendering chat templates, which come with downloaded models.
 
-Replaces transformers' Jinja environment by one that counts turns of loops and the characters of
-values and of the text. Knows neither messages nor tokens.
+Replaces transformers' Jinja environment with one that counts turns of loops, and characters of
+values and of the text. Knows nothing about messages or tokens.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from semantic.domain.errors import InvalidRequestError
 T = TypeVar("T")
 
 _SECONDS = 10.0
-"""CPU seconds of the thread. A chat of a million tokens takes less than one."""
+"""CPU seconds of the thread. A chat of a million tokens takes less than one second."""
 _CHARACTERS = 1 << 26
-"""Characters of one value, and of the whole text. A request's body is smaller."""
+"""Characters in one value, and in the whole text. A request's body is smaller."""
 _MADE = 1 << 28
-"""Characters of all values that a template makes: it may make a large chat's texts several
+"""Characters in all values that a template makes, which may repeat a large chat's texts several
 times."""
 _OBJECT, _REFERENCE = 64, 8
 """Characters counted for a new part of a list or a turn of a loop, and for an existing part."""
 _LARGEST_NUMBER = 1 << 24
-"""Largest number a function or a filter may get: a width, a count."""
+"""The largest number to pass to a function or filter: a width, a count."""
 _LARGEST_BITS = 1 << 12
 _TURNS_PER_LOOK = 256
 _PARTS_PER_LOOK = 1 << 16
 _WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*")
-"""A width in a format that is too large, or that is an argument."""
+"""A width in a format that is too large, or that is itself an argument."""
 _FORMATS = frozenset({"format", "format_map"})
 _TEXTUAL = _FORMATS | {
     "capitalize", "center", "escape", "forceescape", "indent", "lower", "mark_safe", "pprint",
@@ -58,11 +58,12 @@ Sliceable: TypeAlias = str | list[object] | tuple[object, ...]
 
 
 class TemplateLimitError(InvalidRequestError):
-    """A template took too long, or made too much."""
+    """A template took too long or made too much."""
 
 
 class _Budget(threading.local):
-    """The rendering's use of this thread; `ends` is None outside of one."""
+    """What the rendering on this thread has used. `ends` is None while nothing is being
+    rendered."""
 
     ends: float | None = None
     turns = 0
@@ -75,7 +76,8 @@ _budget = _Budget()
 
 @contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """Limit rendering inside, in this thread. Raises TemplateLimitError there."""
+    """Limit rendering in this thread until the block ends. Rendering beyond a limit raises
+    TemplateLimitError."""
     _budget.turns = _budget.characters = _budget.made = 0
     _budget.ends = time.thread_time() + _SECONDS
     try:
@@ -87,7 +89,8 @@ def bounded_rendering() -> Iterator[None]:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with limits inside of `bounded_rendering`, and of every value."""
+    """Jinja's sandbox, with limits on each value, and inside `bounded_rendering` on a whole
+    rendering."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
@@ -103,11 +106,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return bounded
 
     def call(self, context: Context, called: object, /, *args: object, **kwargs: object) -> object:
-        """Call a function of a template."""
+        """Call a function for a template."""
         if called in self._own:
             return cast(Callable[..., object], called)(*args)
         owner, given = _owner(called), (*args, *kwargs.values())
-        # Arguments of macros, objects and lists are values, which may be any number of the chat's.
+        # Arguments of macros, objects and lists are values: they may be any number that a chat
+        # contains.
         counts = called is generate_lorem_ipsum or called is safe_range
         if counts or isinstance(owner, str | bytes | int | float):
             _check_numbers(called, given)
@@ -126,7 +130,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a turn of a loop or a macro call: text of `n_characters`, lists of `n_parts`."""
+        """Count a turn of a loop or a macro call, with text of `n_characters` and lists of
+        `n_parts`."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -144,7 +149,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Counting(NodeTransformer):
-    """A transformer that lets each turn of a loop and each call of a macro count itself."""
+    """Changes a template so that each turn of a loop and each call of a macro counts itself."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - the visitor's names
         self.generic_visit(node)
@@ -205,7 +210,7 @@ def _count(value: T) -> T:
 
 
 class _Measure(NamedTuple):
-    """A lower bound of a value's size as text: its parts, their nesting depth, characters."""
+    """A lower bound on a value's size as text: its parts, their nesting depth, characters."""
 
     parts: int
     depth: int
@@ -213,7 +218,7 @@ class _Measure(NamedTuple):
 
 
 def _measure(value: object) -> _Measure:
-    """Measure a value. A list may repeat a part, so as text it may exceed memory: raises
+    """Measure a value. A list may repeat a part, so its text may exceed memory; therefore raises
     TemplateLimitError as soon as the value is too large."""
     level: list[object] = [value]
     n_parts = depth = n_characters = 0
@@ -245,7 +250,7 @@ def _check_time() -> None:
 
 
 def _check_json(value: object, options: Iterable[object]) -> None:
-    """Refuse large JSON: each part gets an indent and a separator."""
+    """Refuse large JSON, in which each part gets an indent and a separator."""
     measure, width = _measure(value), 0
     for one in options:
         for text in one if isinstance(one, tuple | list) else (one,):
@@ -292,22 +297,23 @@ def _check_format(text: str) -> None:
 
 
 def _has_nested_field(text: str) -> bool:
-    """Return whether an argument is the width of another, as in `{:{}}`; braces may be double."""
+    """Return whether an argument is the width of another argument, as in `{:{}}`. Braces may be
+    doubled."""
     try:
         return any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
     except ValueError:
-        return False  # `format` raises it, too
+        return False  # `format` will raise the same error
 
 
 def _check_numbers(called: object, given: Iterable[object]) -> None:
-    """Refuse numbers that may be a width or a count; formatted numbers are neither."""
+    """Refuse large numbers that may be a width or a count. Numbers to be formatted are neither."""
     too_large = any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given)
     if too_large and _name(called) not in _FORMATS:
         raise TemplateLimitError("the chat template calls a function with too large a number")
 
 
 def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -> None:
-    """Refuse texts and lists that make the result of a function or filter too large."""
+    """Refuse texts and lists that would make the result of a function or filter too large."""
     name = _name(called)
     if name in _TEXTUAL:
         _check_size(sum(_measure(one).characters for one in given))
@@ -321,7 +327,8 @@ def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -
 
 
 def _counted(values: object, mark: int) -> object:
-    """Return no more of `values` than a join allows, each with `mark` characters."""
+    """Return `values`, limited to what a join may produce; each value counts `mark` characters
+    more."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         return values
     return _within_limits(values, mark)
@@ -340,14 +347,15 @@ def _name(called: object) -> str:
 
 
 def _owner(method: object) -> object:
-    """Return the method's object; the sandbox wraps formatting methods."""
+    """Return the object to which a method belongs; the sandbox wraps formatting methods."""
     wrapped = getattr(method, "__wrapped__", method)
     found: object = getattr(wrapped, "__self__", None)
     return found
 
 
 def _checked(function: Callable[..., T]) -> Callable[..., T]:
-    # The filtered value may be any number; jinja passes some filters one more before it.
+    # The filtered value may be any number. Jinja passes one more argument before it to some
+    # filters.
     n_values = 2 if hasattr(function, "jinja_pass_arg") else 1
 
     @wraps(function)
@@ -368,7 +376,8 @@ def _checked(function: Callable[..., T]) -> Callable[..., T]:
 
 
 class _Filters(dict[str, Callable[..., object]]):
-    """The checked filters of an environment; transformers adds one of its own."""
+    """The checked filters of an environment. Checks filters added later too, since transformers
+    adds one."""
 
     def __init__(self, filters: Mapping[str, Callable[..., object]]) -> None:
         super().__init__({name: _checked(one) for name, one in filters.items()})

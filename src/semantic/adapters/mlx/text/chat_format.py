@@ -1,8 +1,8 @@
 """Chat format of one model: renders chats, parses tool calls, builds grammars for answers.
 
-Takes the template, the marks and the parser from mlx-lm's tokenizer. Text that a template writes
-after an answer renders over a short substitute for the history. Knows the tokenizer, but neither
-the model nor how the engine enforces a grammar.
+Takes the template, the marks and the parser from mlx-lm's tokenizer. Renders the text that a
+template writes after an answer over a short substitute for the history. Knows the tokenizer; knows
+nothing about the model or how the engine enforces a grammar.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _ANSWER_TEXT = "y"
 
 
 class IncrementalRenderer:
-    """The continuation of chats by one template, if a trial at construction succeeds.
+    """Continues chats with one template, if that works in a trial during construction.
     `is_supported`: the tokens after an answer do not depend on the history. `preserves_history`: a
-    full rendering shows earlier answers and thoughts as generated."""
+    full rendering shows earlier answers and thoughts as they were generated."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class IncrementalRenderer:
         single_calls: bool = False,
         loops_only: bool = False,
     ) -> None:
-        """`render` renders a whole chat, `eos` tokens end an answer; `thinks`: the model marks
-        thoughts. `single_calls`: several calls render as several answers. `loops_only`: see
-        `ChatFormat.loops_only`; also true where the template writes tools before a last
+        """`render` renders a whole chat; `eos` tokens end an answer; `thinks` says that the model
+        marks thoughts. `single_calls`: several calls are rendered as several answers. `loops_only`:
+        see `ChatFormat.loops_only`; also True if the template writes tools before the last
         question."""
         self._render = render
         self._eos = eos
@@ -97,7 +97,7 @@ class IncrementalRenderer:
             return None
         calls = tuple(replace(call, arguments="{}") for call in answer.tool_calls)
         substitute = replace(answer, content=_ANSWER_TEXT, reasoning="", tool_calls=calls)
-        # After the beginning, templates only test whether there are tools: one is as good as all.
+        # After the beginning, templates only test whether there are tools, so one tool is enough.
         short = replace(chat, tools=chat.tools[:1])
         later = chat.messages[n_messages:]
         question = self._render(replace(short, messages=(_QUESTION,))).tokens
@@ -118,7 +118,8 @@ class IncrementalRenderer:
         return after is not None and whole[-len(after.tokens) :] != after.tokens
 
     def _is_supported(self) -> bool:
-        """Return whether a substitute's tokens equal a full rendering's, right after the answer."""
+        """Return whether, right after the answer, a substitute's tokens equal those of a full
+        rendering."""
         question, tool = Message("user", "probe1"), Tool("probetool")
         later = Message("tool", "probe4", tool_call_id="probe5") if self.loops_only else question
         last = []
@@ -138,7 +139,8 @@ class IncrementalRenderer:
         return self.loops_only or last[0] != last[1]
 
     def _preserves_history(self, *, thinks: bool) -> bool:
-        """Return whether an answer renders as generated, also before a later question."""
+        """Return whether an answer is rendered as it was generated, even before a later
+        question."""
         question = Message("user", "probe1")
         answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
         try:
@@ -148,7 +150,7 @@ class IncrementalRenderer:
             shows = second != self._render(Chat((question, other, question))).tokens
         except InvalidRequestError:
             return False
-        # The generation prompt ends `first`; in history an answer may begin otherwise.
+        # The generation prompt ends `first`; in history, an answer may begin differently.
         generation_prompt = first[common_prefix(first, second) :]
         return second[common_prefix(second, third) :] == generation_prompt and (shows or not thinks)
 
@@ -169,7 +171,7 @@ _CALLS: Mapping[ToolSupport, str] = {
     "them as text and parses calls as {}; --tool-call-parser names another form",
 }
 
-# Arguments of `apply_chat_template` itself; a request cannot set them.
+# Arguments of `apply_chat_template` itself, which a request cannot set.
 _RESERVED_OPTIONS = frozenset(
     {
         "add_generation_prompt", "chat_template", "continue_final_message", "conversation",
@@ -190,9 +192,9 @@ class MLXChatFormat:
         grammars: GrammarCompiler | None = None,
         parsers: Parsers | None = None,
     ) -> None:
-        """`grammars` compiles answers' grammars and may demand checked schemas; `parsers` override
-        the tokenizer's files. Raises InvalidRequestError for a call parser if the template has no
-        tools."""
+        """`grammars` compiles grammars for answers and may require schemas to be checked first;
+        `parsers` override the tokenizer's files. Raises InvalidRequestError if there is a call
+        parser but the template has no tools."""
         inner = tokenizer.inner
         self._grammars = grammars or GrammarCompiler(None, (), 0)
         self._tokenizer = tokenizer
@@ -254,8 +256,8 @@ class MLXChatFormat:
         return tuple(self._special_tokens.encode_following(end))
 
     def render(self, chat: Chat) -> RenderedChat:
-        """See `ChatFormat.render`. Special tokens spelled in a text stay text.
-        A system message that the template refuses becomes a user message between <system> marks."""
+        """See `ChatFormat.render`. Special tokens spelled out in a text stay text. A system message
+        that the template refuses becomes a user message between <system> marks."""
         if not self._inner.has_chat_template:
             raise InvalidRequestError(NO_TEMPLATE)
         if self._features.loses_users:
@@ -310,8 +312,9 @@ class MLXChatFormat:
         return "the chat template keeps history unchanged"
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """See `ChatFormat.call_grammar`. A thought that the prompt opens precedes the grammar.
-        Where the model may open one itself, the grammar begins with an optional thought."""
+        """See `ChatFormat.call_grammar`. If the prompt opens a thought, the grammar begins after
+        the thought. If the model may open a thought itself, the grammar begins with an optional
+        thought."""
         _check_choice(chat)
         schemas = [json.dumps(schema) for schema in enforced_schemas(chat)]
         self._grammars.require_checked(schemas, tenant)
@@ -325,8 +328,9 @@ class MLXChatFormat:
         return call_grammar(chat, self._language(chat), arguments, after=after)
 
     def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
-        """Return the schema to enforce for the arguments of `tool`: its own, if the engine can.
-        Else raises InvalidRequestError for a strict tool and accepts any object for others."""
+        """Return the schema to enforce for the arguments of `tool`: its own if the engine can
+        enforce it. Otherwise raises InvalidRequestError for a strict tool, and accepts any object
+        for other tools."""
         schema = arguments_schema(tool)
         if tool.strict:
             self._check_schema(schema, f"the parameters of {tool.name}", tenant)
@@ -343,13 +347,13 @@ class MLXChatFormat:
         thought = None if silent else self.thought_marks
         marks = self.call_marks
         if set(self._spelled(marks.end).pieces) & self._tokenizer.eos_token_ids:
-            marks = replace(marks, end="")  # the answer ends with it, and no grammar has that
+            marks = replace(marks, end="")  # the answer ends with this mark, so no grammar contains it
         return CallLanguage(
             marks, thought, self._form, self.headers, self.bare_calls, self._spelled
         )
 
     def _spelled(self, mark: str) -> SpelledMark:
-        """Return `mark` as text and added tokens, which a grammar refers to by id."""
+        """Return `mark` as text and added tokens; a grammar refers to added tokens by id."""
         pieces: list[int | str] = []
         at = 0
         while at < len(mark):
@@ -380,7 +384,7 @@ class MLXChatFormat:
         except RecursionError:
             if not given:
                 raise
-        # Some templates recurse for ever on a parameter without a type.
+        # Some templates recurse forever on a parameter without a type.
         typed = [replace(one, parameters=with_types(one.parameters)) for one in tools]
         return self._apply(messages, template_tools(typed, escaper), options)
 
@@ -394,8 +398,8 @@ class MLXChatFormat:
         return self._tokenizer.apply_template(messages, given)
 
     def _find_special_tokens(self, source: str) -> SpecialTokens:
-        """Return the tokenizer's special tokens, and added tokens that `source` or the marks use.
-        An added token around messages counts as special: it marks the speaker."""
+        """Return the tokenizer's special tokens, and added tokens that `source` or the marks
+        contain. An added token around messages counts as special, because it marks the speaker."""
         pairs = [pair for pair in (self.thought_marks, self.call_marks) if pair]
         ours = "".join(mark for pair in pairs for mark in (pair.start, pair.end))
         around = self._around_messages()
@@ -409,7 +413,8 @@ class MLXChatFormat:
         return SpecialTokens(self._tokenizer.encode_rendered, special=special, marks=marks)
 
     def _around_messages(self) -> str:
-        """Return the template's text around messages without tools, calls and reasoning."""
+        """Return the text that the template writes around messages without tools, calls and
+        reasoning."""
         if not self._inner.has_chat_template:
             return ""
         roles: list[TemplateMessage] = [
@@ -424,7 +429,7 @@ class MLXChatFormat:
 
 
 def _template_source(chat_template: object) -> str:
-    """Return the text of a template, or of several named ones."""
+    """Return the text of a template, or of several named templates."""
     if isinstance(chat_template, dict):
         return "\n".join(map(str, chat_template.values()))
     return chat_template if isinstance(chat_template, str) else ""
@@ -439,7 +444,8 @@ def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, objec
 
 
 def _texts(chat: Chat) -> Iterator[str]:
-    """Yield all texts of a chat, in any form: a placeholder must not occur in them."""
+    """Yield all texts in a chat, in every form, because a placeholder must not occur in any of
+    them."""
     for message in chat.messages:
         yield from (message.content, message.reasoning, message.name or "")
         yield message.tool_call_id or ""
@@ -450,7 +456,7 @@ def _texts(chat: Chat) -> Iterator[str]:
 
 
 def _check_choice(chat: Chat) -> None:
-    """Raise InvalidRequestError if the tool choice requires a missing tool."""
+    """Raise InvalidRequestError if the tool choice requires a tool that is missing."""
     names = [tool.name for tool in chat.tools]
     name = chat.tool_choice.name
     if chat.tool_choice.mode == "required" and not names:

@@ -1,7 +1,7 @@
-"""Features of a model's chat template, detected by trial at loading.
+"""Features of a model's chat template, detected by trial when it is loaded.
 
-The trials do not depend on any chat, so a message always renders in the same way and a growing chat
-keeps its prefix. Knows messages, not tokens.
+The trials do not depend on any chat, so a message is always rendered in the same way and a growing
+chat keeps its prefix. Knows messages; knows nothing about tokens.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from semantic.adapters.mlx.text.bounded_template import TemplateLimitError
 
 TemplateMessage = dict[str, object]
 Apply = Callable[[list[TemplateMessage], "list[TemplateMessage] | None", Mapping[str, object]], str]
-"""A function from messages, tools and options to text that ends with the generation prompt."""
+"""Takes messages, tools and options; returns text that ends with the generation prompt."""
 
-# Errors of a template for messages that it does not support: its own or, where it is Python code or
-# reads a missing value, Python's.
+# Errors that a template raises for messages that it does not support: its own or, if it is Python
+# code or reads a missing value, Python's.
 TEMPLATE_ERRORS = (
     TemplateError,
     ValueError,
@@ -43,30 +43,30 @@ _IDS: Final[Mapping[Ids, str]] = {
     "numbered": "functions.probetool:{}",
 }
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
-"""Templates' field names for the thought of an assistant message."""
+"""Names under which templates expect the thought in an assistant message."""
 _OBJECT = {"probekey": "probevalue"}
 _TEXT = '{"probekey": "probevalue"}'
 _NO_OBJECT = '{"probekey": "probevalue'
-"""Arguments that end too early."""
+"""Arguments that are cut short."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFeatures:
     """The features that a template supports.
 
-    `tools`: it renders tools, their calls and results; with `writes_calls` it renders no calls, and
-    they stand in the text of an answer. `text_arguments`: it expects a call's arguments as JSON
-    text. `any_arguments`: it renders arguments that are not objects, as text. `ids`: the ids of
-    calls it takes: any, those of nine letters and digits, or those with the tool's name.
-    `single_calls`: an answer may have one call only. `splits_text`: the text of an answer with a
-    call must stand in an answer of its own. `thought_or_text`: an answer with a call may have
-    reasoning or a text. `developer`: it has a developer role. `first_system`, `later_system`: a
+    `tools`: it renders tools, their calls and results; if `writes_calls`, it does not render calls,
+    which are part of the answer's text. `text_arguments`: it expects a call's arguments as JSON
+    text. `any_arguments`: it renders arguments that are not objects, as text. `ids`: which ids of
+    calls it accepts: all ids, ids of nine letters and digits, or ids that contain the tool's name.
+    `single_calls`: an answer may contain only one call. `splits_text`: the text of an answer with a
+    call must be in an answer of its own. `thought_or_text`: an answer with a call may have either
+    reasoning or a text. `developer`: there is a developer role. `first_system`, `later_system`: a
     system message may come first, or anywhere. `repeats`: consecutive messages may have the same
     role. `assistant_first`: the assistant may begin. `user_after_result`: a user's text may follow
-    the result of a call. `orphan_results`: a result may follow no call. `empty_answers`: an answer
-    may be empty. `parts`: it takes contents as lists of parts alone. `loses_users`: it leaves out
-    users' texts. `lists_tools`: it demands a list of tools, which may be empty. `unread_calls`: it
-    renders tools, but no parser knows their calls.
+    the result of a call. `orphan_results`: a result may come without a call. `empty_answers`: an
+    answer may be empty. `parts`: contents must be lists of parts. `loses_users`: it leaves out
+    users' texts. `lists_tools`: it requires a list of tools, which may be empty. `unread_calls`: it
+    renders tools, but no parser understands their calls.
     """
 
     tools: bool = False
@@ -92,7 +92,7 @@ class TemplateFeatures:
 
 
 def in_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Return `messages` with each content as a list with one part."""
+    """Return `messages`, with each content as a list with one part."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         for message in messages
@@ -102,9 +102,9 @@ def in_parts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
 def detect_features(
     apply: Apply, source: str, *, parses_calls: bool, numbered_ids: bool = False
 ) -> TemplateFeatures:
-    """Detect by trial what a template supports; `source` is its text, empty for one in Python.
-    Without a parser for its calls (`parses_calls`) a template counts as one without tools.
-    `numbered_ids`: its family's ids of calls have the tool's name."""
+    """Detect by trial what a template supports. `source` is its text, empty if it is Python code.
+    Unless `parses_calls`, there is no parser for its calls and it counts as a template without
+    tools. `numbered_ids`: in its family, ids of calls contain the tool's name."""
     probe = _Probe(apply)
     is_lost = not probe.renders_users()
     parts = is_lost and _Probe(apply, parts=True).renders_users()
@@ -122,7 +122,8 @@ def detect_features(
     calls = partial(probe.renders_calls, text_arguments, ids)
     has_calls = form is not None
     repeats = probe.renders("user", "user", "assistant", "assistant", "user")
-    # Some write it before the last question alone: the prompt would change from turn to turn.
+    # Some templates write the system message only before the last question, so the prompt would
+    # change from turn to turn.
     system = probe.renders("system", "user", "assistant", "user") and (
         not has_calls or calls(before=("system", "user"))
     )
@@ -190,7 +191,7 @@ def _contents(messages: Sequence[TemplateMessage]) -> list[str]:
 
 
 class _Probe:
-    """A renderer of small chats that checks that everything in them appears."""
+    """Renders small chats and checks that everything in them appears."""
 
     def __init__(
         self,
@@ -204,15 +205,16 @@ class _Probe:
         self._no_tools = no_tools
 
     def renders_users(self) -> bool:
-        """Return whether a user's text appears, behind a system message at least."""
+        """Return whether a user's text appears, at least after a system message."""
         return self.renders("user") or self.renders("system", "user")
 
     def accepts_users(self) -> bool:
-        """Return whether a user's message raises no error."""
+        """Return whether the template accepts a user's message without an error."""
         return self._text([_message("user", 1)], None) is not None
 
     def renders(self, *roles: str) -> bool:
-        """Return whether messages with these roles appear, in order; "" is an empty answer."""
+        """Return whether messages with these roles appear in order; "" stands for an empty
+        answer."""
         messages = _messages(roles)
         text = self._text(messages, None)
         return text is not None and _in_order(text, _contents(messages))
@@ -230,7 +232,7 @@ class _Probe:
         return text is not None and text != self._text(question, None) and "probetool" in text
 
     def renders_results(self) -> bool:
-        """Return whether the result of a call in an answer's text appears."""
+        """Return whether the result of a call appears if the call is in an answer's text."""
         messages = [_message("user", 1), _message("assistant", 2), _message("tool", 3)]
         text = self._text(messages, [_TOOL])
         return text is not None and _in_order(text, _contents(messages))
@@ -247,9 +249,9 @@ class _Probe:
         before: Roles = ("user",),
         after: Roles = (),
     ) -> bool:
-        """Return whether calls and their results appear, `before` and `after` messages of these
-        roles. `arguments` replaces the usual ones; with `thought` the answer also has reasoning and
-        a text."""
+        """Return whether calls and their results appear, between messages with the roles `before`
+        and `after`. `arguments` replaces the usual arguments; if `thought`, the answer also has
+        reasoning and a text."""
         given = arguments or (_TEXT if text_arguments else _OBJECT)
         calls = [_call(given, ids, number) for number in range(n_calls)]
         answer: TemplateMessage = {"role": "assistant", "content": text, "tool_calls": calls}
@@ -270,7 +272,7 @@ class _Probe:
             given = in_parts(messages) if self._parts else [dict(one) for one in messages]
             return self._apply(given, tools or self._no_tools, {})
         except TemplateLimitError:
-            raise  # another trial would take as long
+            raise  # another trial would take just as long
         except TEMPLATE_ERRORS:
             return None
 

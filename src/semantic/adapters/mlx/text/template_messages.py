@@ -1,7 +1,7 @@
 """Chats as messages that one model's template supports; unsupported parts become text.
 
-A template without tools, calls or system messages gets them as text in the form that trained most
-open models: JSON between marks. Knows neither templates' sources nor tokens.
+A template without tools, calls or system messages gets them as text in the form that most open
+models have been trained on: JSON between marks. Knows nothing about templates' sources or tokens.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ To call a function, write a JSON object with its name and its arguments between 
 
 _SYSTEM = ("system", "developer")
 _NO_RESULT = "There is no result."
-"""Result of a call that a user interrupted, where a template demands one."""
+"""Result of a call that a user interrupted, if a template requires one."""
 _NOTHING_SAID = "."
-"""A user's text before an assistant that begins, where a template demands one."""
+"""A user's text before an assistant's message that begins a chat, if a template requires one."""
 _SHORT_ID_LENGTH = 9
 _NUMBERED = re.compile(r"functions\..+:[0-9]+")
 
 
 WriteCalls = Callable[[Sequence[tuple[str, object]]], str]
-"""A function from the calls' names and arguments to the text with which a model makes them."""
+"""Takes the calls' names and arguments; returns the text with which the model would make them."""
 
 
 class Escape(Protocol):
-    """A function that escapes special tokens in a text; `marks` also those of templates alone."""
+    """Escapes the special tokens in a text; if `marks`, also the marks that only templates
+    write."""
 
     def __call__(self, text: str, *, marks: bool = False) -> str: ...
 
@@ -62,8 +63,8 @@ def template_tools(tools: Sequence[Tool], escape: Escape) -> list[TemplateMessag
 def template_messages(
     chat: Chat, features: TemplateFeatures, escape: Escape, write: WriteCalls
 ) -> list[TemplateMessage]:
-    """Return the messages of `chat` for a template with these features, in order.
-    `write` writes calls that the template does not render."""
+    """Return the messages of `chat` in order, for a template with these features. `write` writes
+    calls that the template does not render."""
     writer = _Writer(features, escape, write)
     messages = list(chat.messages)
     if chat.tools and not features.tools:
@@ -75,7 +76,7 @@ def template_messages(
 
 
 def escape_all(value: object, escape: Escape) -> object:
-    """Return `value` with special tokens escaped in every text, keys included."""
+    """Return `value` with special tokens escaped in every text, including keys."""
     if isinstance(value, str):
         return escape(value)
     if isinstance(value, dict):
@@ -95,7 +96,7 @@ def _signature(tool: Tool, escape: Escape) -> dict[str, object]:
 
 
 def _call_as_text(name: str, arguments: str) -> str:
-    """Return a call as the assistant writes it; `arguments` is JSON text and stays unchanged."""
+    """Return a call as the assistant writes it. `arguments` is JSON text and stays unchanged."""
     name = json.dumps(name, ensure_ascii=False)
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
@@ -105,21 +106,22 @@ def _marked(mark: str, content: str) -> str:
 
 
 class _Writer:
-    """A writer of messages, one by one; none depends on a later one."""
+    """Writes messages one by one. No message depends on a later one."""
 
     def __init__(self, features: TemplateFeatures, escape: Escape, write: WriteCalls) -> None:
         self._features = features
         self._escape = escape
         self._write = write
         self._n_calls = 0
-        self._ids: dict[str, str] = {}  # by the clients' own, as a template takes them
-        self._later: list[ToolCall] = []  # calls of the last answer that it may not have
+        self._ids: dict[str, str] = {}  # by the client's id: the id that the template accepts
+        self._later: list[ToolCall] = []  # calls that the last answer may not contain
         self._tools_text = ""
-        self._open: list[ToolCall] = []  # of the last answer, without results so far
+        self._open: list[ToolCall] = []  # the last answer's calls without results so far
         self.messages: list[TemplateMessage] = []
 
     def add_tools(self, tools: Sequence[Tool], *, after: bool) -> None:
-        """Describe `tools` in a new first system message, or `after` the text of the chat's own."""
+        """Describe `tools` in a new first system message or, if `after`, at the end of the chat's
+        first system message."""
         signatures = (_signature(tool, self._escape) for tool in tools)
         lines = (json.dumps(signature, ensure_ascii=False) for signature in signatures)
         self._tools_text = _TOOLS_PROMPT.format(tools="\n".join(lines))
@@ -127,7 +129,7 @@ class _Writer:
             self._add_system("system", "")
 
     def end_calls(self) -> None:
-        """Add the calls that the last answer may not have, where they have no result."""
+        """Add the calls that the last answer may not contain, if they have no result."""
         while self._later:
             self._add_later()
 
@@ -158,8 +160,8 @@ class _Writer:
         elif self._last_role() in _SYSTEM:
             self._extend(content)
         elif self._last_role() == "tool":
-            # A user message here would count as a new question: some templates drop the thoughts
-            # before the last question, which would invalidate the cached prefix.
+            # A user message here would count as a new question. Some templates drop thoughts before
+            # the last question, which would invalidate the cached prefix.
             self._extend(_marked("system", content))
         else:
             self._add_user(_marked("system", content))
@@ -173,7 +175,7 @@ class _Writer:
         self._append({"role": "user", "content": content} | self._name_field(name))
 
     def _end_open_calls(self) -> None:
-        """Add results to calls without one: a user wrote before they came."""
+        """Add results to calls that have none, because a user wrote before results came."""
         for call in list(self._open):
             self._add_result(Message("tool", _NO_RESULT, tool_call_id=call.id))
 
@@ -266,7 +268,7 @@ class _Writer:
         return self._escape(call.id if is_own else f"functions.{call.name}:{self._n_calls}")
 
     def _id(self, call_id: str) -> str:
-        """Return the id of a call, also for its result."""
+        """Return the template's id for a call; its result has the same id."""
         if call_id in self._ids:
             return self._ids[call_id]
         if self._features.ids != "short":
@@ -287,7 +289,8 @@ class _Writer:
         self.messages[-1]["content"] = f"{self.messages[-1]['content']}\n\n{content}"
 
     def _append(self, message: TemplateMessage) -> None:
-        """Append a message; merge it into the last one if the template needs alternating roles."""
+        """Append a message, or merge it into the last one if the template needs alternating
+        roles."""
         last = self.messages[-1] if self.messages else None
         merges = (
             last is not None

@@ -1,7 +1,7 @@
 """A `Tokenizer` over a Hugging Face tokenizer, the bytes of its tokens, and its special tokens.
 
-In the byte-level vocabularies of most models each character of a token stands for one byte. A
-special token spelled in a user's text stays text: a placeholder stands for it meanwhile.
+In most models' byte-level vocabularies, each character of a token stands for one byte. A special
+token spelled out in a user's text stays text: meanwhile a placeholder stands for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from semantic.application.request import ByteDetokenizer, StreamingDetokenizer
 from semantic.domain.errors import BackendError, InvalidRequestError
 
 _PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Bytes that stand for themselves; characters from U+0100 on spell the others."""
+"""Bytes that stand for themselves. Characters from U+0100 on stand for the other bytes."""
 _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + number): byte
     for number, byte in enumerate(one for one in range(0x100) if one not in _PRINTABLE)
@@ -34,7 +34,7 @@ _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
-    """Return a tokenizer's `decode` without the Python around it where that only costs time."""
+    """Return a tokenizer's `decode` without the Python around it, if that only costs time."""
     backend = _backend(decode)
     if backend is None:
         return decode
@@ -43,8 +43,8 @@ def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], st
 
 
 def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes] | None:
-    """Return a look-up of each token's bytes for the tokenizer with this `decode`; None if it has
-    none. An unknown token has no bytes. Looks up each token once."""
+    """Return a function that looks up a token's bytes for the tokenizer with this `decode`; None if
+    there is none. An unknown token has no bytes. Looks up each token only once."""
     backend = _backend(decode)
     if backend is None or type(backend.decoder) is not ByteLevel:
         return None
@@ -53,7 +53,7 @@ def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes
 
 
 def _bytes(spelling: str) -> bytes:
-    """Return the bytes of a token's characters; an added token may have other characters."""
+    """Return the bytes for a token's characters; an added token may consist of other characters."""
     try:
         return bytes(_BYTES[character] for character in spelling)
     except KeyError:
@@ -61,7 +61,8 @@ def _bytes(spelling: str) -> bytes:
 
 
 def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
-    """Return the decoder below `decode`, if transformers' own one keeps its text unchanged."""
+    """Return the decoder below `decode`, if transformers' own decoder returns its text
+    unchanged."""
     owner = getattr(decode, "__self__", None)
     if not isinstance(owner, PreTrainedTokenizerFast):
         return None
@@ -74,7 +75,8 @@ def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
 
 
 def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
-    """Return whether it drops spaces before punctuation, by default not for BPE."""
+    """Return whether the tokenizer drops spaces before punctuation, which is not the default for
+    BPE."""
     if not tokenizer.clean_up_tokenization_spaces:
         return False
     told = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
@@ -83,18 +85,19 @@ def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
 
 _RUN: Final = re.compile(r"\s+|\S+")
 _LONG_RUN: Final = 1 << 12
-"""Characters that take milliseconds at worst."""
+"""Characters that take at most milliseconds."""
 _OTHER: Final = " a "
-"""Text that ends a run: a pattern that demands the end of the text behind it does not match."""
+"""Text that ends a run, so that patterns for the end of the text do not match the run."""
 _SQUARE: Final = 8
-"""Least factor for four times as many characters, if time grows by their square: 16."""
+"""If four times as many characters take at least this factor longer, time grows as their square,
+for which the factor would be 16."""
 _MOST_SECONDS: Final = 1.0
 
 NO_TEMPLATE = "this model has no chat template; send a plain prompt"
 
 
 class AddedToken(Protocol):
-    """A token for one fixed text; a `special` one is control, not text."""
+    """A token for one fixed text. A `special` token controls the model and is not text."""
 
     content: str
     special: bool
@@ -124,9 +127,9 @@ class HuggingFaceTokenizer(Protocol):
 
 
 class MLXTokenizer:
-    """A `Tokenizer` with mlx-lm's results.
-    Any thread may call it. Encoding changes the tokenizer's state, so it holds a lock. Decoding
-    only reads and never blocks: the engine decodes every token."""
+    """A `Tokenizer` with the same results as mlx-lm. Any thread may call it. Encoding changes the
+    tokenizer's state, so it holds a lock. Decoding only reads and never blocks, because the engine
+    decodes every token."""
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
         self.inner = inner
@@ -140,7 +143,8 @@ class MLXTokenizer:
 
     @property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text of n characters has at least n / this tokens."""
+        """Characters in the longest token, so a text of n characters has at least n / this many
+        tokens."""
         return max(map(len, self.inner.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -154,7 +158,7 @@ class MLXTokenizer:
             return outcome
         error = outcome.error
         cause = error.__cause__ if isinstance(error, BackendError) else error
-        # A panic of the library, or its own error.
+        # A panic of the library, or an error of its own.
         if type(cause) is Exception or type(cause).__module__ == "pyo3_runtime":
             raise InvalidRequestError(f"cannot tokenize the text: {error}") from error
         raise cause or error
@@ -165,8 +169,8 @@ class MLXTokenizer:
 
     def _require_soon(self, text: str) -> None:
         """Raise InvalidRequestError if the longest run of spaces, or of anything else, takes too
-        long. Some models' patterns take time by the square of its length, and nothing can stop
-        them."""
+        long. In some models, patterns take time proportional to the square of its length and cannot
+        be stopped."""
         if len(text) <= _LONG_RUN:
             return
         run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())
@@ -178,7 +182,7 @@ class MLXTokenizer:
         if long > _SQUARE * short and long * (n / _LONG_RUN) ** 2 > _MOST_SECONDS:
             raise InvalidRequestError(
                 f"cannot tokenize {n} characters of one kind in a row: this model's tokenizer "
-                "takes time by the square of their number; divide them"
+                "takes time proportional to the square of their number; split them up"
             )
 
     def _seconds(self, text: str) -> float:
@@ -187,7 +191,7 @@ class MLXTokenizer:
         return time.thread_time() - began
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the tokens of a template's output, which has its special tokens already."""
+        """Return the tokens of a template's output, which already contains its special tokens."""
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -199,7 +203,7 @@ class MLXTokenizer:
         return StreamingDetokenizer(self.decode, self._some_text).whole(token)
 
     def detokenizer(self, after: Sequence[int] = ()) -> ByteDetokenizer | StreamingDetokenizer:
-        """See `Tokenizer.detokenizer`. A text may begin behind a special token."""
+        """See `Tokenizer.detokenizer`. A text may begin after a special token."""
         if self._bytes_of is None:
             begins = bool(after) and after[-1] in self._special
             return StreamingDetokenizer(self.decode, () if begins else after)
@@ -220,7 +224,7 @@ class MLXTokenizer:
     def apply_template(
         self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
     ) -> str:
-        """Return the chat template's text of `messages`. Raise any of `TEMPLATE_ERRORS`."""
+        """Return the chat template's text for `messages`. Raises any of `TEMPLATE_ERRORS`."""
         with bounded_rendering():
             text = self.inner.apply_chat_template(messages, tokenize=False, **options)
         if not isinstance(text, str):
@@ -229,19 +233,20 @@ class MLXTokenizer:
 
 
 def refusal(error: Exception) -> InvalidRequestError:
-    """Return the error for a request whose messages the template refused with `error`."""
+    """Return the error for a request if the template refused its messages with `error`."""
     reason = str(error) or type(error).__name__
     return InvalidRequestError(f"the chat template refused the messages: {reason}")
 
 
 Encode = Callable[[str], list[int]]
-"""A function from text to tokens; special tokens in it become themselves, and it adds nothing."""
+"""Takes text and returns its tokens. Special tokens in the text become themselves; nothing is
+added."""
 
 _NEVER = "(?!)"
 
 
 class SpecialTokens:
-    """The special tokens of one tokenizer, and an encoder that honours escapes."""
+    """The special tokens of one tokenizer, and an encoder that respects escapes."""
 
     def __init__(
         self, encode: Encode, special: Mapping[str, int], marks: Mapping[str, int]
@@ -253,11 +258,11 @@ class SpecialTokens:
         self.special = _any_of(special)
         self.all = _any_of([*special, *marks])
         self._newline = encode("\n")
-        # SentencePiece puts a space before every text; in the middle of a text it does not belong.
+        # SentencePiece puts a space before every text, which is wrong in the middle of a text.
         self._adds_space = encode("a") != self._encode_after_newline("a")
 
     def encode(self, text: str, escaper: Escaper) -> list[int]:
-        """Return the tokens of a rendered chat whose texts `escaper` escaped."""
+        """Return the tokens of a rendered chat whose texts were escaped by `escaper`."""
         pieces = escaper.placeholder.split(text)
         tokens = self._encode(pieces[0])
         for at, piece in enumerate(pieces[1:], start=1):
@@ -268,7 +273,8 @@ class SpecialTokens:
         return tokens
 
     def _encode_as_text(self, text: str) -> list[int]:
-        """Return the tokens of `text` without special ones: its parts are not special."""
+        """Return the tokens of `text` without special tokens: splits the text, since its parts are
+        not special."""
         tokens = self.encode_following(text)
         if len(text) == 1 or not self._tokens.intersection(tokens):
             return tokens
@@ -285,17 +291,17 @@ class SpecialTokens:
 
 
 class Escaper:
-    """A replacement of special tokens in the texts of one chat by placeholders."""
+    """Replaces special tokens in the texts of one chat with placeholders."""
 
     def __init__(self, special_tokens: SpecialTokens, texts: Iterable[str]) -> None:
-        """`texts` are all texts of the chat: no placeholder occurs in any of them."""
+        """`texts` are all texts in the chat; no placeholder occurs in any of them."""
         self._special_tokens = special_tokens
         self._word = _word_not_in([text for text in texts if "hiddentext" in text])
         self.placeholder = re.compile(f"{self._word}([0-9]+)z")
         self.texts: list[str] = []
 
     def __call__(self, text: str, *, marks: bool = False) -> str:
-        """Return `text` with placeholders for special tokens, and for `marks` on request."""
+        """Return `text` with placeholders for special tokens and, if `marks`, for marks too."""
         pattern = self._special_tokens.all if marks else self._special_tokens.special
         return pattern.sub(self._replace, text)
 

@@ -402,7 +402,7 @@ def _require_folder(path: Path, files: FileSystem) -> None:
         raise StoreError(f"{path} is not a folder")
     if found.st_uid != os.geteuid():
         raise StoreError(
-            f"{path} belongs to user {found.st_uid}; expected one of user {os.geteuid()}"
+            f"{path} belongs to user {found.st_uid}; expected a folder of user {os.geteuid()}"
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StoreError(

@@ -1,8 +1,9 @@
-"""A `BlockMemory` over contiguous caches: the bytes of stored blocks, in place.
+"""A `BlockMemory` over contiguous caches: reads and writes the bytes of stored blocks in place.
 
-FULL bodies go where the tokens stay. WINDOW bodies go into separate buffers, since the checkpoint
-has the window's first tokens. A device with its own memory copies tokens there, in one piece,
-outside MLX's computation. Knows layers and their arrays, not a block's byte layout.
+FULL bodies go to where the tokens will stay. WINDOW bodies go into separate buffers, because the
+checkpoint contains the window's first tokens. On a device with its own memory, tokens are copied in
+one piece, outside MLX's computation. Knows layers and their arrays; does not know a block's byte
+layout.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class MlxLmKVCache(Protocol):
 
 
 class ContiguousMemory:
-    """A `BlockMemory` for caches in arrays of their own."""
+    """A `BlockMemory` for caches in separate arrays."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class ContiguousMemory:
         shapes: Sequence[LayerShape | None],
         transfers: Transfers | None,
     ) -> None:
-        """`transfers` are the device's copies outside MLX, None if it has none."""
+        """`transfers` are the device's copies outside MLX; None if the device has none."""
         self._spec = spec
         self._shapes = shapes
         self._transfers = transfers
@@ -68,7 +69,8 @@ class ContiguousMemory:
         tokens: range,
         room: Room | None,
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. Exports a copy: the next token overwrites the same arrays."""
+        """See `BlockMemory.deferred`. Exports a copy, because the next token overwrites the same
+        arrays."""
         if self._transfers is None or not layers:
             return None
         pieces: list[mx.array] = []
@@ -131,7 +133,7 @@ class ContiguousMemory:
         return [made.get(i, cache) for i, cache in enumerate(caches)]
 
     def _in_place(self, cache: ContiguousCache, layer: int, stop: int) -> KVBuffer:
-        """Return the arrays in which the FULL tokens up to `stop` stay."""
+        """Return the arrays in which the FULL tokens up to position `stop` will stay."""
         if isinstance(cache, SequenceCache):
             if cache.buffer.capacity < whole_blocks(stop):
                 capacity = cache.buffer.capacity
@@ -150,7 +152,8 @@ class ContiguousMemory:
         staging: Staging[KVBuffer],
         length: int,
     ) -> SequenceCache:
-        """Return a window's cache: the checkpoint's `tokens`, then those of the WINDOW bodies."""
+        """Return the cache of a window: the checkpoint's tokens, followed by those of the WINDOW
+        bodies."""
         layer, tokens = piece.layer, piece.tokens
         keys, values = cast(tuple[StoredArray, StoredArray], piece.tree)
         ranges = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]
@@ -170,7 +173,7 @@ class ContiguousMemory:
 
 
 class _Reader:
-    """Views of the tokens of a sequence's caches."""
+    """Returns views of the tokens in a sequence's caches."""
 
     def __init__(
         self, caches: Sequence[ContiguousCache], shapes: Sequence[LayerShape | None]
@@ -183,14 +186,14 @@ class _Reader:
         if not tokens:
             return [], []
         stop = start + len(tokens)
-        if on_cuda():  # MLX would move all of an array to managed memory, for good
+        if on_cuda():  # else MLX would move the whole array to managed memory for good
             buffer = KVBuffer.gather([BufferRange(buffer, start, stop)], len(tokens))
             start, stop = 0, len(tokens)
         return _segments(buffer.k, start, stop), _segments(buffer.v, start, stop)
 
     def held(self, layer: int, tokens: range) -> tuple[KVBuffer, int]:
-        """Return a layer's keys and values, and where `tokens` begin in them.
-        Raises BackendError if it lacks them, or has another form."""
+        """Return a layer's keys and values, and the index at which `tokens` begin in them. Raises
+        BackendError if the layer does not hold the tokens, or its arrays have another form."""
         buffer, held = _tokens_of(self._caches[layer])
         require_held(layer, held, tokens)
         shape = require_shape(self._shapes, layer)
@@ -202,7 +205,7 @@ class _Reader:
 
 
 class _Copied:
-    """A `Place` in an array that nothing else refers to."""
+    """A `Place` in an array to which nothing else refers."""
 
     def __init__(self, array: mx.array, address: int) -> None:
         self._array: mx.array | None = array
@@ -222,7 +225,7 @@ def _segments(array: mx.array, start: int, stop: int) -> list[memoryview]:
 
 
 def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
-    """Return the arrays of a cache and the positions of the tokens at their front."""
+    """Return a cache's arrays and the positions of the tokens at their front."""
     if isinstance(cache, SequenceCache):
         return cache.buffer, cache.held
     theirs = cast(MlxLmKVCache, cache)
@@ -234,7 +237,7 @@ def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
 def _head_views(
     raw: memoryview, heads: int, capacity: int, start: int, stop: int
 ) -> Iterator[memoryview]:
-    """Yield each head's bytes of tokens `start` to `stop`, of an array (1, heads, capacity,
+    """Yield the bytes of tokens `start` to `stop` for each head of an array, (1, heads, capacity,
     dim)."""
     per_head = len(raw) // heads
     per_token = per_head // capacity

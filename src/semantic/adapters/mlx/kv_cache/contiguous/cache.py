@@ -1,9 +1,9 @@
-"""One layer's cache in arrays of its own, of one sequence and of a ragged batch (no padding).
+"""One layer's cache in arrays of its own: for one sequence, and for a ragged batch (no padding).
 
-A sequence prefills alone, with the interface of mlx-lm's caches; `merge` puts several into one
-batch. A `RaggedBatch` replaces mlx-lm's padded batch caches, also in an unmodified
+A sequence prefills alone, with the interface of mlx-lm's caches; `merge` combines several sequences
+into a batch. A `RaggedBatch` replaces mlx-lm's padded batch caches, even in an unmodified
 `BatchGenerator`; joining, leaving and extracting are list operations that copy nothing. Knows the
-arrays (`KVBuffer`) and the layer's window, but neither blocks, pools nor requests.
+arrays (`KVBuffer`) and the layer's window; knows nothing about blocks, pools or requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from semantic.domain.value_objects import whole_blocks
 class KVBuffer:
     """Keys (1, kv_heads, capacity, k_head_dim) and values (1, kv_heads, capacity, v_head_dim).
 
-    MLX writes in place only while nothing else refers to the array: hold a part of a buffer as a
+    MLX writes in place only while nothing else refers to the array, so keep a part of a buffer as a
     `BufferRange`, never as a view. `capacity` is in tokens.
     """
 
@@ -33,11 +33,11 @@ class KVBuffer:
     def __init__(self, k: mx.array, v: mx.array) -> None:
         self.k = k
         self.v = v
-        self.capacity = k.shape[2]  # an attribute: every layer of every step reads it
+        self.capacity = k.shape[2]  # not a property: every layer of every step reads it
 
     @classmethod
     def empty(cls, shape: LayerShape, capacity: int) -> KVBuffer:
-        """Return zeros for `capacity` tokens."""
+        """Return a buffer of zeros for `capacity` tokens."""
         return cls(
             mx.zeros((1, shape.kv_heads, capacity, shape.k_head_dim), shape.dtype),
             mx.zeros((1, shape.kv_heads, capacity, shape.v_head_dim), shape.dtype),
@@ -45,8 +45,7 @@ class KVBuffer:
 
     @classmethod
     def gather(cls, ranges: Sequence[BufferRange], capacity: int) -> KVBuffer:
-        """Copy `ranges` into one buffer of `capacity` tokens, in one pass: neighbours in one
-        piece."""
+        """Copy `ranges` into one buffer of `capacity` tokens, adjacent ranges as one piece."""
         pieces = join_neighbours(ranges)
         return cls(
             _concatenate([p.buffer.k[..., p.start : p.stop, :] for p in pieces], capacity),
@@ -58,24 +57,24 @@ class KVBuffer:
         return self.k.nbytes + self.v.nbytes
 
     def resize(self, kept: range, capacity: int) -> None:
-        """Move tokens `kept` to the front of new arrays of `capacity` tokens."""
+        """Move the tokens in `kept` to the front of new arrays for `capacity` tokens."""
         moved = KVBuffer.gather([BufferRange(self, kept.start, kept.stop)], capacity)
         self.k, self.v, self.capacity = moved.k, moved.v, capacity
 
     def write(self, at: int, stop: int, k: mx.array, v: mx.array) -> None:
-        """Write `k` and `v` to tokens `at` to `stop`, which must lie within the capacity."""
+        """Write `k` and `v` to tokens `at` to `stop`, which must not exceed the capacity."""
         self.k[..., at:stop, :] = k
         self.v[..., at:stop, :] = v
 
     def read(self, start: int, stop: int) -> tuple[mx.array, mx.array]:
-        """Return views of the keys and values of tokens `start` to `stop`, for immediate use."""
+        """Return views of keys and values of tokens `start` to `stop`. Use the views at once."""
         if start == 0 and stop == self.capacity:
             return self.k, self.v
         return self.k[..., start:stop, :], self.v[..., start:stop, :]
 
 
 class LentBuffer(KVBuffer):
-    """A placeholder for a buffer whose tokens are in an array of several sequences."""
+    """A placeholder for a buffer whose tokens are in an array shared by several sequences."""
 
     __slots__ = ("_token_bytes",)
 
@@ -94,13 +93,14 @@ class LentBuffer(KVBuffer):
         return self.capacity * self._token_bytes
 
     def resize(self, kept: range, capacity: int) -> None:  # noqa: ARG002
-        """Record the capacity; there are no tokens to move."""
+        """Record the new capacity; there are no tokens to move."""
         self.capacity = capacity
 
 
 @dataclass(frozen=True, slots=True)
 class BufferRange:
-    """Tokens `start` to `stop` of a buffer, not copied, as a block holds them."""
+    """Tokens `start` to `stop` of a buffer, not copied. A block of a preempted sequence contains
+    one."""
 
     buffer: KVBuffer
     start: int
@@ -113,7 +113,7 @@ class BufferRange:
 
 
 def join_neighbours(ranges: Sequence[BufferRange]) -> list[BufferRange]:
-    """Return the same tokens in as few ranges as possible."""
+    """Return ranges with the same tokens, as few as possible."""
     joined: list[BufferRange] = []
     for piece in ranges:
         if joined and joined[-1].buffer is piece.buffer and joined[-1].stop == piece.start:
@@ -128,18 +128,19 @@ def _concatenate(pieces: list[mx.array], capacity: int) -> mx.array:
         _, heads, _, dim = pieces[0].shape
         pieces = [*pieces, mx.zeros((1, heads, missing, dim), pieces[0].dtype)]
     if len(pieces) == 1:
-        # `concatenate` returns a single piece as it is: a view that would keep the source alive.
+        # `concatenate` returns a single piece unchanged: a view that would keep the source alive.
         whole = pieces[0]
         pieces = [whole[..., :1, :], whole[..., 1:, :]]
     return mx.concatenate(pieces, axis=2)
 
 
 Mask = mx.array | str | None
-"""A mask for mlx-lm's attention: booleans, "causal", or None for no mask."""
+"""A mask for mlx-lm's attention: an array of booleans, "causal", or None for no mask."""
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
-    """Return (n, before + n) booleans: query i sees key j up to its own place in its window."""
+    """Return (n, before + n) booleans: a query sees the keys in its window, up to its own
+    position."""
     queries = mx.arange(before, before + n)[:, None]
     keys = mx.arange(before + n)[None]
     mask = queries >= keys
@@ -147,7 +148,7 @@ def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
 
 
 def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False) -> Mask:
-    """Return the mask of `n` tokens that attend to `before` earlier tokens and to themselves."""
+    """Return the mask for `n` tokens that attend to `before` earlier tokens and to one another."""
     if n == 1:
         return None
     if window is not None and before + n > window:
@@ -156,9 +157,9 @@ def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False
 
 
 class SequenceCache(ABC):
-    """Keys and values of one sequence's tokens in one layer.
-    A full buffer grows; callers that count blocks `reserve` capacity first. `offset` counts the
-    sequence's tokens: it is the position of the next one."""
+    """Keys and values of one sequence's tokens in one layer. A full buffer grows; callers that
+    count blocks `reserve` capacity first. `offset` counts the sequence's tokens, so it is the
+    position of the next token."""
 
     window: int | None = None
 
@@ -168,11 +169,12 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; return all that they may attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; return all keys and values that they may
+        attend to."""
 
     @abstractmethod
     def reserve(self, capacity: int) -> None:
-        """Grow the buffer to hold `capacity` tokens of the sequence."""
+        """Grow the buffer so that it can hold `capacity` tokens of the sequence."""
 
     @abstractmethod
     def trim(self, length: int) -> None:
@@ -181,16 +183,17 @@ class SequenceCache(ABC):
     @property
     @abstractmethod
     def held(self) -> range:
-        """Positions of the tokens held."""
+        """Positions of the tokens that the cache holds."""
 
     def ranges(self, size: int) -> list[BufferRange]:
-        """Return the tokens held, in ranges of at most `size`."""
+        """Return the tokens that the cache holds, in ranges of at most `size` tokens."""
         n = len(self.held)
         return [BufferRange(self.buffer, i, min(i + size, n)) for i in range(0, n, size)]
 
     @abstractmethod
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return the last fetch again, for layers that share a cache; reading `state` drops it."""
+        """Return the last result of `update_and_fetch` again, for layers that share a cache.
+        Reading `state` discards that result."""
 
     def make_mask(
         self,
@@ -199,13 +202,13 @@ class SequenceCache(ABC):
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
         """Return the mask for the next `N` tokens over the result of `update_and_fetch`.
-        A model's `window_size` is this cache's window."""
+        `window_size`, which a model passes, equals this cache's window."""
         before = len(self.held) if self.window is None else min(len(self.held), self.window - 1)
         return mask_over(N, before, self.window, as_array=return_array)
 
     @classmethod
     def merge(cls, caches: Sequence[SequenceCache]) -> RaggedBatch[SequenceCache]:
-        """Return the batch of these sequences; copy nothing."""
+        """Return a batch of these sequences without copying anything."""
         return RaggedBatch(list(caches))
 
     @property
@@ -219,7 +222,7 @@ class SequenceCache(ABC):
 
 
 class FullCache(SequenceCache):
-    """Every token of the sequence, token i at index i of the buffer."""
+    """Holds every token of the sequence, token i at index i of the buffer."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         stop = self.offset + keys.shape[2]
@@ -245,7 +248,8 @@ class FullCache(SequenceCache):
 
     @property
     def keys(self) -> mx.array:
-        """The buffer's keys: models make other computations depend on them, or them on others."""
+        """The buffer's keys. Models make other computations depend on them, or the keys on
+        others."""
         return self.buffer.k
 
     @keys.setter
@@ -263,10 +267,11 @@ class FullCache(SequenceCache):
 
 
 class WindowCache(SequenceCache):
-    """Sliding window: at least the last `window` tokens of the sequence, or all of a shorter one.
+    """Sliding window: holds at least the last `window` tokens of the sequence, or all if it has
+    fewer.
 
-    They are in order from the front of the buffer. When it is full, the last `window` tokens move
-    to the front: the larger the buffer, the more steps share that cost.
+    The tokens are in order from the front of the buffer. When the buffer is full, the last `window`
+    tokens move to the front: the larger the buffer, the more steps share the cost of a move.
     """
 
     window: int
@@ -274,18 +279,18 @@ class WindowCache(SequenceCache):
     def __init__(
         self, buffer: KVBuffer, offset: int, window: int, most: int, held: int = 0
     ) -> None:
-        """`most` is the maximum capacity of the buffer; it exceeds `window`."""
+        """`most`, the maximum capacity of the buffer, must exceed `window`."""
         super().__init__(buffer, offset)
         self.window = window
         self._most = most
         self._held = held
-        self._seen: tuple[mx.array, mx.array] | None = None  # of the last tokens, until evaluated
+        self._seen: tuple[mx.array, mx.array] | None = None  # last result, until evaluation
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self._seen = None  # before the write: it would copy what something else refers to
+        self._seen = None  # before the write, which would copy an array in use elsewhere
         n = keys.shape[2]
         self.reserve(self._held + n)
-        first = max(0, self._held - (self.window - 1))  # the oldest that the first new one sees
+        first = max(0, self._held - (self.window - 1))  # the oldest token that is still seen
         if self._held + n <= self.buffer.capacity:
             self.buffer.write(self._held, self._held + n, keys, values)
             self._held += n
@@ -308,12 +313,14 @@ class WindowCache(SequenceCache):
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """The arrays to evaluate; reading it drops the last fetch."""
+        """The arrays to evaluate. Reading this property discards the last result of
+        `update_and_fetch`."""
         self._seen = None
         return super().state
 
     def _append_long(self, first: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append more tokens than fit: attend over all of them, keep the last of them."""
+        """Append more tokens than fit: they attend to all of them, but only the last tokens are
+        kept."""
         old_k, old_v = self.buffer.read(first, self._held)
         seen = KVBuffer(mx.concatenate([old_k, k], axis=2), mx.concatenate([old_v, v], axis=2))
         total = seen.capacity
@@ -324,7 +331,7 @@ class WindowCache(SequenceCache):
         return seen.k, seen.v
 
     def reserve(self, capacity: int) -> None:
-        """See `SequenceCache.reserve`; never grows beyond the window's need."""
+        """See `SequenceCache.reserve`. Never grows beyond what the window needs."""
         target = min(whole_blocks(capacity), self._most)
         if target > self.buffer.capacity:
             self.buffer.resize(range(self._held), target)
@@ -340,12 +347,12 @@ class WindowCache(SequenceCache):
 
 
 class RaggedKeys(RaggedArray):
-    """Keys of a batch, all that row i's queries may attend to, with the mask `masks[i]`."""
+    """Keys of a batch: row i has all keys that its queries may attend to, subject to `masks[i]`."""
 
     masks: tuple[Mask, ...]
 
     def each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedKeys:
-        """See `RaggedArray.each`; the masks stay."""
+        """See `RaggedArray.each`. Keeps the masks."""
         changed = RaggedKeys(list(map(change, self.rows)), dtype)
         changed.masks = self.masks
         return changed
@@ -353,7 +360,7 @@ class RaggedKeys(RaggedArray):
 
 @functools.lru_cache(maxsize=1)
 def _positions(offsets: tuple[int, ...]) -> mx.array:
-    """Return a batch's positions as an array, made once per step and not once per layer."""
+    """Return a batch's positions as an array, created once per step instead of once per layer."""
     return mx.array(offsets, dtype=mx.int32)
 
 
@@ -379,15 +386,16 @@ class RaggedBatch(Generic[Row]):
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
         self._fetched: tuple[RaggedKeys, RaggedArray] | None = None
-        self.chosen_from: RaggedBatch[Row] | None = None  # whose tokens these keys choose
+        self.chosen_from: RaggedBatch[Row] | None = None  # the batch whose tokens these keys select
 
     def __deepcopy__(self, memo: dict[int, object]) -> RaggedBatch[Row]:
-        """Copy for mlx-lm, which copies a batch to split it; the copies share the rows."""
+        """Copy the batch for mlx-lm, which copies a batch to split it. The copies share the
+        rows."""
         return RaggedBatch(list(self.rows))
 
     @property
     def n_rows(self) -> int:
-        """Rows of a step; none pads."""
+        """Rows of a step. None of them is a padding row."""
         return len(self.rows)
 
     @property
@@ -397,7 +405,7 @@ class RaggedBatch(Generic[Row]):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
         """Append row i of `keys` and `values`, (batch, kv_heads, n, head_dim), to sequence i."""
-        self._fetched = None  # before the write: it would copy what something else refers to
+        self._fetched = None  # before the write, which would copy an array in use elsewhere
         masks = tuple(row.make_mask(keys.shape[2]) for row in self.rows)
         rows = [
             row.update_and_fetch(k, v)
@@ -409,11 +417,11 @@ class RaggedBatch(Generic[Row]):
         return self._fetched
 
     def apart(self) -> Self:
-        """Return this batch after each row has got its tokens into a buffer of its own."""
+        """Move the tokens of each row into a separate buffer, and return this batch."""
         return self
 
     def as_rows(self) -> Self:
-        """`apart`, for good: a model computes with single rows."""
+        """Like `apart`, but permanently, for a model that computes with single rows."""
         return self
 
     def keys_and_values(self) -> tuple[RaggedKeys, RaggedArray]:
@@ -440,7 +448,8 @@ class RaggedBatch(Generic[Row]):
         return RaggedArray(rows, rows[0].dtype)
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """Return no mask: rows have no padding, and the handle carries each row's own mask."""
+        """Return no mask: rows have no padding, and the keys' handle carries the mask of each
+        row."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
@@ -451,7 +460,7 @@ class RaggedBatch(Generic[Row]):
         self.rows, self._fetched = [*self.rows, *other.apart().rows], None
 
     def extract(self, idx: int) -> Row:
-        """Return row `idx`, as it is."""
+        """Return row `idx` without copying it."""
         return self.rows[idx]
 
     @property

@@ -1,7 +1,8 @@
-"""A sequence's caches of all layers: made empty, made from blocks, turned into blocks.
+"""A sequence's caches for all layers: creates them empty or from blocks, and turns them into
+blocks.
 
 Each layer uses either our cache (`SequenceCache`, batched without padding) or, where a model needs
-it, mlx-lm's own. Knows shapes and block sizes, but neither requests, pools nor batches.
+it, mlx-lm's own. Knows shapes and block sizes; knows nothing about requests, pools or batches.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from semantic.domain.value_objects import (
 
 
 class MlxLmCache(Protocol):
-    """The interface of mlx-lm's own caches of a single sequence."""
+    """The interface of mlx-lm's own caches for a single sequence."""
 
     @property
     def state(self) -> object: ...
@@ -53,7 +54,7 @@ class MlxLmCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MlxLmState:
-    """A block's content of an mlx-lm cache: the whole cache after `length` tokens."""
+    """The content of a block for an mlx-lm cache: the whole cache after `length` tokens."""
 
     cache: MlxLmCache
     length: int
@@ -64,11 +65,11 @@ ContiguousCache = SequenceCache | MlxLmCache
 
 
 MakeStates = Callable[[], Mapping[int, MlxLmCache]]
-"""Makes empty caches of the layers that keep a state, by their numbers."""
+"""Creates empty caches for the layers that keep a state, by layer number."""
 
 
 def states_of(model: Module, spec: ModelCacheSpec) -> MakeStates | None:
-    """Return the maker of a model's states; None if it has no layer with a state."""
+    """Return a function that creates a model's states; None if no layer keeps a state."""
     numbers = [i for i, layer in enumerate(spec.layers) if layer.kind is LayerKind.STATE]
 
     def make() -> dict[int, MlxLmCache]:
@@ -79,11 +80,11 @@ def states_of(model: Module, spec: ModelCacheSpec) -> MakeStates | None:
 
 
 class ContiguousLayers:
-    """The maker of a model's caches.
+    """Creates a model's caches.
 
-    `ragged[i]` is true if layer i is a layer of our batch: its cache is ours if it keeps keys and
-    values of tokens, else mlx-lm's own of a single sequence. `together` is true if several
-    sequences can be one batch.
+    `ragged[i]` is True if layer i can be in our batch: its cache is ours if the layer keeps keys
+    and values of tokens, otherwise mlx-lm's own for a single sequence. `together` is True if
+    several sequences can be one batch.
     """
 
     def __init__(
@@ -103,20 +104,20 @@ class ContiguousLayers:
         self.ours = tuple(
             usable and shape is not None for usable, shape in zip(ragged, shapes, strict=True)
         )
-        """The layers that use our caches."""
+        """For each layer, whether it uses our cache."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Do nothing: each cache has memory of its own."""
+        """Do nothing: each cache has its own memory."""
 
     def shrink(self, _room: int) -> bool:
-        """Return no memory: freed memory returns at once."""
+        """Return False, because freed memory goes back to the system at once."""
         return False
 
     def abandon(self) -> None:
-        """Do nothing: caches free their memory."""
+        """Do nothing: caches free their own memory."""
 
     def empty(self, capacity: int) -> list[ContiguousCache]:
-        """Return a new sequence's caches, with buffers for `capacity` tokens."""
+        """Return the caches of a new sequence, with buffers for `capacity` tokens."""
         theirs = cast(list[MlxLmCache], make_prompt_cache(self._model))
         caches: list[ContiguousCache] = []
         for i, layer in enumerate(self._spec.layers):
@@ -136,21 +137,21 @@ class ContiguousLayers:
         *,
         exclusive: bool,
     ) -> list[ContiguousCache]:
-        """Return caches that begin with the first `length` tokens of `blocks`.
-        Takes over the buffer of exclusive adjacent blocks and copies the rest in one pass. Raises
-        CacheReconstructionError if a layer lacks those tokens."""
+        """Return caches that begin with the first `length` tokens of `blocks`. Takes over the
+        buffer if the blocks are exclusive and adjacent; otherwise copies them in one pass. Raises
+        CacheReconstructionError if a layer does not hold these tokens."""
         for i in range(self._spec.n_layers):
             self._check(i, blocks, length)
         caches = [
             self._restore_layer(i, layer, blocks, length, capacity, exclusive=exclusive)
             for i, layer in enumerate(self._spec.layers)
         ]
-        # Copy now: pending copies refer to arrays that other sequences write to.
+        # Copy now: pending copies would refer to arrays to which other sequences write.
         mx.eval([cache.state for cache in caches])
         return caches
 
     def reserve(self, caches: Sequence[ContiguousCache], capacity: int) -> None:
-        """Grow the buffers of our caches to `capacity` tokens."""
+        """Grow the buffers of our caches so that they can hold `capacity` tokens."""
         for layer, cache in zip(self._spec.layers, caches, strict=True):
             if isinstance(cache, SequenceCache):
                 cache.reserve(self._capacity(layer, capacity))
@@ -161,8 +162,9 @@ class ContiguousLayers:
         blocks: Sequence[Sequence[KVBlock]],
         length: int,
     ) -> list[KVBlock]:
-        """Fill `blocks` with `caches`, which hold `length` tokens; return unused blocks. Shrinks
-        buffers to the blocks in use, so that the engine's count of blocks covers all memory."""
+        """Fill `blocks` with the contents of `caches`, which hold `length` tokens; return the
+        unused blocks. Shrinks buffers to the blocks in use, so that the engine's count of blocks
+        covers all memory."""
         unused: list[KVBlock] = []
         shrunk: list[mx.array] = []
         for layer, cache, mine in zip(self._spec.layers, caches, blocks, strict=True):
@@ -212,7 +214,8 @@ class ContiguousLayers:
         return cut_state(state, length, exclusive=exclusive)
 
     def _check(self, i: int, blocks: AgentBlocks, length: int) -> None:
-        """Raise CacheReconstructionError unless layer `i` of `blocks` cuts to `length`."""
+        """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`
+        tokens."""
         layer_blocks = blocks.blocks_for_layer(i)
         data = [block.layer_data for block in layer_blocks]
         who = f"layer {i} of {blocks.agent_id!r}"
@@ -235,15 +238,17 @@ class ContiguousLayers:
 
 
 def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
-    """Raise CacheReconstructionError unless a layer with the tokens `held` cuts to `length`."""
+    """Raise CacheReconstructionError unless a layer that holds the tokens `held` can be cut to
+    `length`."""
     if not earliest_cut(layer, held, held.stop) <= length <= held.stop:
         raise CacheReconstructionError(
-            f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
+            f"{who} holds tokens {held.start} to {held.stop}; cannot cut it to the first {length}"
         )
 
 
 def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
-    """Return our cache of a layer after `offset` tokens; `buffer` begins with the last `held`."""
+    """Return our cache for a layer after `offset` tokens. `buffer` begins with the last `held`
+    tokens."""
     if layer.kind is LayerKind.SLIDING_WINDOW and layer.window is not None:
         most = (layer.max_blocks or 0) * BLOCK_TOKENS
         return WindowCache(buffer, offset, layer.window, most, held)
@@ -274,11 +279,12 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Divide the tokens among the blocks they need, which share the cache; return their number."""
+    """Divide the tokens among as many blocks as they need; return that number. The blocks share the
+    cache."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:
-        first = state.length - layer.window + 1  # a full ring buffer does not trim
+        first = state.length - layer.window + 1  # a full ring buffer cannot be trimmed
     edges = [min(first + i * BLOCK_TOKENS, state.length) for i in range(len(blocks))]
     stops = [*edges[1:], state.length]
     for block, start, stop in zip(blocks, edges, stops, strict=True):
@@ -287,7 +293,8 @@ def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -
 
 
 def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
-    """Return the cache of a state after `length` tokens. Raises CacheReconstructionError."""
+    """Return the state's cache, cut to `length` tokens. Raises CacheReconstructionError if that is
+    impossible."""
     cache = state.cache if exclusive else _copied(state.cache)
     surplus = state.length - length
     if surplus == 0:
@@ -300,7 +307,8 @@ def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
 
 
 def _copied(cache: MlxLmCache) -> MlxLmCache:
-    """Return another cache of the same tokens; both share states, which nothing writes to."""
+    """Return a cache with the same tokens. Both share arrays of states, which are never written in
+    place."""
     if isinstance(cache, ArraysCache):
         other = ArraysCache(len(cache.cache))
         other.cache = list(cache.cache)

@@ -1,7 +1,8 @@
-"""The state of mlx-lm's own caches as trees of a checkpoint.
+"""The state of mlx-lm's own caches as trees in a checkpoint.
 
-The model shows the form of a valid state: its caches after one token, built lazily and never
-computed. A cache of an unknown class goes attribute by attribute. Knows mlx-lm's cache classes.
+The form of a valid state comes from the model itself: from its caches after one token, which are
+built lazily and never computed. A cache of an unknown class is stored attribute by attribute. Knows
+mlx-lm's cache classes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from semantic.domain.errors import (
 )
 
 _TOKEN_AXIS = 2
-"""The axis of tokens in keys and values (1, kv_heads, tokens, head_dim)."""
+"""The axis of tokens in keys and values, (1, kv_heads, tokens, head_dim)."""
 
 _KNOWN: dict[str, type[object]] = {
     kind.__name__: kind
@@ -49,7 +50,7 @@ class _FromState(Protocol):
 
 
 def expected_state(cache: MlxLmCache) -> Tree:
-    """Return the form of the state of a cache like `cache`, for any number of tokens."""
+    """Return the form of the state of any cache like `cache`, whatever its number of tokens."""
     name = class_name(cache)
     if name not in _KNOWN:
         return name, [(attribute, Anything()) for attribute in sorted(vars(cache))]
@@ -57,7 +58,7 @@ def expected_state(cache: MlxLmCache) -> Tree:
 
 
 def write_state(cache: MlxLmCache) -> Tree:
-    """Return the state of `cache`, with contiguous arrays."""
+    """Return the state of `cache` with contiguous arrays."""
     name = class_name(cache)
     if name not in _KNOWN:
         return name, [
@@ -67,8 +68,9 @@ def write_state(cache: MlxLmCache) -> Tree:
 
 
 def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> MlxLmCache:
-    """Rebuild the cache that `write_state` wrote, after `length` tokens; `empty` is a new one.
-    `tree` has the form `expected`. Raises CacheReconstructionError if its numbers contradict it."""
+    """Rebuild the cache that `write_state` wrote after `length` tokens, from a new cache, `empty`.
+    `tree` has the form `expected`. Raises CacheReconstructionError if the numbers in `tree` are
+    contradictory."""
     name, state = cast(tuple[str, Tree], tree)
     if name not in _KNOWN:
         return _with_attributes(empty, cast(list[tuple[str, Tree]], state), length)
@@ -78,7 +80,8 @@ def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> Ml
 
 
 def class_name(cache: object) -> str:
-    """Return the name of the cache's class. Raises UnsupportedModelError for an unknown one."""
+    """Return the name of the cache's class. Raises UnsupportedModelError if the class is
+    unknown."""
     name = type(cache).__name__
     if _KNOWN.get(name, type(cache)) is not type(cache) or not hasattr(cache, "__dict__"):
         raise UnsupportedModelError(f"cannot store a {name} in a checkpoint")
@@ -106,7 +109,7 @@ def _each(tree: object, change: Callable[[object], object]) -> object:
 
 
 def _form(state: object, *, attends: bool) -> Tree:
-    """Return the form of `state`; keys and values may have any number of tokens."""
+    """Return the form of `state`. Keys and values may have any number of tokens."""
     axis = _TOKEN_AXIS if attends else None
 
     def form_of(leaf: object) -> object:
@@ -138,7 +141,8 @@ def _loaded(tree: Tree) -> object:
 
 
 def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
-    """Raise CacheReconstructionError unless the numbers in `state` fit its arrays and `length`."""
+    """Raise CacheReconstructionError unless the numbers in `state` match its arrays and
+    `length`."""
     if name in _ATTENDS:
         keys, values, offset, *rest = cast(Sequence[Tree], state)
         held = _tokens(keys)
@@ -155,7 +159,7 @@ def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
 
 
 def _is_write_position(index: int, held: int, length: int, size: int) -> bool:
-    """Return whether a RotatingKVCache of `held` tokens' arrays may write next at `index`."""
+    """Return whether a RotatingKVCache with arrays for `held` tokens can write next at `index`."""
     if held == size and length >= size:
         return 0 <= index <= size  # any index of the ring
     return index == min(held, length)  # after the last token

@@ -1,9 +1,9 @@
-"""An array with rows of different lengths, which models use like any other.
+"""An array with rows of different lengths, which models use like any other array.
 
-A model gets it as keys or values of a batch. Operations before attention, such as the scores of
-MLA's rope keys, or instead of it, such as soft-capped scores, run row by row. Functions of `mx` see
-an array without elements and fail, except those of `ROW_BY_ROW`, which `attention_hook` puts in
-their place. Knows the operations that mlx-lm's models apply to keys, values and scores.
+A model gets one as keys or values of a batch. Operations before attention, such as the scores of
+MLA's rope keys, or instead of attention, such as soft-capped scores, run row by row. Functions of
+`mx` see an array without elements and fail, except those in `ROW_BY_ROW`, which `attention_hook`
+replaces. Knows the operations that mlx-lm's models apply to keys, values and scores.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import mlx.core as mx
 
 
 class RaggedArray(mx.array):
-    """An array whose row i is `rows[i]`, (1, heads, tokens, dim). A subclass of MLX's array, whose
-    operators accept nothing else; Python asks a subclass's reflected operator first."""
+    """An array whose row i is `rows[i]`, (1, heads, tokens, dim). A subclass of MLX's array,
+    because its operators accept nothing else, and Python tries a subclass's reflected operator
+    first."""
 
     rows: tuple[mx.array, ...]
 
@@ -30,8 +31,9 @@ class RaggedArray(mx.array):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As any array's; where rows differ, all their lengths, (batch,) int32, for models'
-        positions. As a condition, several lengths are an error."""
+        """Like any array's shape, but if rows differ in length, the length is an array of all of
+        them, (batch,) int32, for models' positions; such an array raises an error in a
+        condition."""
         sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
         return cast(tuple[int, ...], (len(self.rows), *merged))
@@ -40,7 +42,7 @@ class RaggedArray(mx.array):
         return RaggedArray(list(map(change, self.rows)), dtype)
 
     def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:  # noqa: ARG002
-        """Swap row by row; axis 0 is the rows."""
+        """Swap axes row by row; axis 0 numbers the rows."""
         return self.each(lambda row: row.swapaxes(axis1, axis2), self.dtype)
 
     def astype(self, dtype: mx.Dtype, stream: object = None) -> RaggedArray:  # noqa: ARG002
@@ -50,44 +52,46 @@ class RaggedArray(mx.array):
     def __mul__(self, factor: object) -> RaggedArray:
         return self.each(lambda row: row * cast(float, factor), self.dtype)
 
-    __imul__ = __mul__  # MLX's own would scale an array without elements
+    __imul__ = __mul__  # MLX's operator would scale an array without elements
 
     def __truediv__(self, divisor: object) -> RaggedArray:
         return self.each(lambda row: row / cast(float, divisor), self.dtype)
 
     def __matmul__(self, right: mx.array) -> mx.array:
-        """Multiply row by row; dense, since the sum runs over the axis in which rows differ."""
+        """Multiply row by row. The result is dense, because the sum runs over the axis in which
+        rows differ."""
         if not isinstance(right, RaggedArray):
             return NotImplemented
         return mx.concatenate([product(*pair) for pair in zip(self.rows, right.rows, strict=True)])
 
     def __rmatmul__(self, left: mx.array) -> RaggedArray:
-        """Multiply row i of `left`, (batch, ...), by row i."""
+        """Multiply row i of `left`, (batch, ...), by row i of this array."""
         pairs = zip(rows_of(left), self.rows, strict=True)
         return RaggedArray([product(*pair) for pair in pairs], self.dtype)
 
 
 def product(left: mx.array, right: mx.array) -> mx.array:
-    """Return `left @ right`; heads of one token each are one product if they share the right side.
-    `left` is (..., heads, n, width), `right` (..., heads or 1, width, columns)."""
+    """Return `left @ right`. If each head has one token and heads share the right side, one product
+    computes all heads. `left` is (..., heads, n, width), `right` is (..., heads or 1, width,
+    columns)."""
     if left.shape[-2] > 1 or right.shape[-3] > 1:
         return left @ right
     return mx.expand_dims(left.squeeze(-2) @ right.squeeze(-3), -2)
 
 
 def rows_of(x: mx.array) -> list[mx.array]:
-    """Return the rows of a batch, each (1, ...)."""
+    """Return the rows of a batch, (1, ...) each."""
     return list(mx.split(x, x.shape[0])) if x.shape[0] > 1 else [x]
 
 
 @functools.cache
 def nothing_of(dtype: mx.Dtype) -> mx.array:
-    """Return an array of no elements, in a shape that no model's array broadcasts with."""
+    """Return an array without elements, whose shape does not broadcast with any model's array."""
     return mx.zeros((0, 7, 0, 11, 0, 13), dtype)
 
 
 def _row_by_row(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Return `function`, extended to a `RaggedArray` as its first argument."""
+    """Return `function`, extended to accept a `RaggedArray` as its first argument."""
 
     @functools.wraps(function)
     def of_rows(x: mx.array, *others: object, **named: object) -> mx.array:
@@ -99,7 +103,7 @@ def _row_by_row(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _depends(x: mx.array, dependencies: Sequence[mx.array]) -> mx.array:
-    """`mx.depends`; each row depends on its own."""
+    """`mx.depends`, where each row depends on its own dependencies."""
     if not isinstance(x, RaggedArray):
         return cast(mx.array, mx.depends(x, dependencies))
     others = zip(*(cast(RaggedArray, one).rows for one in dependencies), strict=True)

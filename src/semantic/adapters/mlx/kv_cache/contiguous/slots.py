@@ -1,9 +1,10 @@
 """Rows of a ragged batch in slots of shared arrays, for decoding on a CPU.
 
-There the number of operations bounds a step over short contexts. Rows of similar capacity share an
-array, token i at index i of a slot, and their attention is one operation with a mask. A leaving row
-takes its tokens along and frees its slot. Large rows, where operations do not matter, stay apart.
-Knows full attention only, but neither devices nor requests.
+On a CPU, a step over short contexts takes as long as it has operations. Rows of similar capacity
+share an array, token i at index i of a slot, and their attention is one operation with a mask. A
+leaving row takes its tokens along and frees its slot. Large rows, for which the number of
+operations does not matter, keep separate buffers. Supports full attention only. Knows nothing about
+devices or requests.
 """
 
 from __future__ import annotations
@@ -29,25 +30,28 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, 
 from semantic.domain.value_objects import whole_blocks
 
 LARGEST_ROW = 1 << 20
-"""Bytes of a row in one layer above which it stays apart: copies and padding then cost more."""
+"""A row with more bytes than this in one layer stays apart, because copies and padding would cost
+more than operations."""
 
 MOST_PADDING = 1.5
-"""Maximum capacity of an array, relative to its rows': a pool's budget counts no padding."""
+"""The most capacity of an array, relative to its rows' capacity, because a pool's budget does not
+count padding."""
 
 MOST_UNSEEN = 512 << 10
-"""Bytes of a layer by which a row may be shorter than the longest in its array: about as many as
-MLX reads in the time of another part's operations."""
+"""How many bytes in a layer a row may be shorter than the longest row in its array. MLX reads about
+that much in the time that the operations for another part would take."""
 
 _ROOM = 64
-"""Tokens of room for a row, unless it has reserved less: a full array needs a copy."""
+"""Tokens of room for growth in a slot, unless the row has reserved less. A full array must be
+copied."""
 
 _WAITING = 8
-"""All rows move to new arrays once more than one in this many waits for a slot."""
+"""All rows move to new arrays once more than one in this many rows waits for a slot."""
 
 
 class Division:
-    """The rows of a batch that compute together: `parts`, lists of row numbers.
-    Every row is in one part. A part may have further entries, None, for results to drop."""
+    """Which rows of a batch compute together: `parts` are lists of row numbers, and every row is in
+    one part. A part may also contain None, for a result to discard."""
 
     def __init__(self, parts: Sequence[Sequence[int | None]]) -> None:
         self._ends = list(itertools.accumulate(map(len, parts)))[:-1]
@@ -59,20 +63,20 @@ class Division:
         self._back = None if in_order else mx.array([self.places[i] for i in range(n_rows)])
 
     def split(self, x: mx.array) -> list[mx.array]:
-        """Return the parts of an array of the batch, (rows, ...)."""
+        """Split an array of the batch, (rows, ...), into its parts."""
         if self._taken is not None:
             x = x[self._taken]
         return list(mx.split(x, self._ends)) if self._ends else [x]
 
     def join(self, parts: Sequence[mx.array]) -> mx.array:
-        """Join the results of `split` in the order of the batch."""
+        """Join results for the parts in the order of the batch."""
         x = parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
         return x if self._back is None else x[self._back]
 
 
 class Parts(NamedTuple):
-    """Arrays of a step's parts, (slots, heads, ...), whose tokens are on `axis`.
-    `masks`, of each part or None, add to its scores; `lengths` counts the tokens of each row."""
+    """The arrays of a step's parts, (slots, heads, ...), whose tokens are on `axis`. Each part has
+    a mask, or None, to add to its scores. `lengths` has the number of tokens of each row."""
 
     arrays: Sequence[mx.array]
     axis: int
@@ -81,11 +85,11 @@ class Parts(NamedTuple):
     lengths: Sequence[int]
 
     def changed(self, change: Callable[[mx.array], mx.array], axis: int) -> Parts:
-        """Return the same of other arrays."""
+        """Return the same parts with changed arrays, whose tokens are on `axis`."""
         return self._replace(arrays=list(map(change, self.arrays)), axis=axis)
 
     def rows(self) -> tuple[mx.array, ...]:
-        """Return views of the rows' own tokens, without padding."""
+        """Return views of each row's own tokens, without padding."""
         slots = [part[i : i + 1] for part in self.arrays for i in range(part.shape[0])]
         found = (slots[self.division.places[i]] for i in range(len(self.lengths)))
         return tuple(
@@ -99,8 +103,8 @@ _TOKENS = 2
 
 
 class SlottedArray(RaggedKeys):
-    """Keys, values or scores of rows in slots: `parts`, until something asks for the rows.
-    A model that asks does better with rows apart, so this calls `on_rows`."""
+    """Keys, values or scores of rows in slots. Has `parts` until the rows are read. Then it calls
+    `on_rows`, because a model that reads rows is faster with rows apart."""
 
     def __new__(cls, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> Self:  # noqa: ARG004
         return super().__new__(cls, (), dtype)
@@ -112,7 +116,7 @@ class SlottedArray(RaggedKeys):
         n_rows = len(parts.lengths)
         self.masks = (None,) * n_rows
 
-    if not TYPE_CHECKING:  # an attribute of the base class
+    if not TYPE_CHECKING:  # `rows` is an attribute of the base class
 
         @property
         def rows(self) -> tuple[mx.array, ...]:
@@ -142,11 +146,11 @@ class SlottedArray(RaggedKeys):
 
 
 class Slots:
-    """Keys and values of several sequences, (slots, kv_heads, capacity, head_dim).
-    `rows[i]` is in slot i; None is a free slot, which computes but holds nothing."""
+    """Keys and values of several sequences, (slots, kv_heads, capacity, head_dim). `rows[i]` is in
+    slot i; None is a free slot, which takes part in computations but holds nothing."""
 
     def __init__(self, rows: Sequence[FullCache], buffers: Sequence[KVBuffer]) -> None:
-        """Copy the tokens of `rows`, which are in `buffers`."""
+        """Copy the tokens of `rows` from `buffers`."""
         self.rows: list[FullCache | None] = list(rows)
         self.capacity = _capacity(rows)
         (_, heads, _, k_dim), v_dim = buffers[0].k.shape, buffers[0].v.shape[3]
@@ -156,22 +160,22 @@ class Slots:
         for slot, buffer in enumerate(buffers):
             self._write(slot, buffer)
         self._room = self.capacity - max(row.offset for row in rows)
-        self._step: _Step | None = None  # kept for the other layers
+        self._step: _Step | None = None  # kept alive for the other layers
         mx.eval(self.k, self.v)
 
     @property
     def padded(self) -> bool:
-        """True if the array is larger than `MOST_PADDING` allows."""
+        """True if padding makes the array larger than `MOST_PADDING` allows."""
         reserved = sum(_reserved(row) for row in self.rows if row is not None)
         return len(self.rows) * self.capacity > MOST_PADDING * reserved
 
     @property
     def full(self) -> bool:
-        """True if a row may have no room for its next token."""
+        """True if a row may lack room for its next token."""
         return self._room <= 0
 
     def accepts(self, row: FullCache) -> bool:
-        """Return whether `row` should move to a free slot."""
+        """Return whether there is a free slot and it suits `row`."""
         if None not in self.rows:
             return False
         longest = self.capacity - self._room
@@ -186,22 +190,23 @@ class Slots:
         row.buffer = LentBuffer(row.buffer)
 
     def take(self, row: FullCache) -> None:
-        """Move the tokens of `row` to a buffer of its own and free its slot."""
+        """Move the tokens of `row` to a separate buffer, and free its slot."""
         slot = self.rows.index(row)
         tokens = BufferRange(self.view(slot), 0, row.offset)
         row.buffer = KVBuffer.gather([tokens], max(row.buffer.capacity, whole_blocks(row.offset)))
-        mx.eval(row.buffer.k, row.buffer.v)  # a pending copy would make the next write copy all
-        self.k[slot] = 0  # the next row's padding
+        mx.eval(row.buffer.k, row.buffer.v)  # while pending, a write would copy all
+        self.k[slot] = 0  # becomes the next row's padding
         self.v[slot] = 0
         self.rows[slot] = None
 
     def view(self, slot: int) -> KVBuffer:
-        """Return the tokens of a slot, not copied."""
+        """Return the tokens of a slot without copying them."""
         one = slice(slot, slot + 1)
         return KVBuffer(self.k[one], self.v[one])
 
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Append a token to each slot; return what they may attend to, and its mask."""
+        """Append one token to each slot; return the keys and values to attend to, and the mask for
+        them."""
         step = _steps(tuple(0 if row is None else row.offset for row in self.rows), k.dtype)
         self._step = step
         self.k = mx.put_along_axis(self.k, step.at, k, axis=2)
@@ -219,20 +224,20 @@ class Slots:
 
 
 class SlottedBatch(RaggedBatch[FullCache]):
-    """A ragged batch whose rows share arrays while each step has one token of every row.
-    A row's tokens are in an array of `shared`, else in its own buffer. With `by_row`, which a model
-    sets when it asks for rows, they stay apart."""
+    """A ragged batch whose rows share arrays as long as each step has one token of every row. A
+    row's tokens are in one of the `shared` arrays or in a separate buffer. Once a model has read
+    single rows, `by_row` is set and all rows stay apart."""
 
     def __init__(self, rows: list[FullCache]) -> None:
         super().__init__(rows)
         self.shared: list[Slots] = []
         self._alone: list[FullCache] = []
-        self._division: Division | None = None  # None: rows have come or gone
+        self._division: Division | None = None  # None after rows have come or gone
         self.by_row = False
-        self._offset: mx.array | None = None  # None: a step has passed
+        self._offset: mx.array | None = None  # None after a step
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
-        self._fetched = self._offset = None  # before the write, which copies what is in use
+        self._fetched = self._offset = None  # before the write: it copies arrays in use
         if self.by_row or keys.shape[2] > 1:
             self.apart()
             return super().update_and_fetch(keys, values)
@@ -256,7 +261,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
     @property
     def offset(self) -> mx.array:
-        """See `RaggedBatch.offset`; queries and keys ask for it."""
+        """See `RaggedBatch.offset`. Cached, because both queries and keys read it."""
         if self._offset is None:
             self._offset = super().offset
         return self._offset
@@ -290,7 +295,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
         self._division = self._offset = None
 
     def extract(self, idx: int) -> FullCache:
-        """Return row `idx`, with its tokens."""
+        """Return row `idx` with its tokens."""
         self._release(self.rows[idx])
         return self.rows[idx]
 
@@ -306,7 +311,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
                 self._division = self._offset = None
 
     def _arranged(self) -> Division:
-        """Return the division of the next step, each row with room for its token."""
+        """Return the division for the next step, in which each row has room for its token."""
         if self._division is None or any(slots.full for slots in self.shared):
             self._arrange()
             numbers = {id(row): i for i, row in enumerate(self.rows)}
@@ -317,7 +322,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
         return self._division
 
     def _arrange(self) -> None:
-        """Give rows free slots, or new ones to all rows if too many wait."""
+        """Put waiting rows into free slots; if too many rows wait, move all rows to new arrays."""
         for row in _without_slot(self.rows):
             free = next((slots for slots in self.shared if slots.accepts(row)), None)
             if free is not None:
@@ -331,7 +336,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
             self._move(groups)
 
     def _move(self, groups: Sequence[Sequence[FullCache]]) -> None:
-        """Put `groups` into new arrays, and all other rows apart."""
+        """Put `groups` into new arrays, and all other rows into separate buffers."""
         views = {
             id(row): slots.view(slot)
             for slots in self.shared
@@ -354,7 +359,8 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _Step:
-    """Where a step writes, (slots, 1, 1, 1), and what its queries see, the same in all layers."""
+    """Where a step writes, (slots, 1, 1, 1), and a mask of what its queries see. The same in all
+    layers."""
 
     at: mx.array
     mask: mx.array | None
@@ -362,8 +368,8 @@ class _Step:
 
 
 class _Steps(threading.local):
-    """The steps of a thread, made once per step and not per layer: other threads cannot use them.
-    A step lives as long as it is an array's last one."""
+    """A thread's steps, each created once instead of once per layer; other threads cannot use them.
+    A step lives as long as it is the last step of some array."""
 
     def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (
@@ -390,7 +396,8 @@ def _step(offsets: tuple[int, ...], dtype: mx.Dtype) -> _Step:
 
 
 def _groups(rows: Sequence[FullCache]) -> list[list[FullCache]]:
-    """Group rows that should share an array: their lengths and capacities differ little."""
+    """Group the rows that should share an array: rows whose lengths and capacities differ
+    little."""
     groups: list[list[FullCache]] = []
     for row in sorted(filter(_small, rows), key=lambda row: row.offset, reverse=True):
         if groups and _fits(row, groups[-1]):
@@ -401,7 +408,7 @@ def _groups(rows: Sequence[FullCache]) -> list[list[FullCache]]:
 
 
 def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
-    """Return whether `row` may follow the rows of `group`, longest first."""
+    """Return whether `row` may join `group`, whose rows are sorted by length, longest first."""
     longest = group[0].offset
     if (longest - row.offset) * _token_bytes(row) > MOST_UNSEEN:
         return False
@@ -409,13 +416,14 @@ def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
 
 
 def _capacity(rows: Sequence[FullCache]) -> int:
-    """Return the tokens of each slot for `rows`: their reservation, without much padding."""
+    """Return how many tokens each slot for `rows` should hold: as many as reserved, within the
+    limit on padding."""
     reserved = [_reserved(row) for row in rows]
     return min(max(reserved), int(MOST_PADDING * sum(reserved) / len(reserved)))
 
 
 def _needed(row: FullCache) -> int:
-    """Return the tokens of a slot that is worth a copy of `row`."""
+    """Return how many tokens a slot must hold to be worth copying `row` into it."""
     return min(row.offset + _ROOM, _reserved(row))
 
 

@@ -1,7 +1,7 @@
-"""Attention over pages: the contract, and an implementation in MLX's own operations.
+"""Attention over pages: the protocol, and an implementation in MLX's own operations.
 
 `kernels.py` has the fast implementation. This one works on every device and copies its input. It is
-the kernels' reference, and the one that tests use on devices without them.
+the reference for the kernels, and tests use it on devices without kernels.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 class DecodeStep(NamedTuple):
     """One layer of a decode step: one new token per sequence of a batch.
 
-    `q` is (rows, heads, 1, head_dim), `k` and `v` (rows, kv_heads, 1, head_dim), arrays or heads of
-    one. With `rope`, (rows, heads, 1, v_head_dim), keys are latents and values their rope keys: a
-    score is that of `q` and a latent, scaled, plus that of `rope` and a rope key, and the result is
-    a sum of latents. `number` counts steps of `metadata`, `kind` is the number of the layer's kind,
-    `layer` the layer's number in its kind. `after` is the previous step's result, whose tokens must
-    be visible; None without one. With `write_first`, for rows of one sequence, every new token
-    reaches its page before any row attends to it. Rows behind the metadata's sequences are padding,
-    with any result.
+    `q` is (rows, heads, 1, head_dim), `k` and `v` are (rows, kv_heads, 1, head_dim); each is an
+    array or some heads of one. If `rope`, (rows, heads, 1, v_head_dim), is given, keys are latents
+    and values are their rope keys: a score is the scaled product of `q` and a latent plus that of
+    `rope` and a rope key, and the result is a sum of latents. `number` counts steps of `metadata`,
+    `kind` is the number of the layer's kind, `layer` the layer's number within its kind. `after` is
+    the result of the previous step, whose tokens must be visible, or None. `write_first` is for
+    rows of one sequence: all new tokens are written to their pages before any row attends to them.
+    Rows after the metadata's sequences are padding, with any result.
     """
 
     q: mx.array | Heads
@@ -48,16 +48,16 @@ class DecodeStep(NamedTuple):
 
     @property
     def pool(self) -> PagePool:
-        """The pool of the layer's pages."""
+        """The pool that contains the layer's pages."""
         return self.metadata.sequences[0].tables[self.kind].pool
 
 
 class PrefillChunk(NamedTuple):
     """One layer of a prefill chunk: keys and values, (1, kv_heads, n, head_dim), of one sequence.
 
-    Its first token is at position `at`; it attends to positions from `gather_from` on. `layer` is
-    the layer's number in its kind, `after` the `done` of the previous chunk, or None. The chunk
-    gathers its last `padding` tokens but does not write them.
+    The chunk's first token is at position `at`; it attends to positions from `gather_from` on.
+    `layer` is the layer's number within its kind, `after` is `done` of the previous chunk, or None.
+    The last `padding` tokens are gathered but not written to pages.
     """
 
     k: mx.array
@@ -71,7 +71,8 @@ class PrefillChunk(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Keys and values that a chunk attends to; evaluating `done` writes the chunk to its pages."""
+    """The keys and values to which a chunk attends. Evaluating `done` writes the chunk to its
+    pages."""
 
     k: mx.array
     v: mx.array
@@ -82,29 +83,31 @@ class PagedAttention(Protocol):
     """Attention over the pages of one kind of layers."""
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """Write each new token to its page and return its attention, (rows, heads, 1, width).
-        The width is the values', or the latents'."""
+        """Write each new token to its page and return the attention, (rows, heads, 1, width), where
+        `width` is that of the values or of the latents."""
 
     def append(self, chunk: PrefillChunk) -> Appended:
-        """Write a chunk to its pages, and gather the keys and values that it attends to."""
+        """Write a chunk to its pages, and gather the keys and values to which it attends."""
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
         """Write whole pages, (n, *PageKind.page_shape), to `pages`; return an array to evaluate."""
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
-        """Copy whole pages to others, by index; return the array to evaluate."""
+        """Copy whole pages to other pages, by index; return the array to evaluate."""
 
 
 class PortableAttention:
     """A `PagedAttention` in MLX's operations."""
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """See `PagedAttention.attend`. Needs no `after`: MLX sees these writes to the pool."""
+        """See `PagedAttention.attend`. Does not need `after`, because MLX sees these writes to the
+        pool."""
         results = []
         q, k, v = plain(step.q), plain(step.k), plain(step.v)
         pool, layer = step.pool, step.layer
         rows = step.metadata.rows(step.kind, step.number)
-        # All writes first: MLX writes in place only while no pending read needs the old array.
+        # Write everything first: MLX writes in place only while no pending read needs the old
+        # array.
         for i, row in enumerate(rows):
             _write(pool, row, layer, row.position, k[i], v[i])
         for i, row in enumerate(rows):
@@ -130,7 +133,7 @@ class PortableAttention:
         row = RowPages(at, table.pages, kind.window, kind.ring)
         old_k, old_v = _read(pool, row, layer, min(gather_from, at), at)
         if at > gather_from:
-            mx.eval(old_k, old_v)  # before the ring overwrites them
+            mx.eval(old_k, old_v)  # before the ring overwrites these tokens
         first = kind.first_kept(at, at + n)
         real = slice(first - at, n)
         _write(pool, row, layer, first, k[0][:, real], v[0][:, real])
@@ -165,7 +168,7 @@ def _write(pool: PagePool, row: RowPages, layer: int, at: int, k: mx.array, v: m
 def _read(
     pool: PagePool, row: RowPages, layer: int, first: int, stop: int
 ) -> tuple[mx.array, mx.array]:
-    """Return keys and values of positions `first` to `stop`, (1, kv_heads, n, head_dim) each."""
+    """Return keys and values of positions `first` to `stop`, each (1, kv_heads, n, head_dim)."""
     shape = pool.kind.shape
     if first >= stop:
         keys, values = (

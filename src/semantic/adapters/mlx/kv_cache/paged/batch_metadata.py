@@ -1,8 +1,8 @@
 """Batch metadata for the kernels: a batch's sequences, positions, page tables and split-KV plans.
 
-All layers of a batch share it. A batch makes positions once per step, and plans once in many steps.
-A plan divides each sequence's tokens into items of work, one for each thread group, just enough to
-keep the device busy. Knows page tables, but nothing of attention.
+All layers of a batch share it. Positions are created once per step, a plan once for many steps. A
+plan divides each sequence's tokens into items of work, one for each thread group, just enough items
+to keep the device busy. Knows page tables; knows nothing about attention.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 SHORTEST = 64
-"""Minimum tokens of an item, and the unit of its size: the tiles of four warps."""
+"""The fewest tokens in an item, and the unit of an item's size: the tiles of four warps."""
 
 MOST_ITEMS = 128
-"""Maximum items of one row."""
+"""The most items for one row."""
 
 _OVERHEAD = 192
-"""Fixed cost of a thread group, in tokens that it could read meanwhile."""
+"""Fixed cost of a thread group, as the number of tokens that it could read in that time."""
 _MOST_WAVES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RowPages:
-    """A sequence's next position and its page table, a ring of `ring` pages if it has a window."""
+    """A sequence's next position and its page table, which is a ring of `ring` pages if it has a
+    window."""
 
     position: int
     pages: Sequence[int]
@@ -41,7 +42,7 @@ class RowPages:
 
     @property
     def first(self) -> int:
-        """The first position that the next token attends to."""
+        """The first position to which the next token attends."""
         return 0 if self.window is None else max(0, self.position - self.window + 1)
 
     def page(self, block: int) -> int:
@@ -50,7 +51,8 @@ class RowPages:
 
     @property
     def capacity(self) -> int | None:
-        """The position below which all have a page; None in a full ring, where all have."""
+        """The position below which all positions have a page; None for a full ring, where all have
+        one."""
         if self.ring is not None and len(self.pages) >= self.ring:
             return None
         return len(self.pages) * BLOCK_TOKENS
@@ -58,12 +60,14 @@ class RowPages:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """Items of work, ITEM_INTS `numbers` each, then the page indices that they refer to.
+    """Items of work, each ITEM_INTS of the `numbers`, followed by the page indices to which they
+    refer.
 
-    An item: first row, first position, position after the last, index in `numbers` of its first
-    page, number of the first row's first result, number of each row's items, index among them,
-    number of rows. An item has a result for each of its rows: `spans` has each row's first result
-    and number of results. Valid for `steps` steps.
+    An item consists of: its first row, first position, the position after its last, the index in
+    `numbers` of its first page, the number of the first row's first result, the number of items of
+    each of its rows, its own index among them, and its number of rows. An item has one result for
+    each of its rows; `spans` has each row's first result and number of results. Valid for `steps`
+    steps.
     """
 
     numbers: list[int]
@@ -74,8 +78,9 @@ class SplitPlan:
 
 
 def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
-    """Return the tokens per item that finish soonest on a device that runs `at_once` items.
-    All items run at once or in a few full waves, whichever has the shorter critical path."""
+    """Return how many tokens per item finish soonest on a device that runs `at_once` items in
+    parallel. Items run all at once or in a few full waves, whichever has the shorter critical
+    path."""
     firsts = [row.first for row in rows]
     lengths = [row.position + 1 - first for row, first in zip(rows, firsts, strict=True)]
     longest, total = max(lengths), sum(lengths)
@@ -106,8 +111,8 @@ def cut_at_blocks(first: int, stop: int) -> list[range]:
 def plan_split(
     rows: Sequence[RowPages], chunk: int, runs: Sequence[int] | None = None
 ) -> SplitPlan:
-    """Plan items of `chunk` tokens for the next token of each row; every row has a page for it.
-    With `runs`, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
+    """Plan items of `chunk` tokens for the next token of each row, for which every row has a page.
+    If `runs` is given, `rows[i]` stands for a run of `runs[i]` rows; see `joined_runs`."""
     runs = [1] * len(rows) if runs is None else runs
     starts = [range(row.first - row.first % chunk, row.position + 1, chunk) for row in rows]
     n_items = sum(map(len, starts))
@@ -134,8 +139,9 @@ def plan_split(
 
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
-    """Join runs of up to `most` consecutive positions of one sequence; return their lengths, too.
-    A run has its last token's position, and a window that begins with its first token's."""
+    """Join runs of up to `most` consecutive positions of one sequence; return the runs and their
+    lengths. A run has the position of its last token and a window that begins with the window of
+    its first token."""
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:
@@ -155,8 +161,8 @@ RowSize = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The reads of each thread group, for steps before `until`; see `SplitPlan`.
-    Invalid once the pages of its pool have moved more than `moves` times."""
+    """What each thread group reads in the steps before `until`; see `SplitPlan`. Invalid once the
+    pages of its pool have moved more than `moves` times."""
 
     n_items: int
     n_results: int
@@ -170,22 +176,22 @@ _NO_SIZES_BETWEEN = 16
 
 
 def exact(n_rows: int) -> int:
-    """Return the rows of a batch without padding."""
+    """Return the number of rows in a batch that is not padded."""
     return n_rows
 
 
 def row_size(n_rows: int) -> int:
-    """Return the rows of a padded batch of `n_rows`: a power of two, or above 16 also 1.5 of one.
-    With few sizes shapes recur while sequences join and leave: on CUDA a new one costs ten
-    steps."""
+    """Return the padded number of rows for `n_rows`: a power of two, or above 16 also 1.5 times
+    one. With few sizes, shapes recur while sequences join and leave; on CUDA a new shape costs as
+    much time as ten steps."""
     size = 1 << max(0, n_rows - 1).bit_length()
     between = 3 * size // 4
     return between if _NO_SIZES_BETWEEN < n_rows <= between else size
 
 
 class BatchMetadata:
-    """Sequences of `lengths` tokens each before step 0.
-    A batch has `n_rows` rows; those behind the sequences' are padding, which touches no page."""
+    """The metadata of sequences with `lengths` tokens before step 0. The batch has `n_rows` rows;
+    rows after the sequences are padding, which touches no page."""
 
     __slots__ = (
         "__weakref__", "_plans", "_positions", "_row_plans", "_targets", "lengths", "n_rows",
@@ -207,19 +213,20 @@ class BatchMetadata:
         self._targets: dict[int, tuple[mx.array, int]] = {}
 
     def positions(self, step: int) -> mx.array:
-        """Return the position of each sequence's token of `step`, (n_rows,) int32."""
+        """Return the position of each sequence's token in step `step`, (n_rows,) int32."""
         known = self._positions
         if known is None or not 0 <= step - known[0] <= 1:
             padding = [0] * (self.n_rows - len(self.lengths))
             before = [*(length + step - 1 for length in self.lengths), *padding]
             known = step - 1, on_device_async(before)
         if step > known[0]:
-            known = step, known[1] + 1  # also in the first step, so that all use one CUDA graph
+            known = step, known[1] + 1  # added even in the first step, for one CUDA graph
         self._positions = known
         return known[1]
 
     def plan(self, kind: int, step: int, at_once: int) -> StepPlan:
-        """Return a step's plan for the layers of a kind; allocate pages for the step's tokens."""
+        """Return the plan of a step for the layers of a kind. Allocates pages for the step's
+        tokens."""
         known = self._plans.get(kind)
         if known is None or step >= known.until or known.moves != self._moves(kind):
             rows = self.rows(kind, step)
@@ -228,7 +235,7 @@ class BatchMetadata:
         return known
 
     def row_plan(self, kind: int, most_rows: int, at_once: int) -> StepPlan:
-        """Return a plan of step 0 in which up to `most_rows` rows of a sequence read together."""
+        """Return a plan for step 0 in which up to `most_rows` rows of a sequence read together."""
         known = self._row_plans.get(kind)
         if known is None or known.moves != self._moves(kind):
             rows, runs = joined_runs(self.rows(kind, 0), most_rows)
@@ -236,7 +243,7 @@ class BatchMetadata:
         return known
 
     def targets(self, kind: int) -> mx.array:
-        """Return the page for each row's token of step 0, (rows,) int32."""
+        """Return the page for the token of each row in step 0, (rows,) int32."""
         known = self._targets.get(kind)
         if known is None or known[1] != self._moves(kind):
             pages = [row.page(row.position // BLOCK_TOKENS) for row in self.rows(kind, 0)]
@@ -247,7 +254,7 @@ class BatchMetadata:
         return self.sequences[0].tables[kind].pool.moves
 
     def rows(self, kind: int, step: int) -> list[RowPages]:
-        """Return the page table of each sequence, with a page for the token of `step`."""
+        """Return the page table of each sequence, with a page for its token in step `step`."""
         rows: list[RowPages] = []
         known: tuple[PageTable, list[int]] | None = None
         for sequence, length in zip(self.sequences, self.lengths, strict=True):
@@ -256,7 +263,7 @@ class BatchMetadata:
                 table.reserve(length + step + 1)
                 known = None
             if known is None or known[0] is not table:
-                known = table, table.pages  # of all rows of a sequence
+                known = table, table.pages  # for all rows of a sequence
             one = table.pool.kind
             rows.append(RowPages(length + step, known[1], one.window, one.ring))
         return rows
@@ -277,19 +284,20 @@ def _planned(
 
 
 class MetadataCache:
-    """The source of a batch's metadata, the same for every layer: the first call makes it."""
+    """The source of a batch's metadata, shared by all layers: the first layer's call creates it."""
 
     __slots__ = ("_last", "_size", "_subset")
 
     def __init__(self, size: RowSize = exact) -> None:
-        """`size` returns the padded rows of a batch."""
+        """`size` returns the padded number of rows for a number of rows."""
         self._size = size
-        # Weak references: sequences that left a batch must not stay alive.
+        # Weak references, because sequences that have left a batch must not stay alive.
         self._last: weakref.ref[BatchMetadata] | None = None
         self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
 
     def get(self, sequences: Sequence[PagedSequence], lengths: Sequence[int]) -> BatchMetadata:
-        """Return the metadata of these sequences: the last one returned if it is equal."""
+        """Return the metadata for these sequences: the same object as last time if it is still
+        right."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
             last = BatchMetadata(tuple(sequences), tuple(lengths), self._size)
@@ -297,7 +305,7 @@ class MetadataCache:
         return last
 
     def select(self, old: BatchMetadata, step: int, rows: Sequence[int]) -> BatchMetadata:
-        """Return the metadata of some rows of `old`, `step` steps later."""
+        """Return the metadata for some rows of `old`, `step` steps later."""
         rows, known = tuple(rows), self._subset
         if known is not None and known[1] == step and known[2] == rows and known[0]() is old:
             last = None if self._last is None else self._last()

@@ -1,9 +1,9 @@
 """A `BlockMemory` over paged caches: stored blocks as whole pages, in one copy each.
 
-Where the device has a copy engine and a body is one page's, it copies the body outside MLX's
-computation, and a loan of the page prevents writes until then. Elsewhere loaded bodies gather in
-host pages first, because a page holds all layers of its kind. Knows layers and their pages, but not
-a block's byte layout.
+If the device has a copy engine and a body equals one page, the body is copied outside MLX's
+computation, and a loan of the page prevents writes until then. Otherwise loaded bodies are first
+gathered in host pages, because a page holds all layers of its kind. Knows layers and their pages;
+does not know a block's byte layout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEYS, VALUES = 0, 1
 
 
 def token_bytes(kind: PageKind) -> tuple[int, int]:
-    """Return the bytes of one head's key of a token, and of its value."""
+    """Return the bytes of one token's key in one head, and of its value."""
     shape = kind.shape
     return shape.k_head_dim * shape.dtype.size, shape.v_head_dim * shape.dtype.size
 
@@ -52,7 +52,7 @@ class HostPage:
         self.data = memoryview(bytearray(kind.page_bytes))
 
     def head(self, layer: int, which: int, head: int) -> memoryview:
-        """Return the bytes of 256 tokens of one head; `which` is KEYS or VALUES."""
+        """Return the bytes of one head's 256 tokens; `which` is KEYS or VALUES."""
         size = BLOCK_TOKENS * self._token_bytes[which]
         first = layer * self._layer_bytes
         if which == VALUES:
@@ -61,21 +61,21 @@ class HostPage:
         return self.data[at : at + size]
 
     def heads(self, layer: int) -> Iterator[memoryview]:
-        """Yield `head` of each head of a layer's keys, then of its values."""
+        """Yield the bytes of each head of a layer's keys, then those of each head of its values."""
         for which in (KEYS, VALUES):
             for head in range(self._heads):
                 yield self.head(layer, which, head)
 
 
 class HostRing:
-    """The pages of a ring, by index in the page table."""
+    """The pages of a ring, by their index in the page table."""
 
     def __init__(self, kind: PageKind) -> None:
         self._kind = kind
         self.pages: dict[int, HostPage] = {}
 
     def put(self, layer: int, tokens: range, keys: Bytes, values: Bytes) -> None:
-        """Write the keys and values, (kv_heads, n, head_dim), of positions `tokens`."""
+        """Write the keys and values, (kv_heads, n, head_dim), of the positions in `tokens`."""
         for piece in cut_at_blocks(tokens.start, tokens.stop):
             page = self._page(piece.start // BLOCK_TOKENS)
             for which, raw in ((KEYS, memoryview(keys)), (VALUES, memoryview(values))):
@@ -86,7 +86,7 @@ class HostRing:
                     page.head(layer, which, head)[slot : slot + size] = raw[at : at + size]
 
     def put_block(self, block: int, staged: HostPage, n_tokens: int) -> None:
-        """Write the first `n_tokens` of a block, of all layers."""
+        """Write the first `n_tokens` of a block for all layers."""
         page = self._page(block)
         for layer in range(len(self._kind.layers)):
             for to, data in zip(page.heads(layer), staged.heads(layer), strict=True):
@@ -111,7 +111,7 @@ def upload(
 
 
 def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
-    """Return a body's rows: the first tokens of every head of every layer in a page."""
+    """Return the rows of a body: in each layer and head of a page, the first `n_tokens` tokens."""
     if n_tokens == BLOCK_TOKENS:
         return [Rows(1, kind.page_bytes, kind.page_bytes)]
     heads, n_layers = kind.shape.kv_heads, len(kind.layers)
@@ -127,7 +127,7 @@ def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
 
 
 class PageTarget:
-    """A `BodyTarget` for a page whose layers are all in one body."""
+    """A `BodyTarget` for a page when a body covers all layers in the page."""
 
     def __init__(self, transfers: Transfers, page: Loan, kind: PageKind) -> None:
         self._transfers = transfers
@@ -157,7 +157,7 @@ class PageTarget:
     def _send(self, data: bytes | memoryview, n_tokens: int) -> None:
         rows = page_rows(self._kind, n_tokens)
         if sum(one.nbytes for one in rows) > len(data):
-            raise BackendError(f"a body of {len(data)} bytes has no {n_tokens} tokens")
+            raise BackendError(f"a body of {len(data)} bytes does not hold {n_tokens} tokens")
         try:
             self._transfers.send(data, self._page, rows)
         except RuntimeError as error:
@@ -169,22 +169,22 @@ HostPages = dict[int, HostPage]
 
 
 class PagedMemory:
-    """A `BlockMemory` for caches in pages; `attention[i]` writes pages of kind i."""
+    """A `BlockMemory` for caches in pages; `attention[i]` writes the pages of kind i."""
 
     def __init__(self, attention: Sequence[PagedAttention], transfers: Transfers | None) -> None:
-        """`transfers` are the device's copies outside MLX, None if it has none."""
+        """`transfers` are the device's copies outside MLX; None if the device has none."""
         self._attention = attention
         self._transfers = transfers
 
     def deferred(
         self, caches: Sequence[PagedCache], layers: Sequence[int], tokens: range, room: Room | None
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. Never for a ring, whose pages change during a loan."""
+        """See `BlockMemory.deferred`. None for a ring, because its pages change during a loan."""
         if self._transfers is None or not _is_one_page(caches, layers):
             return None
         cache = caches[layers[0]]
         require_held(layers[0], cache.held, tokens)
-        mx.eval([caches[i].state for i in layers])  # the tokens are in the pages
+        mx.eval([caches[i].state for i in layers])  # makes sure that the tokens are in the pages
         table = cache.table
         page = table.refs[tokens.start // BLOCK_TOKENS]
         rows = page_rows(table.pool.kind, len(tokens))
@@ -256,7 +256,7 @@ class PagedMemory:
 
 
 def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
-    """Return whether a body of these layers has the bytes of one page, in its order."""
+    """Return whether a body of these layers has the same bytes as one page, in the same order."""
     if not layers:
         return False
     kind = caches[layers[0]].table.pool.kind
@@ -269,9 +269,9 @@ def _rings(
     length: int,
     pieces: Sequence[Piece],
 ) -> dict[int, HostRing]:
-    """Return the rings of all windows after `length` tokens, by kind.
-    Writes whole blocks first: a ring's page may hold tokens of the first block and of the
-    checkpoint, which are later in the sequence."""
+    """Return the rings of all windows after `length` tokens, by kind. Writes whole blocks first,
+    because a page of a ring may contain tokens from both the first block and the checkpoint, whose
+    tokens must win."""
     rings: dict[int, HostRing] = {}
     for i, tokens, _ in pieces:
         if (kind := caches[i].layer.kind) in rings:
@@ -292,7 +292,7 @@ def _rings(
 
 
 class _Reader:
-    """A reader of tokens to the host, all layers of a kind at once."""
+    """Reads tokens to the host, for all layers of a kind at once."""
 
     def __init__(self, caches: Sequence[PagedCache]) -> None:
         self._caches = caches
@@ -316,7 +316,7 @@ class _Reader:
 
 
 def _tokens_of(cache: PagedCache, tokens: range) -> tuple[memoryview, memoryview]:
-    """Return keys and values of all layers of a kind, (layers, kv_heads, n, head_dim) each."""
+    """Return keys and values for all layers of a kind, each (layers, kv_heads, n, head_dim)."""
     table = cache.table
     kind = table.pool.kind
     pieces: tuple[list[mx.array], list[mx.array]] = ([], [])

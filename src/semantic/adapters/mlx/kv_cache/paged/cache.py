@@ -1,7 +1,8 @@
-"""One layer's paged cache, of one sequence and of a batch, with the interface of mlx-lm's caches.
+"""One layer's paged cache, for one sequence and for a batch, with the interface of mlx-lm's caches.
 
 A single sequence prefills, and models get plain arrays. A batch decodes, and models get a handle
-that only our attention can read. Joins and leaves are list operations. Knows no blocks and budgets.
+that only our attention can read. Joining and leaving are list operations. Knows nothing about
+blocks or budgets.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer: its kind's number, its number in that kind, and the attention over its pages."""
+    """A layer: the number of its kind, its number within that kind, and the attention over its
+    pages."""
 
     kind: int
     number: int
@@ -31,7 +33,7 @@ class PagedLayer:
 
 
 class PagedCache:
-    """One layer's cache of a sequence of `offset` tokens; it holds those from `first` on."""
+    """One layer's cache of a sequence of `offset` tokens. Holds the tokens from `first` on."""
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class PagedCache:
         self.offset = offset
         self.first = first
         self._pending = pending
-        self._seen: tuple[mx.array, mx.array] | None = None  # of the last chunk, until evaluated
+        self._seen: tuple[mx.array, mx.array] | None = None  # last chunk's, until evaluation
 
     @property
     def table(self) -> PageTable:
@@ -55,13 +57,14 @@ class PagedCache:
 
     @property
     def held(self) -> range:
-        """Positions of the tokens held."""
+        """Positions of the tokens that the cache holds."""
         return range(self.first, self.offset)
 
     # Called by mlx-lm
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; return all that they may attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; return all keys and values that they may
+        attend to."""
         padding = self.sequence.padding
         at, n_tokens = self.offset, keys.shape[2] - padding
         self.table.reserve(at + n_tokens)
@@ -82,7 +85,7 @@ class PagedCache:
         return self._seen
 
     def advance(self, n_tokens: int, pending: mx.array | None = None) -> None:
-        """Count tokens that evaluating `pending` writes to the pages."""
+        """Count tokens that are written to the pages when `pending` is evaluated."""
         self._pending = pending
         self.offset += n_tokens
         self.first = self.table.pool.kind.first_kept(self.first, self.offset)
@@ -93,13 +96,14 @@ class PagedCache:
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Return the mask for the next `N` tokens; a model's `window_size` is the kind's window."""
+        """Return the mask for the next `N` tokens. `window_size`, which a model passes, is the
+        kind's window."""
         window = self.table.pool.kind.window
         return mask_over(N, self.offset - self._seen_from(), window, as_array=return_array)
 
     @classmethod
     def merge(cls, caches: Sequence[PagedCache]) -> PagedBatch:
-        """Return the batch of these sequences; copy nothing."""
+        """Return a batch of these sequences without copying anything."""
         layer = caches[0].layer
         sequences = [cache.sequence for cache in caches]
         metadata = layer.shared.get(sequences, [cache.offset for cache in caches])
@@ -107,7 +111,8 @@ class PagedCache:
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays to evaluate; reading it drops the last chunk's keys and values."""
+        """The arrays to evaluate. Reading this property discards the last chunk's keys and
+        values."""
         self._seen = None
         return [] if self._pending is None else [self._pending]
 
@@ -132,19 +137,19 @@ class PagedBatch:
         *,
         write_first: bool = False,
     ) -> None:
-        """`write_first`: see `DecodeStep`."""
+        """See `DecodeStep` for `write_first`."""
         self._layer = layer
         self._firsts = list(firsts)
         self._metadata = metadata
         self._write_first = write_first
         self._step = 0
-        self._last: mx.array | None = None  # result of the last step
-        # The last tokens, not a handle, which would keep the batch and its sequences' pages alive.
+        self._last: mx.array | None = None  # the last step's result
+        # The last tokens. A handle would keep the batch and its sequences' pages alive.
         self._tokens: tuple[mx.array | Heads, mx.array | Heads] | None = None
 
     @property
     def n_rows(self) -> int:
-        """Rows of a step: the sequences, then padding."""
+        """Rows of a step: one per sequence, then padding."""
         return self._metadata.n_rows
 
     @property
@@ -155,7 +160,8 @@ class PagedBatch:
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Take one new token per sequence, (batch, kv_heads, 1, head_dim), as one handle."""
+        """Accept one new token per sequence, (batch, kv_heads, 1, head_dim); return a handle
+        twice."""
         if keys.shape[2] != 1:
             raise ValueError(f"a batch takes one token per sequence at a time, not {keys.shape[2]}")
         self._tokens = keys, values
@@ -163,7 +169,8 @@ class PagedBatch:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[PagedKeys, PagedKeys]:
-        """Return a handle of the last tokens, which layers that share a cache write once more."""
+        """Return a handle to the last tokens; layers that share a cache write these tokens
+        again."""
         if self._tokens is None:
             raise ValueError("a batch has no tokens before its first step")
         handle = PagedKeys(self, *self._tokens, self._step - 1)
@@ -177,7 +184,8 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Write a handle's tokens to pages and return their attention; `rope`: see `DecodeStep`."""
+        """Write the tokens of a handle to pages and return their attention. See `DecodeStep` for
+        `rope`."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(
@@ -206,7 +214,7 @@ class PagedBatch:
         self._step, self._tokens = 0, None
 
     def extract(self, idx: int) -> PagedCache:
-        """Return row `idx`, as it is."""
+        """Return row `idx` without copying it."""
         sequence = self._metadata.sequences[idx]
         length = self._metadata.lengths[idx] + self._step
         first = sequence.tables[self._layer.kind].pool.kind.first_kept(self._firsts[idx], length)
@@ -214,7 +222,7 @@ class PagedBatch:
 
     @property
     def state(self) -> list[mx.array]:
-        """The array to evaluate, which writes the tokens; so does computing the logits."""
+        """The array whose evaluation writes the tokens. Computing the logits writes them too."""
         return [] if self._last is None else [self._last]
 
     def _lengths(self) -> list[int]:
@@ -223,7 +231,7 @@ class PagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
-    """A model's keys and values: a handle that only our attention can read."""
+    """A model's keys and values in a batch: a handle that only our attention can read."""
 
     batch: PagedBatch
     k: mx.array | Heads
@@ -231,13 +239,14 @@ class PagedKeys:
     step: int
 
     def swapaxes(self, axis1: int, axis2: int) -> RopeKeys:  # noqa: ARG002
-        """Return the operand of MLA's product with its rope queries."""
+        """Return the rope keys for MLA's product with its rope queries."""
         return RopeKeys(plain(self.v).dtype)
 
 
 class RopeKeys(mx.array):
-    """The rope keys of a batch, (rows, 1, head_dim, tokens), without elements: attention multiplies
-    them. A subclass of MLX's array, whose operators accept nothing else; see `RaggedArray`."""
+    """The rope keys of a batch, (rows, 1, head_dim, tokens), without elements: attention reads the
+    real ones. A subclass of MLX's array, because its operators accept nothing else; see
+    `RaggedArray`."""
 
     def __new__(cls, dtype: mx.Dtype) -> Self:  # noqa: ARG004
         return cast(Callable[[type], Self], mx.array.__new__)(cls)
@@ -251,7 +260,7 @@ class RopeKeys(mx.array):
 
 @dataclass(frozen=True, slots=True)
 class RopeScores:
-    """MLA's addition to its scores: the product of `queries`, (rows, heads, 1, dim), scaled, and
-    the rope keys, which attention computes."""
+    """A term that MLA adds to its scores: the scaled `queries`, (rows, heads, 1, dim), times the
+    rope keys. Attention computes the product."""
 
     queries: mx.array

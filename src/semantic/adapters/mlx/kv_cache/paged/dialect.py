@@ -1,6 +1,6 @@
 """CUDA and Metal dialects of the kernels: their macros, and compilation.
 
-Knows how each language's text becomes a kernel, but not what kernels compute.
+Knows how text in each language becomes a kernel; does not know what kernels compute.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.paged import kernel_source
 
 Kernel = Callable[..., list[mx.array]]
-"""Takes inputs, grid, threadgroup, output_shapes and output_dtypes; see `mx.fast.metal_kernel`.
-An input may be `Heads` of an array."""
+"""Takes inputs, grid, threadgroup, output_shapes and output_dtypes; see `mx.fast.metal_kernel`. An
+input may be `Heads` of an array."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """One language: `names` precede a kernel, `ids` begin its body, `types` are its type names.
+    """One language. `names` precede a kernel, `ids` begin its body, `types` are the names of its
+    types.
 
-    `stages` counts the tiles in flight per warp, the current one included, `space` their bytes of
-    shared (thread-group) memory. `fused` is true if thread groups see one another's writes within a
-    launch, so that the last one can combine all partial results.
+    `stages` is the number of tiles in flight per warp, including the current one; `space` is the
+    bytes of shared (thread-group) memory for them. `fused` is True if thread groups see each
+    other's writes within a launch, so that the last thread group can combine all partial results.
     """
 
     is_cuda: bool
@@ -48,8 +49,9 @@ class Dialect:
         body: str,
         space: int = 0,
     ) -> Kernel:
-        """Compile a kernel. `constants` are integers and types, `space` bytes of shared memory.
-        Constants become text here, once, rather than template arguments of every launch."""
+        """Compile a kernel. `constants` are integers and types; `space` is the bytes of shared
+        memory. Constants are written into the text once instead of being template arguments of
+        every launch."""
         text = "".join(
             f"#define {key} {value}\n"
             if isinstance(value, int)
@@ -84,7 +86,7 @@ class Dialect:
     def _metal(
         self, name: str, inputs: Sequence[str], outputs: Sequence[str], source: str
     ) -> Kernel:
-        # Shorten the text, which MLX passes along with every launch.
+        # Shorten the text, because MLX passes it along with every launch.
         source = "\n".join(line.strip() for line in source.splitlines())
         names = _versioned(name, self.names, source), list(inputs), list(outputs)
         made = mx.fast.metal_kernel(
@@ -98,12 +100,12 @@ class Dialect:
 
 
 def _versioned(name: str, head: str, body: str) -> str:
-    """Return a name of this text alone: MLX caches compiled kernels by name."""
+    """Return a name that is unique to this text, because MLX caches compiled kernels by name."""
     return f"semantic_{name}_{hashlib.sha256((head + body).encode()).hexdigest()[:12]}"
 
 
 def _parameter(name: str, body: str) -> Parameter:
-    """Return a parameter with the strides and the size that `body` uses."""
+    """Return a parameter with those strides and that size which `body` uses."""
     return Parameter(
         name,
         kernel_source.TYPES[name],

@@ -1,11 +1,11 @@
-"""Source text of the paged kernels: one body for CUDA and for Metal, in the macros of `dialect.py`.
+"""Source text of the paged kernels: one body for CUDA and Metal, in the macros of `dialect.py`.
 
-`ATTEND` is split-KV decode attention: a thread group reads one item of work, a run of tokens of one
-sequence for query heads of one KV head, straight from the pages, and writes the sequence's new
-token to its page. `COMBINE` reduces the partial results of a sequence's items. `APPEND` writes a
-prefill chunk's tokens to pages and gathers the tokens they attend to into contiguous arrays.
-`WRITE_ROWS` writes one token per row of a batch. `STORE` and `COPY` move whole pages. `kernels.py`
-binds the inputs.
+`ATTEND` is split-KV decode attention: a thread group processes one item of work, which is a run of
+tokens of one sequence for the query heads of one KV head. It reads the tokens straight from the
+pages, and writes the sequence's new token to its page. `COMBINE` reduces the partial results of a
+sequence's items. `APPEND` writes a prefill chunk's tokens to pages and gathers the tokens to which
+they attend into contiguous arrays. `WRITE_ROWS` writes one token per row of a batch. `STORE` and
+`COPY` move whole pages. `kernels.py` binds the inputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ITEM_INTS = 8
 THREADS = 128
 
 AXES = 3
-"""Axes whose strides a kernel may know: rows, heads and tokens."""
+"""The axes whose strides a kernel can use: rows, heads and tokens."""
 
 _NUMBERS = "q rope k v pages sinks data out all_k all_v"
 _INTEGERS = "plan positions layer page_table bounds targets indices pairs spans counters done"
@@ -26,10 +26,10 @@ TYPES = {
     **dict.fromkeys(("partial", "weight"), "float"),
     "after": "void",
 }
-"""C types of the kernels' inputs and outputs."""
+"""The C types of the kernels' inputs and outputs."""
 
-# A page has keys of DK numbers and values of DV. Where keys are LATENT, values are their rope keys:
-# a query multiplies both as one, and the sum is over the keys.
+# A page has keys of DK numbers and values of DV numbers. If keys are LATENT, values are their rope
+# keys: a query is multiplied with both as if they were one, and only keys are summed.
 _PAGE = """
   constexpr int VEC = 16 / sizeof(T);
   constexpr int KV = DK / VEC, VV = DV / VEC;  // vectors of a key and of a value
@@ -38,8 +38,9 @@ _PAGE = """
   constexpr size_t PAGE_SIZE = LAYER_SIZE * LAYERS;
 """
 
-# A thread group computes GT query heads of one KV head; its warps alternate in tiles of TILE
-# tokens. A warp reads keys with 8 lanes per token and values with NV lanes, 16 bytes per lane.
+# A thread group computes GT query heads of one KV head; its warps take turns with tiles of TILE
+# tokens. To read a key, a warp uses 8 lanes per token; to read a value, NV lanes; 16 bytes per
+# lane.
 _SIZES = (
     _PAGE
     + """
@@ -266,7 +267,7 @@ ATTEND = (
 """
 )
 
-# Where one launch also combines items, the only item of a sequence writes the result itself.
+# If one launch also combines items, the only item of a sequence writes the result itself.
 DIRECT = """
     if (n_items == 1) {
 #if SINKS
@@ -289,8 +290,8 @@ ATTEND_END = """
 """
 
 
-# On CUDA the thread group that ends last combines a sequence's items, in their order: the result
-# does not depend on which one was last.
+# On CUDA, the thread group that finishes last combines a sequence's items in order, so the result
+# does not depend on which thread group was last.
 LAST_ONE = """
   if (n_items == 1) return;
   SHM int arrived;
@@ -359,7 +360,7 @@ COMBINE = """
   }
 """
 
-# One new token per row to its page: one thread per 16 bytes of keys and of values.
+# Write one new token per row to its page, with one thread per 16 bytes of keys and of values.
 WRITE_ROWS = (
     _PAGE
     + """
@@ -414,7 +415,7 @@ APPEND = (
 """
 )
 
-# Whole pages, from a contiguous array to the pool: 16 bytes per thread.
+# Copy whole pages from a contiguous array to the pool, 16 bytes per thread.
 STORE = """
   const size_t vectors = (size_t)H * LAYERS * 256 * (DK + DV) * sizeof(T) / 16;
   const size_t x = (size_t)gx * 128 + tid;
@@ -423,7 +424,7 @@ STORE = """
     ((DEV uint4*)pages)[indices[gy] * vectors + x] = ((const DEV uint4*)data)[gy * vectors + x];
 """
 
-# Whole pages, from other pages of the pool.
+# Copy whole pages from other pages of the pool.
 COPY = """
   const size_t vectors = (size_t)H * LAYERS * 256 * (DK + DV) * sizeof(T) / 16;
   const size_t x = (size_t)gx * 128 + tid;

@@ -1,8 +1,9 @@
 """The paged kernels bound to MLX: decode attention over pages, and writes to pages.
 
-The kernels write to the page pool, which MLX takes for a read-only input: it never copies the pool
-and does not know that it changes. A launch that must see earlier writes therefore takes an output
-of the writer as an input (`after`), which orders the two. Knows one kind of pages, no sequences.
+The kernels write to the page pool, but MLX treats the pool as a read-only input: it never copies
+the pool and does not know that the pool changes. A launch that must see earlier writes therefore
+takes an output of the writer as an input (`after`), which orders the two. Knows one kind of pages;
+knows nothing about sequences.
 """
 
 from __future__ import annotations
@@ -23,36 +24,38 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512)
-"""Widths of keys and of values that have kernels."""
+"""Widths of keys and of values for which there are kernels."""
 
 _MOST_ROWS = 4096
-"""Maximum rows of a batch with counters."""
+"""The most rows in a batch that has counters."""
 _WIDE, _WIDEST = 128, 256
 _FEW_HEADS, _MANY_HEADS = 2, 4
-"""Query heads per thread group for keys above _WIDE, and for others; above _WIDEST, where threads
-have fewer registers, one."""
+"""Query heads per thread group: the first for keys wider than _WIDE, the second for narrower keys.
+Above _WIDEST, one head on Metal, where threads have fewer registers."""
 _MOST_TILE, _ROWS_WARPS = 16, 4
 _GROUPS_AT_ONCE = 396
-"""Thread groups that run at once on a large GPU: three per multiprocessor of 132."""
+"""How many thread groups run at once on a large GPU: three on each of 132 multiprocessors."""
 _MATRIX_TYPES = (mx.bfloat16, mx.float16)
 
 _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
 
 class Tiling(NamedTuple):
-    """Warps of a thread group, and tokens that each reads at a time, a power of two."""
+    """Warps per thread group, and tokens that each warp reads at a time, which is a power of
+    two."""
 
     warps: int
     tile: int
 
     @property
     def threads(self) -> int:
-        """Threads of a thread group."""
+        """Threads per thread group."""
         return 32 * self.warps
 
 
 def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
-    """Return the tiling that fits shared memory; None if not even two warps with four tokens do."""
+    """Return a tiling that fits into shared memory; None if not even two warps with four tokens
+    fit."""
     shape = kind.shape
     token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
     for warps in (4, 2):
@@ -63,7 +66,7 @@ def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
 
 
 def computable(kind: PageKind, dialect: Dialect) -> bool:
-    """Return whether there are kernels for pages of this kind."""
+    """Return whether pages of this kind have kernels."""
     shape = kind.shape
     widths = shape.k_head_dim, shape.v_head_dim
     known = shape.dtype in dialect.types and all(width in HEAD_DIMS for width in widths)
@@ -74,7 +77,7 @@ class PagedKernels:
     """A `PagedAttention` for one kind of layers."""
 
     def __init__(self, kind: PageKind, dialect: Dialect) -> None:
-        """Raise ValueError unless `kind` is `computable`."""
+        """Raise ValueError if `kind` is not `computable`."""
         if not computable(kind, dialect):
             raise ValueError(f"there are no kernels for {kind.shape}")
         self._kind = kind
@@ -82,20 +85,21 @@ class PagedKernels:
         self._threads = _tiling(kind, dialect).threads
         self._counters = mx.zeros((_MOST_ROWS * 4 * kind.shape.kv_heads,), mx.int32)
         self._nothing = mx.zeros((1,), mx.int32)
-        # Evaluate now: they are inputs of every step.
+        # Evaluate these now, because they are inputs of every step.
         mx.eval(self._counters, self._nothing)
         self._layers: dict[tuple[int, float], mx.array] = {}
         self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
     def reads_together(self, n_heads: int, *, latent: bool = False) -> bool:
-        """Return whether a sequence's rows read its keys together, for `n_heads` query heads."""
+        """Return whether rows of one sequence read its keys together if there are `n_heads` query
+        heads."""
         shape = self._kind.shape
         queries, widest = n_heads // shape.kv_heads, _widest(shape)
         fits = not latent and widest <= _WIDEST and queries <= _group_queries(widest)
         return self._dialect.is_cuda and shape.dtype in _MATRIX_TYPES and fits
 
     def prepare(self, n_heads: int, sinks: Collection[bool], *, latent: bool = False) -> None:
-        """Begin to compile the kernels of `attend` and `append` for `n_heads` query heads."""
+        """Start compiling the kernels of `attend` and `append` for `n_heads` query heads."""
         if not n_heads or n_heads % self._kind.shape.kv_heads:
             return
         n_groups = self._kind.shape.kv_heads * self._parts(n_heads, latent=latent)
@@ -153,7 +157,7 @@ class PagedKernels:
         )[0]  # fmt: skip
 
     def _attend_together(self, step: DecodeStep) -> mx.array:
-        """Attend rows in runs of one sequence; each run reads the keys once."""
+        """Attend with runs of rows of one sequence; each run reads the keys only once."""
         q, sinks = step.q, step.sinks
         after = self._write_rows(step)
         rows, n_heads, _, _ = q.shape
@@ -195,7 +199,7 @@ class PagedKernels:
             return Appended(chunk.k, chunk.v, self._append(chunk, at, before).done)
         if self._kind.ring is None:
             return self._append(chunk, gather_from, before)
-        # In a ring new tokens overwrite old ones: read those first.
+        # In a ring, new tokens overwrite old ones, so read the old ones first.
         read = self._append(chunk, gather_from, before, write=False)
         return read._replace(done=self._append(chunk, at, read.done).done)
 
@@ -212,7 +216,7 @@ class PagedKernels:
     # Inside
 
     def _write_rows(self, step: DecodeStep) -> mx.array:
-        """Write the new token of each row to its page; return the array to wait for."""
+        """Write the new token of each row to its page; return an array to wait for."""
         k, metadata = step.k, step.metadata
         rows, heads, _, _ = k.shape
         kernel = self._write_rows_kernel()
@@ -269,7 +273,7 @@ class PagedKernels:
     def _append(
         self, chunk: PrefillChunk, first: int, after: mx.array, *, write: bool = True
     ) -> Appended:
-        """Launch the kernel once, after `after`; gather if `first` is before the chunk."""
+        """Launch the kernel once, after `after`. Gathers tokens if `first` precedes the chunk."""
         k, v, at = chunk.k, chunk.v, chunk.at
         _, heads, n, _ = k.shape
         shape = self._kind.shape
@@ -297,12 +301,14 @@ class PagedKernels:
 
     @property
     def _vectors(self) -> int:
-        """Threads that write a token of a head: one per 16 bytes of the wider of key and value."""
+        """Threads that write one token of a head: one per 16 bytes of the key or value, whichever
+        is wider."""
         shape = self._kind.shape
         return _widest(shape) * shape.dtype.size // 16
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
-        """Return the kernels for `n_heads` query heads: one, or a second that combines."""
+        """Return the kernel for `n_heads` query heads, and a second one that combines if it is
+        needed."""
         together = self._together(n_heads, latent=latent)
         variant = _Variant(n_heads, together, sinks, latent)
         return _built_attention(self._kind, self._dialect, variant)
@@ -319,12 +325,12 @@ class PagedKernels:
         )  # fmt: skip
 
     def _parts(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return the number of thread groups that share the query heads of a KV head."""
+        """Return how many thread groups share the query heads of one KV head."""
         group = n_heads // self._kind.shape.kv_heads
         return -(-group // self._together(n_heads, latent=latent))
 
     def _together(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return the query heads per thread group: they share one read of keys but use
+        """Return the query heads per thread group: they share one read of the keys, but need
         registers."""
         shape = self._kind.shape
         group = n_heads // shape.kv_heads
@@ -335,13 +341,13 @@ class PagedKernels:
         return -(-group // -(-group // most))
 
     def _bounds(self, bounds: tuple[int, int, int, int, int]) -> mx.array:
-        """Return `bounds` as an array, made once for all layers of a chunk."""
+        """Return `bounds` as an array, created once for all layers of a chunk."""
         if self._last_bounds[0] != bounds:
             self._last_bounds = bounds, on_device(bounds)
         return self._last_bounds[1]
 
     def _layer(self, layer: int, scale: float) -> mx.array:
-        """Return a layer's number and the bits of its scale, as a kernel's input."""
+        """Return a layer's number and the bits of its scale as input for a kernel."""
         array = self._layers.get((layer, scale))
         if array is None:
             (bits,) = struct.unpack("<i", struct.pack("<f", scale))
@@ -363,7 +369,8 @@ def _built(
 
 
 class _Variant(NamedTuple):
-    """A variant of a kind's attention: query heads, those of a thread group, sinks, latent keys."""
+    """A variant of a kind's attention: all query heads, those per thread group, sinks, latent
+    keys."""
 
     n_heads: int
     together: int
@@ -445,20 +452,21 @@ def _tiling(kind: PageKind, dialect: Dialect) -> Tiling:
 
 
 def _widest(shape: LayerShape) -> int:
-    """Return the numbers of a head's key or value, whichever is wider."""
+    """Return how many numbers a head's key or value has, whichever is wider."""
     return max(shape.k_head_dim, shape.v_head_dim)
 
 
 def _result_width(shape: LayerShape, *, latent: bool = False) -> int:
-    """Return the numbers of a head's result: a sum of values, or of latents."""
+    """Return how many numbers a head's result has: it is a sum of values, or of latents."""
     return shape.k_head_dim if latent else shape.v_head_dim
 
 
 def _multiple(head_dim: int) -> int:
-    """Return the matrix instructions side by side per warp: as many as its registers hold."""
+    """Return how many matrix instructions a warp runs side by side: as many as fit into its
+    registers."""
     return 1 if head_dim > _WIDE else 2
 
 
 def _group_queries(head_dim: int) -> int:
-    """Return the queries of a thread group: rows times query heads per KV head."""
+    """Return how many queries a thread group has: rows times query heads per KV head."""
     return _ROWS_WARPS * rows_source.WARP_QUERIES * _multiple(head_dim)

@@ -1,7 +1,8 @@
-"""A sequence's paged caches of all layers: made empty, made from blocks, turned into blocks.
+"""A sequence's paged caches for all layers: creates them empty or from blocks, and turns them into
+blocks.
 
-Restoring exclusive blocks moves no bytes; it shares blocks of another agent copy-on-write. Knows
-shapes and block sizes, but neither requests, budgets nor batches.
+Restoring exclusive blocks moves no bytes; blocks of another agent are shared copy-on-write. Knows
+shapes and block sizes; knows nothing about requests, budgets or batches.
 """
 
 from __future__ import annotations
@@ -50,16 +51,19 @@ from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _USUAL_LENGTH = 8192
-"""Tokens of a sequence at which the pools of a model's kinds are full together."""
+"""The length in tokens of a sequence that would fill the pools of all of a model's kinds
+together."""
 
 
 class RowCosts(NamedTuple):
-    """Bytes of keys and values up to which prefill reads row by row; `pad_to` for the rest.
+    """Up to how many bytes of keys and values prefill reads row by row; `pad_to` is for longer
+    chunks.
 
-    Each prompt token as a row reads all keys before it. But a pass may have any number of rows of
-    any sequences, and no shape is new to the device. Up to `alone` bytes that is faster than
-    attention over a chunk, up to `joined` bytes so cheap that other sequences may share the pass.
-    Chunks pad to a multiple of `pad_to` tokens and batches to `size` rows, so that shapes recur.
+    As a row, each prompt token reads all keys before it. But a pass can have any number of rows
+    from any sequences, and no shape is new to the device. Up to `alone` bytes, this is faster than
+    attention over a chunk; up to `joined` bytes, it is so cheap that other sequences may share the
+    pass. Chunks are padded to a multiple of `pad_to` tokens and batches to `size` rows, so that
+    shapes recur.
     """
 
     alone: int
@@ -69,20 +73,20 @@ class RowCosts(NamedTuple):
 
 
 CUDA_COSTS = RowCosts(alone=96 << 30, joined=16 << 30, pad_to=128, size=row_size)
-"""A new shape of attention costs some 60 ms; the device reads 3 TB/s and more."""
+"""A new shape of attention costs some 60 ms; the device reads at least 3 TB/s."""
 TOGETHER_COSTS = CUDA_COSTS._replace(alone=4 << 40, joined=256 << 30)
-"""For devices where runs of a sequence's rows read its keys together."""
+"""For devices on which runs of a sequence's rows read its keys together."""
 METAL_COSTS = RowCosts(alone=2 << 30, joined=2 << 30)
-"""No cost per shape; the device reads 0.1 to 0.8 TB/s."""
+"""New shapes cost nothing; the device reads 0.1 to 0.8 TB/s."""
 PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_size)
-"""For the reference implementation, which is not fast: small models use all paths."""
+"""For the reference implementation, which is slow. Low, so that small models use all code paths."""
 
 
 class PagedLayers:
-    """The maker of a model's caches, in pages of `kinds`."""
+    """Creates a model's caches in pages of `kinds`."""
 
     together = True
-    """True: several sequences can be one batch."""
+    """Always True: several sequences can be one batch."""
 
     def __init__(
         self,
@@ -95,12 +99,12 @@ class PagedLayers:
         states: MakeStates | None = None,
         beside: Beside = "alone",
     ) -> None:
-        """`attention[i]` computes over pages of `kinds[i]`; `states` makes the other layers'
-        caches. With `at_once`, `set_aside` allocates memory at once; else pools grow on demand.
-        `beside`: how sequences with states may share a pass."""
+        """`attention[i]` computes over pages of `kinds[i]`; `states` creates the caches of all
+        other layers. If `at_once`, `set_aside` allocates memory immediately; otherwise pools grow
+        on demand. `beside` says how sequences with states may share a pass."""
         self.beside: Beside = "alone" if states is None else beside
         self._at_once = at_once
-        # A state would see padding, and cannot take its tokens as rows.
+        # A state would include padding, and cannot take its tokens as rows.
         self.costs = costs if states is None else costs._replace(pad_to=1)
         self._states = states
         self._spec = spec
@@ -108,15 +112,16 @@ class PagedLayers:
         self.attention = list(attention)
         self._layers = _layers(kinds, attention, MetadataCache(costs.size))
         self.ragged = (True,) * spec.n_layers
-        """The layers of our batch: all of them."""
+        """The layers in our batch: all of them."""
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
-        """The layers with pages; the others have a state."""
+        """For each layer, whether it has pages; the other layers have a state."""
         self.takes_rows = states is None
-        """True if tokens of a sequence can be rows of a batch; states need them in turn."""
+        """True if tokens of one sequence can be rows of a batch. States need tokens one after the
+        other."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Size the pools for blocks of `n_bytes` together.
-        Several kinds get the shares of an 8,192-token sequence; a pool that runs out grows."""
+        """Size the pools so that together they take `n_bytes`. Divides the bytes between kinds as
+        in a sequence of 8,192 tokens; a pool that runs out grows."""
         sizes = [
             len(range(0, _USUAL_LENGTH, BLOCK_TOKENS)) if pool.kind.ring is None else pool.kind.ring
             for pool in self.pools
@@ -132,16 +137,16 @@ class PagedLayers:
                 pool.grow(pages)
 
     def shrink(self, room: int) -> bool:
-        """Return the memory of free pages, one pool after the other; see `PagePool.shrink`."""
+        """Free the memory of unused pages, one pool after the other; see `PagePool.shrink`."""
         return sum(pool.shrink(room) for pool in self.pools) > 0
 
     def abandon(self) -> None:
-        """Free all pools. Nothing may make or use caches afterwards."""
+        """Free all pools. Caches must not be created or used afterwards."""
         for pool in self.pools:
             pool.abandon()
 
     def empty(self, capacity: int) -> list[PagedCache]:
-        """Return a new sequence's caches, with pages for `capacity` tokens."""
+        """Return the caches of a new sequence, with pages for `capacity` tokens."""
         sequence = PagedSequence([PageTable(pool) for pool in self.pools])
         sequence.reserve(capacity)
         states = {} if self._states is None else self._states()
@@ -150,9 +155,9 @@ class PagedLayers:
     def restored(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[PagedCache]:
-        """Return caches that begin with the first `length` tokens of `blocks`.
-        Takes over the references of exclusive blocks. Otherwise shares the pages and copies those
-        that later writes change. Raises CacheReconstructionError if a layer lacks those tokens."""
+        """Return caches that begin with the first `length` tokens of `blocks`. Takes over the
+        references of exclusive blocks; otherwise shares the pages, and copies those that later
+        writes change. Raises CacheReconstructionError if a layer does not hold these tokens."""
         for pool in self.pools:
             self._check(pool, blocks, length)
         states = {
@@ -169,7 +174,7 @@ class PagedLayers:
             tables.append(table)
         sequence = PagedSequence(tables)
         sequence.reserve(capacity)
-        # Last: a pool that grows afterwards would lack these writes.
+        # Do this last: a pool that grows afterwards would lack these writes.
         copied = [
             attention.copy(pool, [old.index for old, _ in pairs], [new.index for _, new in pairs])
             for pool, pairs, attention in zip(self.pools, replaced, self.attention, strict=True)
@@ -185,7 +190,8 @@ class PagedLayers:
     def _with_states(
         self, paged: Callable[[int, PagedLayer], PagedCache], states: Mapping[int, MlxLmCache]
     ) -> list[PagedCache]:
-        """Return the caches of all layers; callers use only those with pages as such."""
+        """Return the caches of all layers. Callers use only the layers with pages as
+        `PagedCache`."""
         return [
             cast(PagedCache, states[i]) if i in states else paged(i, self._layers[i])
             for i in range(self._spec.n_layers)
@@ -196,8 +202,8 @@ class PagedLayers:
         first_paged(caches).sequence.reserve(capacity)
 
     def reads_as_rows(self, caches: Sequence[PagedCache], n_tokens: int, n_bytes: int) -> bool:
-        """Return whether the next `n_tokens` may be rows of a batch that read at most `n_bytes`.
-        They may not if they would overwrite tokens of a window that they attend to."""
+        """Return whether the next `n_tokens` may be rows of a batch, reading at most `n_bytes`.
+        False also if they would overwrite tokens in a window to which they attend."""
         paged = first_paged(caches)
         total = 0
         for table in paged.sequence.tables:
@@ -211,14 +217,14 @@ class PagedLayers:
         return total <= n_bytes
 
     def rows(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> list[PagedBatch]:
-        """Return each sequence's next tokens as rows of one batch, per layer."""
+        """Return the layers of one batch whose rows are each sequence's next tokens."""
         metadata = _rows_of(chunks, self.costs.size)
         layers = self._layers.values()
         return [PagedBatch(layer, metadata, (), write_first=True) for layer in layers]
 
     def chunk_layers(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> ChunkLayers:
-        """Return the layers of one pass over each sequence's next tokens.
-        Raises ValueError if the model needs equally many of each, and these are not."""
+        """Return the layers of one pass over each sequence's next tokens. Raises ValueError if the
+        model needs equally many tokens from each sequence and the numbers differ."""
         counts = [n_tokens for _, n_tokens in chunks]
         width = max(counts) if self.beside == "even" else self.costs.size(max(counts))
         shape = n_sequences, _ = self.costs.size(len(chunks)), width
@@ -247,12 +253,13 @@ class PagedLayers:
         blocks: Sequence[Sequence[KVBlock]],
         length: int,
     ) -> list[KVBlock]:
-        """Fill `blocks` with references to pages and return unused blocks. Copy nothing."""
+        """Fill `blocks` with references to pages, copying nothing; return the unused blocks."""
         unused: list[KVBlock] = []
         for pool in self.pools:
             layers = [blocks[i] for i in pool.kind.layers]
             found = _pages_of(caches[pool.kind.layers[0]])
-            # Page by page, which is faster: one look-up of a page's values serves all its blocks.
+            # Go page by page, which is faster: one look-up of a page's values serves all its
+            # blocks.
             for (start, n_tokens, block_data), page in zip(
                 found, zip(*layers, strict=True), strict=False
             ):
@@ -268,7 +275,8 @@ class PagedLayers:
         return unused
 
     def _check(self, pool: PagePool, blocks: AgentBlocks, length: int) -> None:
-        """Raise CacheReconstructionError unless the blocks of a kind cut to `length`."""
+        """Raise CacheReconstructionError unless the blocks of a kind can be cut to `length`
+        tokens."""
         found: list[BlockData] = []
         for i in pool.kind.layers:
             layer_blocks = blocks.blocks_for_layer(i)
@@ -286,9 +294,9 @@ class PagedLayers:
 
 
 def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
-    """Return the first token, the token count and the block's data of each page of a cache's kind.
-    Covers every page in use, even if a window's tokens would fit fewer: the engine would not count
-    a page without a block."""
+    """Return the first token, the number of tokens and the block's data for each page of a cache's
+    kind. Includes every page in use, even if a window's tokens would fit into fewer pages, because
+    the engine does not count a page without a block."""
     table, held = cache.table, cache.held
     kind = table.pool.kind
     needed = table.pages_for(cache.offset)
@@ -303,7 +311,7 @@ def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
 def _fit(
     found: Sequence[BlockData], blocks: Sequence[KVBlock], held: range, pool: PagePool
 ) -> bool:
-    """Return whether these are all pages of consecutive blocks that hold these positions."""
+    """Return whether `found` is all the pages of consecutive `blocks` with the positions `held`."""
     first = found[0]
     if not isinstance(first, PagedBlock) or (first.first, first.stop) != (held.start, held.stop):
         return False
@@ -360,7 +368,7 @@ def _first_block(blocks: AgentBlocks, layer: int) -> PagedBlock:
 
 
 def _divided(held: range, n: int) -> list[range]:
-    """Return `held` in `n` ranges of at most 256 tokens; only the last may be empty."""
+    """Divide `held` into `n` ranges of at most 256 tokens; only the last range may be empty."""
     edges = [
         max(held.start, min(held.start + i * BLOCK_TOKENS, held.stop - n + i)) for i in range(n)
     ]
@@ -368,11 +376,12 @@ def _divided(held: range, n: int) -> list[range]:
 
 
 def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
-    """Copy-on-write: replace the shared pages that tokens from `length` on will change.
+    """Copy-on-write: replace the shared pages that will change when tokens from `length` on are
+    written.
 
-    Returns pairs of old and new references; the caller copies the pages. In a ring any page may
-    change, else only the one with `length`, unless `length` is at its edge. Later pages hold no
-    tokens: drops shared ones and keeps others as capacity.
+    Returns pairs of old and new references, whose pages the caller copies. In a ring, any page may
+    change; otherwise only the page of position `length`, unless `length` is at its edge. Pages
+    after that one hold no tokens: shared ones are dropped, others stay as capacity.
     """
     pool = table.pool
     needed = table.pages_for(length)

@@ -1,8 +1,8 @@
-"""Page pool of one kind of layers: an array of pages, a free list, reference counts; page tables.
+"""Page pool for one kind of layers: an array of pages, a free list, reference counts; page tables.
 
-Layers that keep tokens of one shape for one window are of one kind and share pages. A page returns
-to the free list when its last `PageRef` drops, in any thread. A page table knows the number of
-tokens with pages, but not the tokens. Knows no budget.
+Layers that keep tokens of the same shape for the same window are of one kind and share pages. A
+page returns to the free list when its last `PageRef` is dropped, in any thread. A page table knows
+how many tokens have pages, but not the tokens. Knows nothing about budgets.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpe
 
 @dataclass(frozen=True, slots=True)
 class PageKind:
-    """Layers of one shape and one window; a page holds 256 tokens of all of them.
-    `ring` is the number of pages of a sequence with a window, else None."""
+    """Layers of one shape and one window; a page holds 256 tokens of all of them. `ring` is the
+    number of pages of a sequence if there is a window, else None."""
 
     layers: tuple[int, ...]
     shape: LayerShape
@@ -33,16 +33,17 @@ class PageKind:
 
     @property
     def head_sizes(self) -> tuple[int, int]:
-        """Numbers of a head's 256 keys, and of its values."""
+        """How many numbers the 256 keys of a head have, and how many its 256 values have."""
         return BLOCK_TOKENS * self.shape.k_head_dim, BLOCK_TOKENS * self.shape.v_head_dim
 
     @property
     def page_shape(self) -> tuple[int, int]:
-        """(layers, numbers of a layer: keys, (kv_heads, 256, k_head_dim), then values)."""
+        """(layers, numbers per layer). A layer has keys, (kv_heads, 256, k_head_dim), then
+        values."""
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
-        """Return views of pages, (..., numbers of a layer), as (..., kv_heads, 256, head_dim)."""
+        """Return views of pages, (..., numbers per layer), each (..., kv_heads, 256, head_dim)."""
         shape, before = self.shape, pages.shape[:-1]
         n_keys = shape.kv_heads * self.head_sizes[0]
         keys = pages[..., :n_keys].reshape(*before, shape.kv_heads, BLOCK_TOKENS, shape.k_head_dim)
@@ -52,11 +53,12 @@ class PageKind:
         return keys, values
 
     def first_kept(self, first: int, length: int) -> int:
-        """Return the first position, from `first` on, still in the pages after `length` tokens."""
+        """Return the first position, not before `first`, that is still in the pages after `length`
+        tokens."""
         return first if self.ring is None else max(first, length - self.ring * BLOCK_TOKENS)
 
     def turn(self, block: int) -> int:
-        """Return the index in a page table of the page with block number `block`."""
+        """Return the index in a page table of the page for block number `block`."""
         return block if self.ring is None else block % self.ring
 
     @property
@@ -68,8 +70,8 @@ class PageKind:
 def page_kinds(
     spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> tuple[PageKind, ...] | None:
-    """Return the kinds of a model's layers, or None if a layer cannot use pages.
-    A layer with a state, which has no tokens, needs none; there must be others."""
+    """Return the kinds of a model's layers; None if a layer cannot use pages, or if no layer needs
+    them. A layer with a state has no tokens, so it needs no pages."""
     groups: dict[tuple[LayerShape, int | None, int | None], list[int]] = {}
     for number, (layer, shape) in enumerate(zip(spec.layers, shapes, strict=True)):
         if layer.kind is LayerKind.STATE:
@@ -85,19 +87,19 @@ def page_kinds(
 
 
 _INITIAL_PAGES = 4
-"""Pages of a pool before the first call of `grow`."""
+"""Pages in a pool before the first call of `grow`."""
 
 
 @dataclass(slots=True)
 class _Page:
-    """A page's place in the array, `index`, and its reference count, `users`."""
+    """A page's index in the array, and the number of references to it."""
 
     index: int
     users: int = 0
 
 
 class PageRef:
-    """A counted reference to a page for the life of this object."""
+    """A counted reference to a page, for as long as this object lives."""
 
     __slots__ = ("_page", "_pool")
 
@@ -111,17 +113,17 @@ class PageRef:
 
     @property
     def index(self) -> int:
-        """The page's place in the pool's array."""
+        """The page's index in the pool's array."""
         return self._page.index
 
     @property
     def is_shared(self) -> bool:
-        """True if there are other references to the page: then nothing may write to it."""
+        """True if there are other references to the page, which must then not be written to."""
         return self._page.users > 1
 
     @property
     def users(self) -> int:
-        """References to the page, this one included."""
+        """The number of references to the page, including this one."""
         return self._page.users
 
     def of(self, pool: PagePool) -> bool:
@@ -130,7 +132,7 @@ class PageRef:
 
 
 class Loan:
-    """A `Place`: a page for copies outside MLX, in use until `end` and shared with its sequence."""
+    """A `Place`: a page for copies outside MLX, shared with its sequence and in use until `end`."""
 
     __slots__ = ("_number", "_page", "_pool")
 
@@ -152,29 +154,29 @@ class Loan:
 
 
 class PagePool:
-    """Pages of one kind, (pages, *PageKind.page_shape).
-    Any thread may drop a reference; everything else is for the thread that runs MLX."""
+    """Pages of one kind, (pages, *PageKind.page_shape). Any thread may drop a reference; everything
+    else is reserved for the thread that runs MLX."""
 
     def __init__(self, kind: PageKind) -> None:
         self.kind = kind
         self._data: mx.array | None = None
         self._free: list[int] = []
-        self._used: dict[int, _Page] = {}  # by their places
+        self._used: dict[int, _Page] = {}  # by index
         self.moves = 0
-        """Times that pages have moved within the array, which makes known places stale."""
+        """How often pages have moved within the array, which makes indices read earlier invalid."""
         self._enough: int | None = None
         self._lent: dict[int, PageRef] = {}
         self._loans = 0
-        # Reentrant: garbage collection may drop a reference during `take`.
+        # Reentrant, because garbage collection may drop a reference during `take`.
         self._lock = threading.Condition(threading.RLock())
         self._moving = threading.Lock()  # held while the array moves or a copy uses its address
         self.locate: Callable[[mx.array], int] | None = None
-        """Finds the array's place in a device's memory; set where copies run outside MLX."""
+        """Returns the array's address in the device's memory; set where copies run outside MLX."""
         self._address: int | None = None
 
     @property
     def data(self) -> mx.array:
-        """The array. Kernels write to it in place; growing the pool replaces it."""
+        """The array. Kernels write to it in place; a new array replaces it when the pool grows."""
         if self._data is None:
             self.grow(_INITIAL_PAGES)
         if self._data is None:
@@ -188,12 +190,12 @@ class PagePool:
 
     @property
     def n_pages(self) -> int:
-        """Pages in the array, free ones included."""
+        """Pages in the array, including free ones."""
         return 0 if self._data is None else self._data.shape[0]
 
     @property
     def n_used(self) -> int:
-        """Pages with a reference."""
+        """Pages to which there is a reference."""
         return self.n_pages - len(self._free)
 
     @property
@@ -202,7 +204,8 @@ class PagePool:
         return self.n_pages * self.kind.page_bytes
 
     def take(self) -> PageRef:
-        """Allocate a page; grow the pool if none is free and no ending copy will free one."""
+        """Allocate a page. Grows the pool if no page is free and no copy that is about to end will
+        free one."""
         with self._lock:
             self._lock.wait_for(lambda: self._free or not self._any_returns())
         if not self._free:
@@ -215,10 +218,11 @@ class PagePool:
     def share(self, ref: PageRef) -> PageRef:
         """Return another reference to the same page."""
         with self._lock:
-            return PageRef(self, ref._page)  # noqa: SLF001  # a friend
+            return PageRef(self, ref._page)  # noqa: SLF001  # same module
 
     def lend(self, ref: PageRef) -> Loan:
-        """Return a reference for another thread's copy, in addition to the sequence's own."""
+        """Return a loan of the page to another thread's copy, in addition to the sequence's
+        reference."""
         if self._address is None and self.locate is not None:
             self._address = self.locate(self.data)
         with self._lock:
@@ -227,20 +231,21 @@ class PagePool:
             return Loan(self, self._loans, ref.index)
 
     def await_loan(self, ref: PageRef) -> None:
-        """Wait until the page has no loan; return at once if a copy of it could have a page."""
+        """Wait until no loan of the page is left, or a page is free, to which it could be
+        copied."""
         with self._lock:
             self._lock.wait_for(
                 lambda: self._free or all(one.index != ref.index for one in self._lent.values())
             )
 
     def end_loan(self, number: int) -> None:
-        """Drop the reference of a loan, if it has one; only `Loan` calls it."""
+        """Drop the reference of a loan, if it still has one. Only `Loan` calls this method."""
         with self._lock:
             self._lent.pop(number, None)
             self._lock.notify_all()
 
     def give_back(self, page: _Page) -> None:
-        """Drop one reference; only `PageRef` calls it."""
+        """Drop one reference. Only `PageRef` calls this method."""
         with self._lock:
             page.users -= 1
             if not page.users:
@@ -249,17 +254,17 @@ class PagePool:
 
     @contextmanager
     def still(self) -> Iterator[int | None]:
-        """Yield where the pages begin in the device's memory, or None after `abandon`, and keep
-        them there meanwhile. Any thread may call it."""
+        """Yield the device address where the pages begin, or None after `abandon`, and keep the
+        pages there until the block ends. Any thread may call this method."""
         with self._moving:
             yield self._address
 
     def expect(self, n_pages: int) -> None:
-        """Let growth by doubling stop at `n_pages` before going beyond it."""
+        """Make growth by doubling stop at `n_pages` once before it continues."""
         self._enough = n_pages
 
     def abandon(self) -> None:
-        """Free the array. Nothing may take a page afterwards."""
+        """Free the array. No page may be allocated afterwards."""
         with self._moving:
             self._data = self._address = None
         with self._lock:
@@ -267,9 +272,9 @@ class PagePool:
             self._used.clear()
 
     def shrink(self, room: int) -> int:
-        """Return the memory of free pages, move the others together, and return the freed bytes.
-        The others exist twice meanwhile: does nothing if they exceed `room`, or during a loan. Call
-        it as `grow`."""
+        """Free the memory of unused pages, moving the used ones together; return the freed bytes.
+        Meanwhile used pages exist twice: does nothing if they take more than `room`, or during a
+        loan. Call it in the same way as `grow`."""
         mx.synchronize()
         with self._moving, self._lock:
             kept = [self._used[at] for at in sorted(self._used)]
@@ -283,25 +288,25 @@ class PagePool:
             self._data = moved
             for at, page in enumerate(kept):
                 page.index = at
-            # This thread may have dropped one meanwhile.
+            # This thread may have dropped a reference meanwhile.
             self._used = {page.index: page for page in kept if page.users}
             self._free[:] = [page.index for page in kept if not page.users]
             self.moves += 1
-            self._address = None  # a loan finds it again
-        mx.clear_cache()  # of the old array
+            self._address = None  # the next loan looks it up again
+        mx.clear_cache()  # frees the old array
         return n_bytes
 
     def grow(self, n_pages: int) -> None:
-        """Grow to at least `n_pages`. Copies the existing pages, unless all are free: call it
+        """Grow to at least `n_pages`. Copies the existing pages unless all are free, so call it
         early, on the stream that computes with the pages."""
         if n_pages <= self.n_pages:
             return
-        # Launched work may still write to the old array, which MLX takes for an input: nothing else
-        # makes the copy wait for it.
+        # Launched work may still write to the old array, which MLX treats as an input, so nothing
+        # else makes the copy wait for that work.
         mx.synchronize()
         with self._moving:
             if not self.n_used:
-                self._data = None  # first: the old array and the new one may not fit together
+                self._data = None  # first: there may be no room for both the old and the new array
                 with self._lock:
                     self._free.clear()
             first = self.n_pages
@@ -312,12 +317,12 @@ class PagePool:
             if self._address is not None and self.locate is not None:
                 self._address = self.locate(grown)
         with self._lock:
-            # `take` takes the lowest index next. In place: a reference dropped meanwhile, in the
-            # same thread, appends to the same list.
+            # `take` uses the lowest index next. Change the list in place: a reference dropped
+            # meanwhile, in the same thread, appends to the same list.
             self._free[:0] = range(n_pages - 1, first - 1, -1)
 
     def _any_returns(self) -> bool:
-        """Return whether only a copy outside MLX still uses some page."""
+        """Return whether some page is used only by copies outside MLX."""
         loans = Counter(ref.index for ref in self._lent.values())
         return any(ref.users == loans[ref.index] for ref in self._lent.values())
 
@@ -329,7 +334,7 @@ class PagePool:
 
 
 class PageTable:
-    """A sequence's pages of one kind: block i is in page i, or i modulo the ring's size."""
+    """A sequence's pages of one kind: block i is in page i, or in page i modulo the ring's size."""
 
     __slots__ = ("_array", "_moves", "pool", "refs")
 
@@ -344,13 +349,13 @@ class PageTable:
         return [ref.index for ref in self.refs]
 
     def array(self) -> mx.array:
-        """Return `pages` as an int32 array for kernels; there must be at least one."""
+        """Return `pages` as an int32 array for kernels. There must be at least one page."""
         if self._array is None or self._moves != self.pool.moves:
             self._array, self._moves = on_device(self.pages), self.pool.moves
         return self._array
 
     def pages_for(self, n_tokens: int) -> int:
-        """Return the number of pages of a sequence of `n_tokens`."""
+        """Return how many pages a sequence of `n_tokens` needs."""
         needed = -(-n_tokens // BLOCK_TOKENS)
         ring = self.pool.kind.ring
         return needed if ring is None else min(needed, ring)
@@ -360,7 +365,7 @@ class PageTable:
         return len(self.refs) >= self.pages_for(n_tokens)
 
     def reserve(self, n_tokens: int) -> None:
-        """Allocate the pages that a sequence of `n_tokens` still lacks."""
+        """Allocate the pages that are missing for a sequence of `n_tokens`."""
         if not self.has_capacity(n_tokens):
             while not self.has_capacity(n_tokens):
                 self.refs.append(self.pool.take())
@@ -368,8 +373,8 @@ class PageTable:
 
 
 class PagedSequence:
-    """One sequence's page tables, one per kind; the caches of all its layers share it.
-    `padding` counts the padding tokens at the end of the current chunk."""
+    """One sequence's page tables, one per kind, shared by the caches of all its layers. `padding`
+    is the number of padding tokens at the end of the current chunk."""
 
     __slots__ = ("__weakref__", "padding", "tables")
 
@@ -384,9 +389,9 @@ class PagedSequence:
 
 
 class PagedBlock(NamedTuple):
-    """A block's content of a preempted sequence: page `refs[at]` of a page table.
-    All blocks of a kind's layers share the object. `first` to `stop` are the positions in all of
-    the table's pages; `nbytes` counts the bytes of one layer in one page."""
+    """The content of a block of a preempted sequence: page `refs[at]` of a page table. All blocks
+    of a kind's layers share `refs`. `first` to `stop` are the positions in all pages of the table;
+    `nbytes` is the bytes of one layer in one page."""
 
     refs: tuple[PageRef, ...]
     at: int

@@ -1,7 +1,7 @@
 """Self-test of paged attention on this device, for one kind of layers.
 
 Compares attention over random tokens of several lengths in scattered pages with MLX's own
-operations, and also stores and copies whole pages. A device uses kernels only after they passed.
+operations; also stores and copies whole pages. A device uses only kernels that have passed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import (
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _LENGTHS = (1, 255, 256, 257, 900)
-"""Tokens of each sequence, the new one included: around a block's edge, and several blocks."""
+"""Tokens of each sequence, including the new one: lengths around a block's edge, and several
+blocks."""
 
 _ROWS = 40
-"""Tokens as rows of a batch: more than one thread group reads together."""
+"""Tokens as rows of a batch: more rows than one thread group reads together."""
 
 _TOLERANCE = 1e-2
-"""Relative to the result's norm. Half precision, and fp32 in TF32 products, are right to 2e-3."""
+"""Relative to the norm of the result. Half precision, and fp32 in TF32 products, are accurate to
+2e-3."""
 
-# MLX's errors if a kernel does not compile or a launch fails.
+# Errors that MLX raises if a kernel does not compile or a launch fails.
 _REFUSED = (RuntimeError, ValueError)
 
 
@@ -41,8 +43,8 @@ def computes_attention(
     *,
     latent: bool = False,
 ) -> bool:
-    """Return whether `attention` is right for `n_heads` query heads over pages of this kind.
-    `sinks` and `latent` say how layers call it: with sinks, without, or both; with rope keys."""
+    """Return whether `attention` is right for `n_heads` query heads over pages of this kind. Tests
+    every value in `sinks`, and rope keys if `latent`, as layers use them."""
     if not n_heads or n_heads % kind.shape.kv_heads:
         return False
     try:
@@ -53,7 +55,7 @@ def computes_attention(
     except _REFUSED:
         return False
     finally:
-        mx.clear_cache()  # pages are large, and these have served
+        mx.clear_cache()  # pages are large, and these are no longer needed
 
 
 def _moves_pages(kind: PageKind, attention: PagedAttention) -> bool:
@@ -79,7 +81,7 @@ def _is_right(
     pool.grow(sum(-(-length // BLOCK_TOKENS) for length in _LENGTHS))
     pool.data = mx.full(pool.data.shape, float("nan"), shape.dtype)
     tables = [PageTable(pool) for _ in _LENGTHS]
-    # In turns, so that no sequence has adjacent pages.
+    # Allocate in turns, so that no sequence has adjacent pages.
     for length in range(1, max(_LENGTHS) + 1, BLOCK_TOKENS):
         for table, most in zip(tables, _LENGTHS, strict=True):
             table.reserve(min(length, most))
@@ -126,7 +128,7 @@ def _is_right(
 def _queries(
     kind: PageKind, rows: int, n_heads: int, *, latent: bool
 ) -> tuple[mx.array, mx.array | None]:
-    """Return random queries, (rows, heads, 1, k_head_dim), and rope queries for latent keys."""
+    """Return random queries, (rows, heads, 1, k_head_dim), and rope queries if keys are latents."""
     shape = kind.shape
     q, rope = (
         mx.random.normal((rows, n_heads, 1, width), key=mx.random.key(seed)).astype(shape.dtype)
@@ -146,7 +148,7 @@ def _rows_see_each_other(
     *,
     latent: bool,
 ) -> bool:
-    """Return whether the last tokens of one sequence, as rows of a batch, attend to one another."""
+    """Return whether the last tokens of one sequence attend to one another as rows of a batch."""
     kind, length = table.pool.kind, k.shape[2]
     n = _ROWS
     if kind.ring is not None and kind.window is not None:
@@ -169,7 +171,7 @@ def _rows_see_each_other(
 
 
 def _row(array: mx.array, i: int) -> mx.array:
-    """Return `array[i]` as a slice: a GPU would compile a gather, for seconds."""
+    """Return `array[i]`, taken as a slice: a GPU would spend seconds compiling a gather."""
     return array[i : i + 1].squeeze(0)
 
 
@@ -201,8 +203,8 @@ def _attention(
     sinks: mx.array | None,
     rope: mx.array | None,
 ) -> mx.array:
-    """Return the attention of one token, (heads, 1, head_dim), to its window's tokens.
-    Keys and values are (kv_heads, n, head_dim)."""
+    """Return the attention of one token, (heads, 1, head_dim), over the tokens in its window. Keys
+    and values are (kv_heads, n, head_dim)."""
     if rope is not None:
         q, k, v = mx.concatenate([q, rope], axis=-1), mx.concatenate([k, v], axis=-1), k
     first = 0 if window is None else max(0, k.shape[1] - window)
@@ -216,6 +218,6 @@ def _attention(
 
 
 def _close(found: mx.array, expected: mx.array) -> bool:
-    """Return whether the difference is within the tolerance; false for NaN."""
+    """Return whether the difference is within the tolerance; False for NaN."""
     difference = mx.linalg.norm(found.astype(mx.float32) - expected)
     return bool((difference <= _TOLERANCE * mx.linalg.norm(expected)).item())

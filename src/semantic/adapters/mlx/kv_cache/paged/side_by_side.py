@@ -1,9 +1,9 @@
 """Prefill of several sequences side by side: one pass over the next tokens of each.
 
-For models with states, which take their tokens one after the other: a pass over many sequences
-costs less than a pass for each. Padding follows shorter sequences; their states do not see it, by
-mlx-lm's `lengths`. In layers with pages each token is a row of a batch, without padding. Knows
-caches, but neither requests nor when this pays.
+For models with states, which take tokens one after the other: one pass over many sequences costs
+less than one pass for each. Shorter sequences are padded at the end; their states ignore padding
+because of mlx-lm's `lengths`. In layers with pages, each token is a row of a batch, without
+padding. Knows caches; knows nothing about requests, or when sharing a pass is worthwhile.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from semantic.adapters.mlx.kv_cache.paged.cache import (
 )
 
 Beside = Literal["alone", "even", "padded"]
-"""Ways for sequences of a model to share a pass: not at all, with equally many tokens of each, or
-with any number of each, where mlx-lm's model tells padding by `lengths`."""
+"""How sequences of a model can share a pass: not at all, with equally many tokens from each, or
+with any number of tokens from each, where mlx-lm's model recognizes padding by `lengths`."""
 
 Caches = Sequence[PagedCache]
-"""A sequence's caches of all layers; those without pages are mlx-lm's states."""
+"""A sequence's caches for all layers. In layers without pages they are mlx-lm's states."""
 
 
 Chunk = tuple[Caches, Sequence[int]]
@@ -39,14 +39,15 @@ Chunk = tuple[Caches, Sequence[int]]
 
 
 class ChunkLayout:
-    """The place of a pass's tokens: sequence after sequence in rows, else (sequences, width).
-    Sequence i has `counts[i]` tokens, the first at position `firsts[i]`. The rest of its width is
-    padding, and so are the sequences after the last."""
+    """Where a pass has its tokens: as rows, one sequence after the other, or as (sequences, width).
+    Sequence i has `counts[i]` tokens, from position `firsts[i]` on. The rest of its width is
+    padding, as are sequences after the last one."""
 
     def __init__(
         self, firsts: Sequence[int], counts: Sequence[int], shape: tuple[int, int], n_rows: int
     ) -> None:
-        """Lay out a pass of `shape`, (sequences, width), and `n_rows` rows, padding included."""
+        """Arrange a pass of `shape`, (sequences, width), with `n_rows` rows, both including
+        padding."""
         self.shape = n_sequences, width = shape
         padding = [0] * (n_sequences - len(firsts))
         self.offset = mx.array([*firsts, *padding], mx.int32)
@@ -67,14 +68,14 @@ class ChunkLayout:
         return found if self._slots is None else found[self._slots]
 
     def to_columns(self, rows: mx.array) -> mx.array:
-        """Undo `to_rows`; padding is like the first token."""
+        """Undo `to_rows`. Padding becomes a copy of the first token."""
         found = rows if self._slots is None else rows[self._rows]
         return found.reshape(*self.shape, rows.shape[1], rows.shape[3]).swapaxes(1, 2)
 
 
 class ChunkBatch(PagedBatch):
-    """One layer's pages of sequences in a pass, with mlx-lm's batch cache interface.
-    Rows of `metadata` are the tokens, sequence after sequence."""
+    """One layer's pages of the sequences in a pass, with mlx-lm's batch cache interface. The rows
+    of `metadata` are the tokens, one sequence after the other."""
 
     def __init__(self, layer: PagedLayer, metadata: BatchMetadata, layout: ChunkLayout) -> None:
         super().__init__(layer, metadata, (), write_first=True)
@@ -82,13 +83,13 @@ class ChunkBatch(PagedBatch):
 
     @property
     def offset(self) -> mx.array:
-        """Position of the first token of each sequence; 0 for padding."""
+        """The position of each sequence's first token in this pass; 0 for padding."""
         return self._layout.offset
 
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Take the tokens, (sequences, kv_heads, tokens, head_dim), and return one handle."""
+        """Accept the tokens, (sequences, kv_heads, tokens, head_dim); return one handle twice."""
         if (keys.shape[0], keys.shape[2]) != self._layout.shape:
             raise ValueError(f"expected (sequences, tokens) of {self._layout.shape}")
         as_rows = self._layout.to_rows
@@ -103,32 +104,34 @@ class ChunkBatch(PagedBatch):
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """See `PagedBatch.attend`; (sequences, heads, tokens, width)."""
+        """See `PagedBatch.attend`. Shapes are (sequences, heads, tokens, width)."""
         as_rows = self._layout.to_rows
         rope = None if rope is None else as_rows(rope)
         return self._layout.to_columns(super().attend(as_rows(plain(q)), keys, scale, sinks, rope))
 
 
 class _Pass(NamedTuple):
-    """Tokens, (sequences, tokens of each), and layers of sequences with states of one shape."""
+    """The tokens, (sequences, tokens of each), and layers for sequences whose states have one
+    shape."""
 
     inputs: mx.array
     layers: list[ChunkBatch | StateBatch]
 
 
 class ChunkLayers(NamedTuple):
-    """The layers of a pass over `shape`, (sequences, tokens of each), with padding."""
+    """The layers of a pass over `shape`, (sequences, tokens of each), including padding."""
 
     shape: tuple[int, int]
     layers: list[ChunkBatch | StateBatch]
 
 
 Layers = Callable[[Sequence[tuple[Caches, int]]], ChunkLayers]
-"""A function from sequences and numbers of their next tokens to the layers of a pass over these."""
+"""Takes sequences with the numbers of their next tokens; returns the layers of a pass over
+these."""
 
 
 def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk]) -> None:
-    """Append each sequence's tokens to it. An error leaves all sequences as they were."""
+    """Append its tokens to each sequence. An error leaves all sequences as they were."""
     every = [cast(object, cache) for caches, _ in chunks for cache in caches]
     held = [cache for cache in every if isinstance(cache, ArraysCache)]
     with ExitStack() as undo:
@@ -151,7 +154,8 @@ def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk])
 
 
 def _passes(layers: Layers, chunks: Sequence[Chunk]) -> list[_Pass]:
-    """Separate sequences with and without a state: to some models no state is not zeros."""
+    """Put sequences with and without a state into separate passes: some models treat no state
+    differently from zeros."""
     groups: dict[object, list[Chunk]] = {}
     for chunk in chunks:
         groups.setdefault(state_shapes(chunk[0]), []).append(chunk)
