@@ -1,10 +1,9 @@
-"""Agents as archives: an export's document and container in one stream, which is a tar file.
+"""Agents as archives: an export's document and container in one stream, a tar file.
 
-Its two members are `agent.json` and `agent.safetensors`, in this order: the reader checks the whole
-document before it accepts the first body. Can read what `tar` makes from two such files, and `tar`
-can read what this module writes. Refuses links, other names and extended headers, and never turns a
-member's name into a path. Knows the store through its port and a model through its layout; knows
-nothing about transport.
+Its two members are `agent.json` and `agent.safetensors`, in this order: the reader checks the
+document before it accepts a body. Reads what `tar` makes from two such files, and vice versa.
+Refuses links, other names and extended headers, and never turns a member's name into a path. Knows
+the store through its port and a model through its layout; knows nothing about transport.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ VERSION = 1
 _TOKEN_IDS = 1 << 32
 _SUM_BYTES = 16
 _BODY_BYTES = (1 << 30) + 1
-"""Every body is smaller than this many bytes: 256 tokens of 4 MiB each. An import holds one body in
-memory."""
+"""Every body has fewer bytes: 256 tokens of 4 MiB each. An import holds one body in memory."""
 _HEADER_LENGTH_BYTES = 8
 _HEADER_ALIGNMENT = 8
 
@@ -183,8 +182,8 @@ def _require_order(bodies: Sequence[BodyEntry]) -> None:
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:
-    """Raise InvalidRequestError unless all bodies of a part have equal bytes per token; checkpoints
-    may differ."""
+    """Raise InvalidRequestError unless a part's bodies have equal bytes per token. Ignores
+    checkpoints."""
     per_token: dict[Part, tuple[int, int]] = {}
     for body in bodies:
         if body.part is Part.CHECKPOINT:

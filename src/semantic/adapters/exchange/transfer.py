@@ -4,8 +4,7 @@ FILE.json holds the agent, FILE.safetensors the bodies; `archive` combines both 
 import checks both files completely before it puts anything. It computes hashes anew from the
 tokens, for the importing tenant, and ignores the source's hashes. It cannot check the numbers in
 the bodies, so it trusts their author for this agent only: the agent's chain of hashes begins with a
-salt made by the import, so no other agent finds the bodies. Knows the store through its port; knows
-nothing about models.
+salt made by the import, so no other agent finds the bodies. Knows the store through its port.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
 _DESCRIPTORS = Path("/proc/self/fd")
 _SYNC_BYTES = 64 << 20
-"""Bytes of bodies to put between two flushes of a store: other writers would wait for a longer
-flush."""
+"""Bytes of bodies to put between flushes of a store: other writers would wait longer."""
 _NO_CHECKSUM = "0" * 32
 """Placeholder for checksums of bodies not read yet."""
 
@@ -283,8 +281,7 @@ def _drop(store: StorePort, keys: Sequence[BlockKey]) -> None:
 
 
 def _model_here(store: StorePort, document: AgentDocument) -> str:
-    """Return the model's name as other agents in `store` with the same namespace have it, else the
-    document's."""
+    """Return the model's name in the agents with this namespace in `store`, else the document's."""
     for scope in store.agents.scopes():
         if scope.namespace == document.namespace:
             for manifest in store.agents.page(scope, 1):
@@ -337,8 +334,7 @@ def require_intact(
 
 
 def _bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:
-    """Yield the bodies in order. Raises InvalidRequestError at the first one whose checksum is
-    wrong."""
+    """Yield the bodies in order. Raises InvalidRequestError at the first wrong checksum."""
     _to_first_body(file, document)
     for entry in document.bodies:
         body = file.read(entry.n_bytes)
@@ -352,8 +348,7 @@ def _require_checksum(entry: BodyEntry, found: str) -> None:
 
 
 def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
-    """Check the size and header of `file`, and move to the first body. Raises InvalidRequestError
-    if they are wrong."""
+    """Move `file` to the first body. Raises InvalidRequestError if its size or header is wrong."""
     header = container_header(document.bodies)
     expected = len(header) + document.n_bytes
     size = os.fstat(file.fileno()).st_size
@@ -368,9 +363,8 @@ def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
 def create_file(path: Path) -> Iterator[BinaryIO]:
     """Create a file that only its owner can read; leave nothing behind if the block raises.
 
-    On Linux, where the file system supports it, the file has no name until it is complete, so that
-    a killed process leaves nothing behind either. Raises InvalidRequestError if `path` exists or is
-    not writable.
+    On Linux, where the file system supports it, an incomplete file has no name, so a killed process
+    leaves nothing either. Raises InvalidRequestError if it exists or is not writable.
     """
     if os.path.lexists(path):
         raise _taken(path)
@@ -398,8 +392,7 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_unnamed(folder: Path) -> int | None:
-    """Return the descriptor of an unnamed file that can be linked later; None if the system does
-    not support such files."""
+    """Return the descriptor of an unnamed file that can be linked later; None if unsupported."""
     kind: int | None = getattr(os, "O_TMPFILE", None)
     if kind is None or not _DESCRIPTORS.is_dir():
         return None
@@ -420,8 +413,7 @@ def _taken(path: Path) -> InvalidRequestError:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading. Raises InvalidRequestError unless it is a regular file and not a
-    link."""
+    """Open a file for reading. Raises InvalidRequestError unless it is a regular file."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if path.is_symlink():
         raise InvalidRequestError(f"{path} is a link; name the file itself")

@@ -67,9 +67,8 @@ def read_aliases(file: Path | None = None) -> Aliases:
 
 
 def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | None = None) -> None:
-    """Make `name` an alias of `model` for every program. Raises InvalidRequestError if `name` is
-    not a valid alias or the file is malformed, and OperatorError, with nothing changed, if the file
-    is not writable."""
+    """Make `name` an alias of `model`. Raises InvalidRequestError if `name` is not a valid alias or
+    the file is malformed, and OperatorError, with nothing changed, if the file is not writable."""
     if not is_alias_name(name):
         raise InvalidRequestError(
             f"an alias must be printable, contain no / and not begin with . ~ or -, got {name!r}"
@@ -87,8 +86,7 @@ def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | Non
 
 
 def remove_alias(name: str, file: Path | None = None) -> bool:
-    """Remove `name` from both tables; return False if neither contains it. Raises the same errors
-    as `set_alias`."""
+    """Remove `name`; return False if it is no alias. Raises the same errors as `set_alias`."""
 
     def change(document: TOMLDocument) -> bool:
         tables = [document[table] for table in _TABLES if table in document]
@@ -99,8 +97,7 @@ def remove_alias(name: str, file: Path | None = None) -> bool:
 
 
 def _change(path: Path, change: Callable[[TOMLDocument], bool]) -> bool:
-    """Apply `change` to the file's document under a lock; rewrite the file if `change` returns
-    True."""
+    """Apply `change` to the document under a lock; rewrite the file if `change` returns True."""
     import tomlkit  # slow to import, and programs read names more often than they write them
 
     with _locked(path):
@@ -162,8 +159,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file, or the target of a link, atomically: a reader sees the old file or the new
-    one."""
+    """Replace the file, or a link's target, atomically: readers see the old file or the new one."""
     target = Path(os.path.realpath(path))
     try:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

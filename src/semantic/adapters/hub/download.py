@@ -36,8 +36,7 @@ _AT_ONCE = 4
 _PIECE_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
-"""Called from any thread with the number of bytes that arrived; negative if bytes must be fetched
-again."""
+"""Called from any thread with the bytes that arrived; negative to fetch bytes again."""
 
 
 def missing_bytes(model: RemoteModel) -> int:
@@ -194,8 +193,7 @@ def _partial(blobs: Path, file: RemoteFile) -> Path:
 
 
 def _kept(blobs: Path, file: RemoteFile) -> int:
-    """Return how many bytes of a file are already on this disk: all of them if the file is
-    complete."""
+    """Return how many bytes of a file are on this disk: all of them if the file is complete."""
     if _size(blobs / file.name_in_cache) == file.n_bytes:
         return file.n_bytes
     partial = _size(_partial(blobs, file)) or 0

@@ -34,7 +34,7 @@ _MAIN = "main"
 @dataclass(frozen=True, slots=True)
 class CachedModel:
     """A model in the cache, in the revision that its hub id loads. `n_bytes` counts all its
-    revisions, `unfinished_bytes` its unfinished downloads. `used_at` is when it was last read, in
+    revisions, `unfinished_bytes` its unfinished downloads. `used_at` is its last use, in
     seconds."""
 
     hub_id: str
@@ -46,8 +46,7 @@ class CachedModel:
 
 
 def cached_models() -> tuple[CachedModel, ...]:
-    """Return the models in the cache, sorted by name. Raises OperatorError if the cache is
-    unreadable."""
+    """Return the cached models, sorted by name. Raises OperatorError if the cache is unreadable."""
     cache = _scan()
     found = [_model(repo, cache) for repo in _models(cache)]
     return tuple(sorted(found, key=lambda model: model.hub_id.lower()))

@@ -3,8 +3,7 @@
 `kv_cache` contains caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text`
 and `model` handle tokenizers and weights, and `backend` puts them together. Importing this package
 loads OpenBLAS and sets MLX's environment variables, both of which must precede `import mlx.core`.
-It protects the limit on open files, which `import mlx_lm` would lower, and names the command to
-type if MLX is missing.
+It keeps `import mlx_lm` from lowering the limit on open files, and says how to install MLX.
 """
 
 from __future__ import annotations

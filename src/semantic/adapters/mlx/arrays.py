@@ -71,14 +71,12 @@ def bytes_of(array: mx.array) -> memoryview:
 
 
 def ordered_bytes_of(array: mx.array) -> memoryview:
-    """Return all bytes of `array` in order, for reading only; if it is not contiguous, those of a
-    copy."""
+    """Return all bytes of `array` in order, for reading; copies it if it is not contiguous."""
     return bytes_of(array if _is_contiguous(array) else mx.contiguous(array))
 
 
 def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
-    """Return a new array with a copy of `data`. Raises ValueError if `data` has the wrong
-    length."""
+    """Return a new array with a copy of `data`. Raises ValueError for a wrong length."""
     if len(data) != math.prod(shape) * dtype.size:
         raise ValueError(f"{len(data)} bytes for {dtype} of shape {tuple(shape)}")
     if not data:

@@ -75,8 +75,7 @@ class MLXBackend:
         """`form` contains the model, and makes caches and converts them to bytes.
 
         Without `grammars`, constrained decoding is unavailable. `pads` decides which batches are
-        decoded with padding; None means no batch. `agree` is needed if the model has shards on
-        other ranks.
+        decoded with padding; None means no batch. `agree` is for sharded models.
         """
         self.model = form.model
         self.model_id = model_id
@@ -265,8 +264,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """Like `export_block`, but copy to memory of `room`, except bodies that are bytes
-        already."""
+        """Like `export_block`, but copy to memory of `room`, unless the body is bytes."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)
@@ -352,8 +350,7 @@ class MLXBackend:
         return sequence
 
     def _advance(self) -> list[SampledToken]:
-        """Run one step of the batch. For sequences that have just joined, it only consumes their
-        last prompt token."""
+        """Run one step of the batch. New sequences only consume their last prompt token."""
         sampled: list[SampledToken] = []
         for one in self._batch.step():
             sampled.append(self._read(one))
@@ -364,8 +361,7 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        """Return an emitted token, which the cache will contain next, with its
-        log-probabilities."""
+        """Return an emitted token, the cache's next one, with its log-probabilities."""
         sequence, token, logprobs, finite = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)
@@ -413,8 +409,7 @@ class MLXBackend:
         self._starting.clear()
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
-        """Return the state of a sequence. Raises BackendError if the sequence is decoding or
-        loading."""
+        """Return a sequence's state. Raises BackendError if it is decoding or loading."""
         state = self._sequences[sequence]
         if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")

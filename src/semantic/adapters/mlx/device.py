@@ -56,8 +56,7 @@ _V1 = _Files(
 
 
 def physical_memory() -> int:
-    """Return how many bytes of memory this process may use: the machine's, or its container's
-    limit."""
+    """Return the bytes of memory that this process may use: the machine's or its container's."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([total, *(limit for _, _, limit in _limited_groups())])
 
@@ -147,8 +146,7 @@ def _children() -> list[str]:
 
 
 def anonymous_bytes(process: str) -> int:
-    """Return the resident bytes of a process on Linux, without pages of files; 0 if it has
-    ended."""
+    """Return a process's resident bytes on Linux, without pages of files; 0 if it has ended."""
     try:
         status = (_PROC / process / "status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -187,8 +185,7 @@ class Device:
     used_bytes: int
     free_bytes: int
     architecture: str = ""
-    """MLX's name for the GPU generation, such as "applegpu_g16s", which determines the choice of
-    kernels."""
+    """MLX's name for the GPU generation, such as "applegpu_g16s"; it selects the kernels."""
 
     @property
     def chip(self) -> str:

@@ -36,8 +36,7 @@ _LOADED: Final = Path("/proc/self/maps")
 
 
 class KernelFolder:
-    """A folder of this process alone, with the files that earlier processes compiled and could
-    load."""
+    """This process's own folder, with the files that earlier processes compiled and loaded."""
 
     def __init__(self, root: Path) -> None:
         """Raise OSError unless `root` is private, has room, and may hold programs."""

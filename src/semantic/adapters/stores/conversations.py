@@ -120,7 +120,7 @@ class FallbackResponses:
 
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
-"""Whether there is a parent, the parent's digest and number of tokens, the thought's digest."""
+"""Flag for a parent, the parent's digest and number of tokens, the thought's digest."""
 _NO_POINT: Final = bytes(32)
 
 

@@ -1,10 +1,9 @@
 """Continuous batching: the protocol of a decode batch, and the batch for our own caches.
 
-Sequences join and leave between steps without waiting for the batch to finish. The last prompt
-token of a joining sequence becomes one more row of the next step, and a leaving sequence takes its
-caches along. The batch launches the next step before it reads the tokens of the current step,
-except for a sequence's first token. Knows caches that can merge, and samplers; knows nothing about
-blocks or requests.
+Sequences join and leave between steps at any time. The last prompt token of a joining sequence
+becomes one more row of the next step, and a leaving sequence takes its caches along. The next step
+is launched before the current step's tokens are read, except for a first token. Knows caches that
+can merge, and samplers; knows nothing about blocks or requests.
 """
 
 from __future__ import annotations
@@ -45,9 +44,8 @@ class _Group(NamedTuple):
 class BatchRows:
     """The caches of a batch's rows, in order of joining, and the model's step over them.
 
-    All rows compute together, except rows whose states differ in shape. A row that does not have a
-    state yet is computed separately for one step, because some models treat no state differently
-    from zeros.
+    All rows compute together, except rows whose states differ in shape. A row without a state is
+    computed separately for a step, since some models treat that differently from zeros.
     """
 
     def __init__(self, model: Module) -> None:
@@ -56,14 +54,13 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches of the first rows that compute together, layer by layer. The caller may
-        replace them."""
+        """The caches of the first rows that compute together, by layer; callers may replace
+        them."""
         return self._groups[0].layers if self._groups else []
 
     @property
     def states(self) -> list[mx.array]:
-        """Arrays of states to evaluate together with a step, because its logits may not depend on
-        them."""
+        """States to evaluate with a step, because its logits do not depend on all of them."""
         return states(self.layers)
 
     def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
@@ -129,8 +126,8 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""Takes the tokens that each rank sampled, (rows,), and returns the same tokens on all ranks,
-within MLX's graph."""
+"""Takes a rank's sampled tokens, (rows,), and returns the same ones on all ranks, as MLX's
+graph."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""
@@ -153,9 +150,8 @@ class NewSequence:
 class Emitted(NamedTuple):
     """A sequence's sampled token and the log-probabilities, (vocab,).
 
-    From now on, the cache that `DecodeBatch.leave` returns contains the token. If the model's
-    logits, before processors, contained NaN or infinity, the token is arbitrary and `finite` is
-    False.
+    The cache that `DecodeBatch.leave` returns now contains the token. If the model's logits, before
+    processors, contained NaN or infinity, the token is arbitrary and `finite` is False.
     """
 
     sequence: SequenceId
@@ -194,8 +190,7 @@ class DecodeBatch(Protocol):
         """Take a sequence out of the batch; its caches contain all emitted tokens."""
 
     def step(self) -> list[Emitted]:
-        """Launch a step, read the tokens of the previous step, or both. Returns the tokens that it
-        read."""
+        """Launch a step, read the tokens of the previous step, or both. Returns the tokens read."""
 
 
 class _Next(Enum):
@@ -221,9 +216,8 @@ class _Row:
 class ContinuousBatch:
     """A `DecodeBatch` for our own caches, which join and leave without copies.
 
-    It emits a sequence's first token before it launches the step after it. If there are older rows
-    too, it does so only if `launch_blocks`; their next tokens are then also read before that
-    launch.
+    It emits a sequence's first token before it launches the step after it. Next to older rows, only
+    if `launch_blocks`; then it reads their tokens before that launch too.
     """
 
     max_joins_per_step = None

@@ -1,8 +1,7 @@
 """Decode batches for models that need mlx-lm's own caches: its BatchGenerator, or one by one.
 
-The generator pads its rows; this module uses only its public interface. If mlx-lm can compute a
-model only one sequence at a time, each step has a forward pass for each sequence, so that no stream
-waits.
+The generator pads its rows; this module uses only its public interface. If mlx-lm can compute only
+one sequence at a time, each step has a forward pass per sequence.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _UNLIMITED = 1 << 30
 
 
 class _Watch:
-    """A sequence's sampler and processors, and whether the logits for each token were finite. That
+    """A sequence's sampler and processors, and whether the logits for each token were finite. The
     flag is evaluated together with the token, so that reading it later does not wait."""
 
     def __init__(self, sampler: Sampler, processors: Sequence[LogitsProcessor]) -> None:
@@ -102,8 +101,7 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """If an empty sequence joined together with others, mlx-lm's caches would give it a zero state
-    instead of no state."""
+    """mlx-lm's caches give an empty sequence that joins with others a zero state, not none."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(
@@ -141,8 +139,8 @@ class GeneratorBatch:
             self._sequences[uid] = one.sequence
 
     def settle(self) -> None:
-        """See `DecodeBatch.settle`. Nothing to do: the generator launches a step before it reads
-        the previous step's tokens."""
+        """See `DecodeBatch.settle`. Nothing to do: a step is launched before the last one is
+        read."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         """See `DecodeBatch.in_flight`. The generator does not reveal this token."""

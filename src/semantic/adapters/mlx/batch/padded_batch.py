@@ -47,13 +47,11 @@ Pads = Callable[[Sequence[int]], bool]
 """Decides whether sequences of these capacities (tokens each) are decoded with padding."""
 
 STABLE_STEPS = 4
-"""Steps without a join or leave before the batch copies rows, because joins and leaves are
-bursty."""
+"""Steps without a join or leave before the batch copies rows, since joins come in bursts."""
 
 
 class PaddedLayer(BatchKVCache):
-    """One layer of a padded batch, as a model calls it. Holds the tokens of `rows` while it
-    exists."""
+    """One layer of a padded batch, as a model calls it. Holds the tokens of `rows` meanwhile."""
 
     def __init__(self, rows: Sequence[FullCache]) -> None:
         """Copy all rows, and replace their buffers with `LentBuffer`s."""
@@ -71,8 +69,7 @@ class PaddedLayer(BatchKVCache):
             row.buffer = LentBuffer(row.buffer)
 
     def given_back(self) -> RaggedBatch[FullCache]:
-        """Copy all rows back to buffers of their own, which include capacity reserved in the
-        meantime."""
+        """Copy all rows back to their own buffers, with the capacity reserved since then."""
         keys, values, _, _, stop = cast(
             tuple[mx.array, mx.array, mx.array, mx.array, int], self.state
         )
@@ -150,15 +147,13 @@ class PaddedBatch(ContinuousBatch):
                 layers[number] = layer.given_back()
 
     def _capacities(self) -> list[int]:
-        """Return each sequence's capacity in tokens, which is the same in all layers; empty if
-        padded."""
+        """Return each sequence's capacity in tokens, equal in all layers; empty if padded."""
         first = next((layer for layer in self._layers if isinstance(layer, RaggedBatch)), None)
         return [row.buffer.capacity for row in first.rows] if first else []
 
 
 def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:
-    """Return (batch, kv_heads, capacity, head_dim): the first tokens of each row, padded on the
-    left."""
+    """Return (batch, kv_heads, capacity, head_dim): each row's tokens, padded on the left."""
     _, heads, _, dim = rows[0].shape
     padded = mx.zeros((len(rows), heads, capacity, dim), rows[0].dtype)
     stop = max(lengths)
@@ -192,8 +187,7 @@ def pads_here(model: Module) -> Pads | None:
 
 def padding_works(model: Module) -> bool:
     """Return whether a batch in mlx-lm's own padded caches has the right logits. Also tests beyond
-    windows, chunks and the budgets of sparse attention, where padding may change which tokens are
-    chosen."""
+    windows, chunks and the budgets of sparse attention, where padding may change a choice."""
     probe = LogitsProbe(model)
     with probe.narrowed() as narrow:
         if narrow is not None and at_once(narrow.computing()) and not narrow.accepts_padding():

@@ -1,7 +1,7 @@
 """The copy engine of a CUDA device, through the driver's C interface.
 
 MLX has no call that copies to given host memory: reading an array moves the array into managed
-memory for good. The driver copies pinned memory at the bus's speed, while kernels run. Knows only
+memory for good. The driver copies pinned memory at the bus's speed, during kernels. Knows only
 addresses.
 """
 
@@ -30,8 +30,7 @@ _ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)data;"
 _TESTED = 1 << 14
 """How many numbers the test copies."""
 _HALF, _WHOLE = 4, 8
-"""In the test, the length of a row on the host, and the distance between rows on the device, both
-in numbers."""
+"""In the test, numbers in a row on the host, and from one row to the next on the device."""
 _ROWS = Rows(_TESTED // _WHOLE, 4 * _HALF, 4 * _WHOLE)
 
 
@@ -60,8 +59,7 @@ class CudaDriver:
     """A `CopyDriver` for the device that MLX computes on. One stream per thread."""
 
     def __init__(self) -> None:
-        """Raise OSError if the driver's library is missing, and RuntimeError if the driver refuses
-        a call."""
+        """Raise OSError if the driver's library is missing, RuntimeError if a call fails."""
         self._cuda = ctypes.CDLL(_LIBRARY)
         self._call("cuInit", ctypes.c_uint(0))
         device = ctypes.c_int()
@@ -91,8 +89,7 @@ class CudaDriver:
         return cast(int, found.item())
 
     def allocate(self, n_bytes: int) -> int:
-        """See `CopyDriver.allocate`. Uses huge pages where the system has them, which need fewer
-        page faults."""
+        """See `CopyDriver.allocate`. Uses huge pages if possible: fewer page faults."""
         self._stream()
         huge = n_bytes >= _FROM_HUGE and hasattr(mmap, "MADV_HUGEPAGE")
         try:
@@ -191,8 +188,7 @@ def copies_rightly(driver: CopyDriver) -> bool:
 
 
 def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
-    """Return whether copies to the host are right: of all numbers, then of the second half of each
-    row."""
+    """Return whether copies to the host are right: all numbers, then half of each row."""
     expected = numbers("i", range(1, _TESTED + 1))
     driver.to_host(address_of(host), device, Rows(1, len(host), len(host)))
     if bytes(host) != expected.tobytes():

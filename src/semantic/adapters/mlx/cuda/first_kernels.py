@@ -24,7 +24,7 @@ _running: list[Popen[bytes]] = []
 
 
 def begin() -> None:
-    """Start a process for each kernel that the folder lacks. Do nothing without a folder or a CUDA
+    """Start a process for each kernel that the folder lacks, if there is a folder and a CUDA
     device."""
     from semantic.adapters.mlx.device import on_cuda  # the processes do not need it
 

@@ -27,8 +27,7 @@ _ROWS = _THREADS // _LANES
 _VECTOR = 4
 _WIDEST = 256
 _STAGED = 8192
-"""How many numbers of keys and queries, or of keys, queries and decays, shared memory holds: 32
-KiB."""
+"""Numbers of keys, queries and, if any, decays in shared memory: 32 KiB."""
 _TOLERANCE = 1e-2
 """Relative to the norm of the result. Half precision is accurate to 4e-3."""
 _SELF_TEST = 2, 70
@@ -61,8 +60,7 @@ class Rule(NamedTuple):
 
     @property
     def computable(self) -> bool:
-        """True if there can be a kernel: the types are known, and threads divide the widths
-        evenly."""
+        """True if a kernel is possible: known types, and threads divide the widths evenly."""
         known = self.dtype in C_TYPES and self.rate_dtype in C_TYPES
         even = self.k_dim % (_LANES * _VECTOR) == 0 and self.v_dim % _ROWS == 0
         return known and even and self.k_dim <= _WIDEST and self.v_heads % self.k_heads == 0
@@ -77,12 +75,11 @@ def compute(
     state: mx.array | None = None,
     mask: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Like mlx-lm's `gated_delta_ops`: return results, (rows, tokens, v_heads, v_dim), and the new
-    states.
+    """Like mlx-lm's `gated_delta_ops`: results, (rows, tokens, v_heads, v_dim), and new states.
 
     `q` and `k` are (rows, tokens, k_heads, k_dim), `v` is (rows, tokens, v_heads, v_dim). `g` and
-    `beta` are (rows, tokens, v_heads); `g` may also be (rows, tokens, v_heads, k_dim). States are
-    (rows, v_heads, v_dim, k_dim).
+    `beta` are (rows, tokens, v_heads); `g` may be (..., k_dim). States are (rows, v_heads, v_dim,
+    k_dim).
     """
     if state is None or (kernel := _kernel_of(q, k, v, g, beta, state)) is None:
         return _operations(q, k, v, g, beta, state, mask)
@@ -104,8 +101,7 @@ def _kernel_of(
 
 @functools.cache
 def right_kernel(rule: Rule) -> CudaKernel | None:
-    """Return the kernel of a rule; None unless it computes the same as MLX's operations on this
-    device."""
+    """Return a rule's kernel; None unless it computes the same as MLX's operations here."""
     if not rule.computable:
         return None
     kernel = build(rule)

@@ -2,8 +2,7 @@
 
 `mx.fast.cuda_kernel` includes headers that take a second and a half to compile, for every kernel
 and in every process. Source text without headers compiles much faster, and several texts compile at
-a time while MLX does other work. Knows source text, numbers and arrays; does not know what a kernel
-computes.
+a time while MLX does other work. Does not know what kernels compute.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ class CudaKernel:
         body: str,
         shared_bytes: int = 0,
     ) -> None:
-        """`body` becomes the body of a function whose parameters have the given names. `head`
-        precedes it."""
+        """`body` becomes the body of a function of the parameters; `head` precedes it."""
         self._name = name
         self._inputs = tuple(inputs)
         self._shared_bytes = shared_bytes

@@ -2,8 +2,7 @@
 
 Consecutive tokens of a sequence attend to almost the same keys, so a thread group reads these keys
 once for all queries of a run of rows and one KV head. `COMBINE` reduces the partial results, which
-have the same form as those of `ATTEND`. The rows' own tokens are in the sequence's pages already.
-Knows nothing about MLX.
+have the same form as those of `ATTEND`. The rows' own tokens are in pages already.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ KEYS = 32
 """Keys per tile."""
 
 WARP_QUERIES = 16
-"""Queries per matrix instruction. A warp has MT times this number, a thread group has four
-warps."""
+"""Queries per matrix instruction. A warp has MT times as many, a thread group four warps."""
 
 # A row of a tile is NK or NV vectors of 16 bytes, plus one vector of padding: rows at an odd
 # distance put eight rows into different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane

@@ -5,8 +5,7 @@ mlx-lm's models import `scaled_dot_product_attention` from `mlx_lm.models.base` 
 or scores get an `mx` whose functions also accept those of a batch. Calls whose keys are not our
 handle go to mlx-lm's or MLX's own function. Parts that depend on one sequence's length or tokens,
 such as sparse attention's choice of tokens, run row by row in mlx-lm's own functions; the rest of a
-step stays one computation. `tests/integration/test_mlx_lm_contract.py` fails if mlx-lm changes
-this.
+step stays one computation. `tests/integration/test_mlx_lm_contract.py` checks mlx-lm's side.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ def _latent_attention(call: _Call) -> _Call:
 
 
 def _indexer(call: _Call) -> _Call:
-    """DSA's indexer: reduces the latents of each row to the chosen ones, so attention need not
-    choose."""
+    """DSA's indexer: keeps only each row's chosen latents, so attention need not choose."""
 
     def choose(
         self: Module, x: mx.array, qr: mx.array, mask: mx.array | None, cache: object = None
@@ -242,8 +240,7 @@ def _row_by_row(
     sinks: mx.array | None,
     added: Sequence[mx.array | None] | None,
 ) -> mx.array:
-    """Run one fused attention per sequence, with `added`, if given, added to the sequence's
-    scores."""
+    """Run one fused attention per sequence; `added`, if given, is added to its scores."""
     masks = keys.masks if added is None else added
     parts = zip(rows_of(queries), keys.rows, values.rows, masks, strict=True)
     rows = [
@@ -301,8 +298,7 @@ def _decode_in_slots(
     sinks: mx.array | None,
     added: Parts | None,
 ) -> mx.array:
-    """Attend one query per sequence, with one operation for all rows of a part; see
-    `_decode_on_cpu`."""
+    """Attend one query per sequence, in one operation per part; see `_decode_on_cpu`."""
     n_rows, n_heads, _, head_dim = queries.shape
     kv_heads = keys.arrays[0].shape[1]
     if sinks is None:

@@ -1,9 +1,8 @@
 """Codec between KV caches and stored blocks: one byte layout for both forms of caches.
 
 A block body holds 256 tokens layer by layer: keys head by head, then values. A checkpoint holds
-everything else: the part of a window before its first whole block, and the state of mlx-lm's own
-caches. A `BlockMemory` moves the bytes. Knows about layers and their shapes; knows nothing about
-stores or decoding.
+everything else: a window's part before its first whole block, and mlx-lm's own states. A
+`BlockMemory` moves the bytes. Knows layers and shapes; knows nothing about stores or decoding.
 """
 
 from __future__ import annotations
@@ -55,12 +54,10 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
     def deferred(
         self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range, room: Room | None
     ) -> DeferredBody | None:
-        """Return a body of `layers` that is copied to `room` outside MLX's work; None if
-        impossible."""
+        """Return a body of `layers`, copied to `room` outside MLX; None if impossible."""
 
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
-        """Return a reader for `caches`. Data that it reads for one layer may serve the next layer
-        too."""
+        """Return a reader for `caches`. It may keep data for the next layer."""
 
     def stage(
         self,
@@ -227,8 +224,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
 @dataclass(frozen=True, slots=True)
 class PartLayers:
-    """The layers that are stored token by token, by part. All other layers are stored whole, in the
-    checkpoint."""
+    """The layers stored token by token, by part. A checkpoint stores other layers whole."""
 
     full: tuple[int, ...]
     window: tuple[int, ...]
@@ -258,8 +254,7 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks. `others` lists the checkpoint's layers with their
-    kinds."""
+    """Return the layout of a model's blocks. `others`: the checkpoint's layers and kinds."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),
@@ -276,14 +271,12 @@ def describe(
 
 
 def window_start(length: int, window: int) -> int:
-    """Return the first position to which a layer with this window attends from position
-    `length`."""
+    """Return the first position that a layer with this window sees from position `length`."""
     return max(0, length - window + 1)
 
 
 def window_edge(length: int, window: int) -> range:
-    """Return the positions that a checkpoint stores: from the window's start to the next block's
-    edge."""
+    """Return the positions that a checkpoint stores: from the window's start to a block's edge."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
 
@@ -314,8 +307,7 @@ def _describe_layers(
 
 
 def _group(described: Sequence[tuple[str, int]]) -> list[list[object]]:
-    """Group layers with the same description: even 60 layers have only two or three
-    descriptions."""
+    """Group layers with the same description: 60 layers have only two or three."""
     groups: dict[str, list[int]] = {}
     for text, layer in described:
         groups.setdefault(text, []).append(layer)

@@ -1,11 +1,9 @@
 """Byte format of a checkpoint: a table of contents, then trees of arrays and numbers.
 
-8 bytes   length of the table, little-endian
-table     JSON: layout, length, and one tree per layer; an array is {dtype: shape}
-arrays    in the order of the trees, each at a multiple of 64 bytes
+8 bytes length of the table, little-endian table JSON: layout, length, and one tree per layer; an
+array is {dtype: shape} arrays in the order of the trees, each at a multiple of 64 bytes
 
-A reader checks everything against what it expects before it allocates memory. Knows nothing about
-caches.
+A reader checks everything against what it expects before it allocates memory.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """Type and shape of an array. If `free_axis` is given, that axis may have any length above
-    0."""
+    """Type and shape of an array. The axis `free_axis` may have any length above 0."""
 
     dtype: mx.Dtype
     shape: tuple[int, ...]
@@ -112,8 +109,7 @@ def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tr
 
 
 def arrays_in(body: bytes) -> list[mx.array]:
-    """Copy all arrays in a checkpoint. Raises CacheReconstructionError if `body` is not a
-    checkpoint."""
+    """Copy all arrays in a checkpoint. Raises CacheReconstructionError if it is malformed."""
     table, end = _table_of(body)
     found: list[mx.array] = []
     waiting = [_Reader(memoryview(body), end).match(table.get("layers"), Anything())]

@@ -1,9 +1,8 @@
 """The two forms of KV caches behind one interface, and the choice of a model's form.
 
 A form creates the caches of sequences, turns them into blocks, and converts both to bytes. It works
-only with its own caches, which are opaque to the other form. A model gets pages if there are
-kernels for all layers, the kernels pass their self-test, and the model's logits are right with
-them. Knows devices and kernels.
+only with its own caches, which are opaque to the other form. A model gets pages if all layers have
+kernels that pass their self-test and the model's logits are right with them.
 """
 
 from __future__ import annotations
@@ -164,8 +163,7 @@ def _form(
     empty: Mapping[int, MlxLmCache],
     memory: BlockMemory[CacheT, MemoryT],
 ) -> CacheForm:
-    """Return the form of caches in `memory`. `empty` has a new cache for each layer stored as a
-    state."""
+    """Return the form of caches in `memory`. `empty`: new caches of layers stored as states."""
     # This reads only the shapes, and discards the arrays without computing them.
     traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
     states = {i: expected_state(traced[i]) for i in empty}
@@ -185,7 +183,7 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
 
 
 CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
-"""Which layers can use our caches, by fingerprint. Kept because testing takes most of a reload."""
+"""Layers that can use our caches, by fingerprint. Kept because testing takes most of a reload."""
 
 
 def choosing_contiguous(
@@ -294,14 +292,12 @@ def _comparing_pages(
 
 
 def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
-    """Return the ways in which prompts may share a pass, best first: "alone" only, unless states
-    can be rows of arrays."""
+    """Return how prompts may share a pass, best first; only "alone" unless states can be rows."""
     make = states_of(model, spec)
     slots = make is not None and all(isinstance(one, ArraysCache) for one in make().values())
     return ("padded", "even", "alone") if slots else ("alone",)
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:
-    """Return the device's copies outside MLX if `attention` leaves pages in place, as kernels do;
-    None if not."""
+    """Return the device's copies outside MLX; None unless `attention` leaves pages in place."""
     return transfers_here() if all(isinstance(one, PagedKernels) for one in attention) else None

@@ -62,8 +62,7 @@ class StateBatch(ArraysCache):
         self._padding = padding
 
     def take(self, counts: Sequence[int]) -> None:
-        """In the only pass, compute this many tokens of each row; the rest of each row is
-        padding."""
+        """Compute this many tokens of each row in the only pass; the others are padding."""
         self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
 
     def filter(self, batch_indices: Sequence[int]) -> None:
@@ -92,8 +91,7 @@ class StateBatch(ArraysCache):
 
     @property
     def example(self) -> list[mx.array | None]:
-        """Arrays of some of the rows. Except for the number of rows, all arrays have their shapes
-        and types."""
+        """Arrays of some rows. Others differ from them only in the number of rows."""
         return self._joining[-1] if self._joining else self.cache
 
     # Called by models
@@ -109,15 +107,13 @@ class StateBatch(ArraysCache):
                 row.cache[idx] = _Lent(value.nbytes // value.shape[0])
 
     def make_mask(self, N: int, *_: object, **__: object) -> mx.array | None:
-        """Return which of N tokens in each row are not padding, (rows, N); None if no token is
-        padding."""
+        """Return which of N tokens per row are not padding, (rows, N); None if all are real."""
         return cast("mx.array | None", super().make_mask(N))
 
     # Inside
 
     def _join(self, rows: Sequence[_Row], arrays: Sequence[list[mx.array | None]]) -> None:
-        """Add rows whose states are in `arrays`, in order. Each element of `arrays` may contain
-        several rows."""
+        """Add rows, in order, with their states; one of `arrays` may contain several rows."""
         self._joining += arrays
         for row in rows:
             row.cache = [None if one is None else _Lent(one.nbytes) for one in row.cache]
@@ -209,8 +205,7 @@ def pad(layer: BatchLayer, n_rows: int) -> None:
 
 
 def states(layers: Sequence[BatchLayer]) -> list[mx.array]:
-    """Return the arrays of all states. The logits of the step that computed them do not depend on
-    them."""
+    """Return the arrays of all states, on which the logits of their own step do not depend."""
     found: list[mx.array] = []
     for layer in layers:
         if isinstance(layer, StateBatch):

@@ -41,8 +41,7 @@ _Values = MutableMapping[str, object]
 
 @contextmanager
 def narrowed(*models: Module) -> Iterator[bool]:
-    """Narrow these models; yield whether any number changed. Meanwhile nothing else may use
-    them."""
+    """Narrow these models; yield whether any number changed. They must not be used elsewhere."""
     changed: list[tuple[_Values, str, object]] = []
     try:
         for values in _configurations(models):
@@ -68,8 +67,7 @@ def _smaller(name: str, value: object) -> object:
 
 
 def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
-    """Yield the attributes of all modules and of the arguments that created them, each of them
-    once."""
+    """Yield the attributes of all modules, and of the arguments that created them, once."""
     seen: set[int] = set()
     for model in models:
         for module in cast(Callable[[], list[Module]], model.modules)():

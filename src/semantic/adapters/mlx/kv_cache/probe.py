@@ -62,8 +62,8 @@ _COPIES = 4
 """Copies of a sequence in a batch that shows how much prefill in a batch rounds."""
 
 _STRAYS = 3
-"""Of this many logit vectors, the one that differs most is ignored when others show only rounding.
-Rounding can route a token to another expert; a wrong layer affects all vectors."""
+"""One in this many logit vectors, the one that differs most, is ignored under rounding. Rounding
+can route a token to another expert; a wrong layer affects all vectors."""
 
 # Errors that a model raises if it uses a handle as an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)

@@ -61,7 +61,7 @@ class CacheForm:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a model needs from this device.
+    """The demands of a model on this device.
 
     `context_tokens`, None if unknown, and `vocab_size`, the default limit on token ids, come from
     the configuration. `weights_bytes` is the size of the weights in memory. `adapter` is the

@@ -29,7 +29,7 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which tokens may be drawn and with what weights. Rows with equal filters can share one
+    """The tokens that may be drawn, and their weights. Rows with equal filters can share one
     draw."""
 
     temperature: float

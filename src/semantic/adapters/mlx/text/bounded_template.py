@@ -62,7 +62,7 @@ class TemplateLimitError(InvalidRequestError):
 
 
 class _Budget(threading.local):
-    """What the rendering on this thread has used. `ends` is None while nothing is being
+    """Time and sizes used by the rendering on this thread. `ends` is None while nothing is being
     rendered."""
 
     ends: float | None = None

@@ -347,7 +347,7 @@ class MLXChatFormat:
         thought = None if silent else self.thought_marks
         marks = self.call_marks
         if set(self._spelled(marks.end).pieces) & self._tokenizer.eos_token_ids:
-            marks = replace(marks, end="")  # the answer ends with this mark, so no grammar contains it
+            marks = replace(marks, end="")  # it ends the answer, so grammars lack it
         return CallLanguage(
             marks, thought, self._form, self.headers, self.bare_calls, self._spelled
         )

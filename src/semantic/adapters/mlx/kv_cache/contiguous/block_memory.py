@@ -1,9 +1,8 @@
 """A `BlockMemory` over contiguous caches: reads and writes the bytes of stored blocks in place.
 
 FULL bodies go to where the tokens will stay. WINDOW bodies go into separate buffers, because the
-checkpoint contains the window's first tokens. On a device with its own memory, tokens are copied in
-one piece, outside MLX's computation. Knows layers and their arrays; does not know a block's byte
-layout.
+checkpoint contains the window's first tokens. A device with its own memory copies tokens in one
+piece, outside MLX's work. Knows layers and their arrays; not a block's byte layout.
 """
 
 from __future__ import annotations
@@ -69,8 +68,7 @@ class ContiguousMemory:
         tokens: range,
         room: Room | None,
     ) -> ArrivingBody | None:
-        """See `BlockMemory.deferred`. Exports a copy, because the next token overwrites the same
-        arrays."""
+        """See `BlockMemory.deferred`. Copies, because the next token overwrites the arrays."""
         if self._transfers is None or not layers:
             return None
         pieces: list[mx.array] = []
@@ -152,8 +150,7 @@ class ContiguousMemory:
         staging: Staging[KVBuffer],
         length: int,
     ) -> SequenceCache:
-        """Return the cache of a window: the checkpoint's tokens, followed by those of the WINDOW
-        bodies."""
+        """Return a window's cache: the checkpoint's tokens, then those of the WINDOW bodies."""
         layer, tokens = piece.layer, piece.tokens
         keys, values = cast(tuple[StoredArray, StoredArray], piece.tree)
         ranges = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]

@@ -99,8 +99,7 @@ class LentBuffer(KVBuffer):
 
 @dataclass(frozen=True, slots=True)
 class BufferRange:
-    """Tokens `start` to `stop` of a buffer, not copied. A block of a preempted sequence contains
-    one."""
+    """Tokens `start` to `stop` of a buffer, not copied: the content of a block."""
 
     buffer: KVBuffer
     start: int
@@ -139,8 +138,7 @@ Mask = mx.array | str | None
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
-    """Return (n, before + n) booleans: a query sees the keys in its window, up to its own
-    position."""
+    """Return (n, before + n) booleans: a query sees keys in its window up to its position."""
     queries = mx.arange(before, before + n)[:, None]
     keys = mx.arange(before + n)[None]
     mask = queries >= keys
@@ -169,8 +167,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; return all keys and values that they may
-        attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; return all that they may attend to."""
 
     @abstractmethod
     def reserve(self, capacity: int) -> None:
@@ -248,8 +245,7 @@ class FullCache(SequenceCache):
 
     @property
     def keys(self) -> mx.array:
-        """The buffer's keys. Models make other computations depend on them, or the keys on
-        others."""
+        """The buffer's keys. Models make other arrays depend on them, or vice versa."""
         return self.buffer.k
 
     @keys.setter
@@ -313,14 +309,12 @@ class WindowCache(SequenceCache):
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
-        """The arrays to evaluate. Reading this property discards the last result of
-        `update_and_fetch`."""
+        """The arrays to evaluate. Reading it discards `update_and_fetch`'s last result."""
         self._seen = None
         return super().state
 
     def _append_long(self, first: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append more tokens than fit: they attend to all of them, but only the last tokens are
-        kept."""
+        """Append more tokens than fit: attend over all of them, keep only the last ones."""
         old_k, old_v = self.buffer.read(first, self._held)
         seen = KVBuffer(mx.concatenate([old_k, k], axis=2), mx.concatenate([old_v, v], axis=2))
         total = seen.capacity
@@ -389,8 +383,7 @@ class RaggedBatch(Generic[Row]):
         self.chosen_from: RaggedBatch[Row] | None = None  # the batch whose tokens these keys select
 
     def __deepcopy__(self, memo: dict[int, object]) -> RaggedBatch[Row]:
-        """Copy the batch for mlx-lm, which copies a batch to split it. The copies share the
-        rows."""
+        """Copy the batch, sharing its rows, because mlx-lm copies a batch to split it."""
         return RaggedBatch(list(self.rows))
 
     @property
@@ -448,8 +441,7 @@ class RaggedBatch(Generic[Row]):
         return RaggedArray(rows, rows[0].dtype)
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """Return no mask: rows have no padding, and the keys' handle carries the mask of each
-        row."""
+        """Return no mask: rows have no padding, and the keys carry the mask of each row."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""

@@ -163,8 +163,8 @@ class ContiguousLayers:
         length: int,
     ) -> list[KVBlock]:
         """Fill `blocks` with the contents of `caches`, which hold `length` tokens; return the
-        unused blocks. Shrinks buffers to the blocks in use, so that the engine's count of blocks
-        covers all memory."""
+        unused blocks. Shrinks buffers to the blocks in use, so that counting blocks covers all
+        memory."""
         unused: list[KVBlock] = []
         shrunk: list[mx.array] = []
         for layer, cache, mine in zip(self._spec.layers, caches, blocks, strict=True):
@@ -214,8 +214,7 @@ class ContiguousLayers:
         return cut_state(state, length, exclusive=exclusive)
 
     def _check(self, i: int, blocks: AgentBlocks, length: int) -> None:
-        """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`
-        tokens."""
+        """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
         layer_blocks = blocks.blocks_for_layer(i)
         data = [block.layer_data for block in layer_blocks]
         who = f"layer {i} of {blocks.agent_id!r}"
@@ -238,8 +237,7 @@ class ContiguousLayers:
 
 
 def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
-    """Raise CacheReconstructionError unless a layer that holds the tokens `held` can be cut to
-    `length`."""
+    """Raise CacheReconstructionError unless a layer that holds `held` can be cut to `length`."""
     if not earliest_cut(layer, held, held.stop) <= length <= held.stop:
         raise CacheReconstructionError(
             f"{who} holds tokens {held.start} to {held.stop}; cannot cut it to the first {length}"
@@ -247,8 +245,7 @@ def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
 
 
 def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
-    """Return our cache for a layer after `offset` tokens. `buffer` begins with the last `held`
-    tokens."""
+    """Return our cache of a layer after `offset` tokens; `buffer` begins with the last `held`."""
     if layer.kind is LayerKind.SLIDING_WINDOW and layer.window is not None:
         most = (layer.max_blocks or 0) * BLOCK_TOKENS
         return WindowCache(buffer, offset, layer.window, most, held)
@@ -279,8 +276,7 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Divide the tokens among as many blocks as they need; return that number. The blocks share the
-    cache."""
+    """Divide the tokens among the blocks that they need; return the number of these blocks."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:
@@ -293,8 +289,7 @@ def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -
 
 
 def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
-    """Return the state's cache, cut to `length` tokens. Raises CacheReconstructionError if that is
-    impossible."""
+    """Return the state's cache, cut to `length` tokens. May raise CacheReconstructionError."""
     cache = state.cache if exclusive else _copied(state.cache)
     surplus = state.length - length
     if surplus == 0:
@@ -307,8 +302,7 @@ def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
 
 
 def _copied(cache: MlxLmCache) -> MlxLmCache:
-    """Return a cache with the same tokens. Both share arrays of states, which are never written in
-    place."""
+    """Return a cache of the same tokens, sharing arrays of states, which never change in place."""
     if isinstance(cache, ArraysCache):
         other = ArraysCache(len(cache.cache))
         other.cache = list(cache.cache)

@@ -1,8 +1,7 @@
 """The state of mlx-lm's own caches as trees in a checkpoint.
 
 The form of a valid state comes from the model itself: from its caches after one token, which are
-built lazily and never computed. A cache of an unknown class is stored attribute by attribute. Knows
-mlx-lm's cache classes.
+built lazily and never computed. A cache of an unknown class is stored by attributes.
 """
 
 from __future__ import annotations
@@ -69,8 +68,7 @@ def write_state(cache: MlxLmCache) -> Tree:
 
 def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> MlxLmCache:
     """Rebuild the cache that `write_state` wrote after `length` tokens, from a new cache, `empty`.
-    `tree` has the form `expected`. Raises CacheReconstructionError if the numbers in `tree` are
-    contradictory."""
+    `tree` has the form `expected`. Raises CacheReconstructionError if it is contradictory."""
     name, state = cast(tuple[str, Tree], tree)
     if name not in _KNOWN:
         return _with_attributes(empty, cast(list[tuple[str, Tree]], state), length)
@@ -80,8 +78,7 @@ def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> Ml
 
 
 def class_name(cache: object) -> str:
-    """Return the name of the cache's class. Raises UnsupportedModelError if the class is
-    unknown."""
+    """Return the name of the cache's class. Raises UnsupportedModelError if it is unknown."""
     name = type(cache).__name__
     if _KNOWN.get(name, type(cache)) is not type(cache) or not hasattr(cache, "__dict__"):
         raise UnsupportedModelError(f"cannot store a {name} in a checkpoint")
@@ -141,8 +138,7 @@ def _loaded(tree: Tree) -> object:
 
 
 def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
-    """Raise CacheReconstructionError unless the numbers in `state` match its arrays and
-    `length`."""
+    """Raise CacheReconstructionError unless numbers in `state` match its arrays and `length`."""
     if name in _ATTENDS:
         keys, values, offset, *rest = cast(Sequence[Tree], state)
         held = _tokens(keys)

@@ -17,8 +17,7 @@ import mlx.core as mx
 
 class RaggedArray(mx.array):
     """An array whose row i is `rows[i]`, (1, heads, tokens, dim). A subclass of MLX's array,
-    because its operators accept nothing else, and Python tries a subclass's reflected operator
-    first."""
+    because its operators accept nothing else and yield to a subclass's reflected ones."""
 
     rows: tuple[mx.array, ...]
 
@@ -31,9 +30,8 @@ class RaggedArray(mx.array):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Like any array's shape, but if rows differ in length, the length is an array of all of
-        them, (batch,) int32, for models' positions; such an array raises an error in a
-        condition."""
+        """Like any array's, but if rows differ in length, with an array of lengths, (batch,) int32,
+        for models' positions, which raises an error in a condition."""
         sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
         return cast(tuple[int, ...], (len(self.rows), *merged))
@@ -58,8 +56,8 @@ class RaggedArray(mx.array):
         return self.each(lambda row: row / cast(float, divisor), self.dtype)
 
     def __matmul__(self, right: mx.array) -> mx.array:
-        """Multiply row by row. The result is dense, because the sum runs over the axis in which
-        rows differ."""
+        """Multiply row by row. The result is dense: the sum runs over the axis where rows
+        differ."""
         if not isinstance(right, RaggedArray):
             return NotImplemented
         return mx.concatenate([product(*pair) for pair in zip(self.rows, right.rows, strict=True)])
@@ -71,9 +69,8 @@ class RaggedArray(mx.array):
 
 
 def product(left: mx.array, right: mx.array) -> mx.array:
-    """Return `left @ right`. If each head has one token and heads share the right side, one product
-    computes all heads. `left` is (..., heads, n, width), `right` is (..., heads or 1, width,
-    columns)."""
+    """Return `left @ right`. If heads of one token share the right side, one product computes all.
+    `left` is (..., heads, n, width), `right` is (..., heads or 1, width, columns)."""
     if left.shape[-2] > 1 or right.shape[-3] > 1:
         return left @ right
     return mx.expand_dims(left.squeeze(-2) @ right.squeeze(-3), -2)

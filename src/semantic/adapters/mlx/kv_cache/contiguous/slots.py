@@ -3,8 +3,7 @@
 On a CPU, a step over short contexts takes as long as it has operations. Rows of similar capacity
 share an array, token i at index i of a slot, and their attention is one operation with a mask. A
 leaving row takes its tokens along and frees its slot. Large rows, for which the number of
-operations does not matter, keep separate buffers. Supports full attention only. Knows nothing about
-devices or requests.
+operations does not matter, keep separate buffers. Full attention only.
 """
 
 from __future__ import annotations
@@ -30,28 +29,25 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, 
 from semantic.domain.value_objects import whole_blocks
 
 LARGEST_ROW = 1 << 20
-"""A row with more bytes than this in one layer stays apart, because copies and padding would cost
-more than operations."""
+"""A row with more bytes in one layer stays apart: copies and padding cost more than operations."""
 
 MOST_PADDING = 1.5
-"""The most capacity of an array, relative to its rows' capacity, because a pool's budget does not
-count padding."""
+"""The most capacity of an array, relative to its rows': a pool's budget does not count padding."""
 
 MOST_UNSEEN = 512 << 10
 """How many bytes in a layer a row may be shorter than the longest row in its array. MLX reads about
 that much in the time that the operations for another part would take."""
 
 _ROOM = 64
-"""Tokens of room for growth in a slot, unless the row has reserved less. A full array must be
-copied."""
+"""Tokens of room for growth in a slot, unless the row has reserved less: full arrays are copied."""
 
 _WAITING = 8
 """All rows move to new arrays once more than one in this many rows waits for a slot."""
 
 
 class Division:
-    """Which rows of a batch compute together: `parts` are lists of row numbers, and every row is in
-    one part. A part may also contain None, for a result to discard."""
+    """The rows of a batch that compute together: `parts` are lists of row numbers, and every row is
+    in one part. A part may also contain None, for a result to discard."""
 
     def __init__(self, parts: Sequence[Sequence[int | None]]) -> None:
         self._ends = list(itertools.accumulate(map(len, parts)))[:-1]
@@ -205,8 +201,7 @@ class Slots:
         return KVBuffer(self.k[one], self.v[one])
 
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Append one token to each slot; return the keys and values to attend to, and the mask for
-        them."""
+        """Append one token to each slot; return the keys and values to attend to, and a mask."""
         step = _steps(tuple(0 if row is None else row.offset for row in self.rows), k.dtype)
         self._step = step
         self.k = mx.put_along_axis(self.k, step.at, k, axis=2)
@@ -359,8 +354,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _Step:
-    """Where a step writes, (slots, 1, 1, 1), and a mask of what its queries see. The same in all
-    layers."""
+    """Where a step writes, (slots, 1, 1, 1), and what its queries see; equal in all layers."""
 
     at: mx.array
     mask: mx.array | None
@@ -396,8 +390,7 @@ def _step(offsets: tuple[int, ...], dtype: mx.Dtype) -> _Step:
 
 
 def _groups(rows: Sequence[FullCache]) -> list[list[FullCache]]:
-    """Group the rows that should share an array: rows whose lengths and capacities differ
-    little."""
+    """Group the rows that should share an array: lengths and capacities differ little."""
     groups: list[list[FullCache]] = []
     for row in sorted(filter(_small, rows), key=lambda row: row.offset, reverse=True):
         if groups and _fits(row, groups[-1]):
@@ -416,8 +409,7 @@ def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
 
 
 def _capacity(rows: Sequence[FullCache]) -> int:
-    """Return how many tokens each slot for `rows` should hold: as many as reserved, within the
-    limit on padding."""
+    """Return the tokens per slot for `rows`: as many as reserved, within the limit on padding."""
     reserved = [_reserved(row) for row in rows]
     return min(max(reserved), int(MOST_PADDING * sum(reserved) / len(reserved)))
 

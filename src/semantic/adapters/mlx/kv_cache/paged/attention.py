@@ -71,8 +71,7 @@ class PrefillChunk(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """The keys and values to which a chunk attends. Evaluating `done` writes the chunk to its
-    pages."""
+    """The keys and values to which a chunk attends. Evaluating `done` writes the chunk."""
 
     k: mx.array
     v: mx.array
@@ -100,8 +99,7 @@ class PortableAttention:
     """A `PagedAttention` in MLX's operations."""
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """See `PagedAttention.attend`. Does not need `after`, because MLX sees these writes to the
-        pool."""
+        """See `PagedAttention.attend`. Needs no `after`, because MLX sees these writes."""
         results = []
         q, k, v = plain(step.q), plain(step.k), plain(step.v)
         pool, layer = step.pool, step.layer

@@ -32,8 +32,7 @@ _MOST_WAVES = 4
 
 @dataclass(frozen=True, slots=True)
 class RowPages:
-    """A sequence's next position and its page table, which is a ring of `ring` pages if it has a
-    window."""
+    """A sequence's next position and page table, a ring of `ring` pages if there is a window."""
 
     position: int
     pages: Sequence[int]
@@ -51,8 +50,7 @@ class RowPages:
 
     @property
     def capacity(self) -> int | None:
-        """The position below which all positions have a page; None for a full ring, where all have
-        one."""
+        """All positions below this have a page; None for a full ring, where all positions do."""
         if self.ring is not None and len(self.pages) >= self.ring:
             return None
         return len(self.pages) * BLOCK_TOKENS
@@ -60,14 +58,12 @@ class RowPages:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """Items of work, each ITEM_INTS of the `numbers`, followed by the page indices to which they
-    refer.
+    """Items of work, each ITEM_INTS of the `numbers`, then the page indices to which they refer.
 
     An item consists of: its first row, first position, the position after its last, the index in
-    `numbers` of its first page, the number of the first row's first result, the number of items of
-    each of its rows, its own index among them, and its number of rows. An item has one result for
-    each of its rows; `spans` has each row's first result and number of results. Valid for `steps`
-    steps.
+    `numbers` of its first page, the number of the first row's first result, each of its rows'
+    number of items, its index among them, and its number of rows. It has one result per row;
+    `spans` has each row's first result and number of results. Valid for `steps` steps.
     """
 
     numbers: list[int]
@@ -78,9 +74,8 @@ class SplitPlan:
 
 
 def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
-    """Return how many tokens per item finish soonest on a device that runs `at_once` items in
-    parallel. Items run all at once or in a few full waves, whichever has the shorter critical
-    path."""
+    """Return the tokens per item that finish soonest on a device that runs `at_once` items at once.
+    They run together or in a few full waves, whichever has the shorter critical path."""
     firsts = [row.first for row in rows]
     lengths = [row.position + 1 - first for row, first in zip(rows, firsts, strict=True)]
     longest, total = max(lengths), sum(lengths)
@@ -139,9 +134,9 @@ def plan_split(
 
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
-    """Join runs of up to `most` consecutive positions of one sequence; return the runs and their
-    lengths. A run has the position of its last token and a window that begins with the window of
-    its first token."""
+    """Join up to `most` consecutive positions of a sequence to runs; return these and their
+    lengths. A run has its last token's position, and a window that begins with its first token's
+    window."""
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:
@@ -161,7 +156,7 @@ RowSize = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What each thread group reads in the steps before `until`; see `SplitPlan`. Invalid once the
+    """The reads of each thread group in the steps before `until`; see `SplitPlan`. Invalid once the
     pages of its pool have moved more than `moves` times."""
 
     n_items: int
@@ -225,8 +220,7 @@ class BatchMetadata:
         return known[1]
 
     def plan(self, kind: int, step: int, at_once: int) -> StepPlan:
-        """Return the plan of a step for the layers of a kind. Allocates pages for the step's
-        tokens."""
+        """Return a step's plan for a kind's layers. Allocates pages for the step's tokens."""
         known = self._plans.get(kind)
         if known is None or step >= known.until or known.moves != self._moves(kind):
             rows = self.rows(kind, step)
@@ -296,8 +290,7 @@ class MetadataCache:
         self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
 
     def get(self, sequences: Sequence[PagedSequence], lengths: Sequence[int]) -> BatchMetadata:
-        """Return the metadata for these sequences: the same object as last time if it is still
-        right."""
+        """Return the metadata for these sequences: the last object again if it is still right."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
             last = BatchMetadata(tuple(sequences), tuple(lengths), self._size)

@@ -306,7 +306,7 @@ class PagePool:
         mx.synchronize()
         with self._moving:
             if not self.n_used:
-                self._data = None  # first: there may be no room for both the old and the new array
+                self._data = None  # first: memory may not hold both the old and the new array
                 with self._lock:
                     self._free.clear()
             first = self.n_pages
