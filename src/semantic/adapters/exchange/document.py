@@ -182,8 +182,8 @@ def _require_order(bodies: Sequence[BodyEntry]) -> None:
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:
-    """Raise InvalidRequestError unless a part's bodies have equal bytes per token. Ignores
-    checkpoints."""
+    """Raise InvalidRequestError unless bodies of a part, except checkpoints, have equal bytes per
+    token."""
     per_token: dict[Part, tuple[int, int]] = {}
     for body in bodies:
         if body.part is Part.CHECKPOINT:

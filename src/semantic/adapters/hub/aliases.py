@@ -86,7 +86,7 @@ def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | Non
 
 
 def remove_alias(name: str, file: Path | None = None) -> bool:
-    """Remove `name`; return False if it is no alias. Raises the same errors as `set_alias`."""
+    """Remove an alias; return False if it is missing. Raises the same errors as `set_alias`."""
 
     def change(document: TOMLDocument) -> bool:
         tables = [document[table] for table in _TABLES if table in document]
@@ -144,8 +144,7 @@ def _read_text(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock on the folder of `path`, creating the folder if needed, so that programs change
-    the file one after another."""
+    """Hold a lock on the folder of `path`, creating it if needed, so that programs take turns."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)

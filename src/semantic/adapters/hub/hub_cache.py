@@ -33,9 +33,8 @@ _MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model in the cache, in the revision that its hub id loads. `n_bytes` counts all its
-    revisions, `unfinished_bytes` its unfinished downloads. `used_at` is its last use, in
-    seconds."""
+    """A cached model, in the revision that its hub id loads. `n_bytes` counts all its revisions,
+    `unfinished_bytes` its unfinished downloads. `used_at` is its last use, in seconds."""
 
     hub_id: str
     folder: Path

@@ -73,9 +73,9 @@ def own_memory() -> int:
 def spare_memory() -> int | None:
     """Return the bytes still available to the process; None if the system does not report them.
 
-    On Linux, the minimum of the available memory and of the room below each control group's limit,
-    where memory that the system can drop counts as free. On macOS, None unless the system warns of
-    memory pressure.
+    On Linux, the minimum of the available memory and the room below each control group's limit;
+    memory that the system can drop counts as free. On macOS, None unless the system warns of memory
+    pressure.
     """
     if sys.platform == "darwin":
         return spare_under_pressure(_pressure_level())
@@ -88,9 +88,8 @@ def spare_memory() -> int | None:
 
 
 def spare_under_pressure(level: int) -> int | None:
-    """Return the bytes available at a level of macOS' memory pressure: None (no bound) if it is
-    normal, a sixteenth of the memory after a warning, where only caches are at stake, and 0 if
-    critical."""
+    """Return the bytes available at a level of macOS' memory pressure: None (no bound) at normal, a
+    sixteenth of the memory at a warning, where only caches are at stake, 0 at critical."""
     if level >= _CRITICAL:
         return 0
     return physical_memory() // _WARNED_PART if level >= _WARNING else None

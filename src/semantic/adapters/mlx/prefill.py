@@ -23,8 +23,7 @@ from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_si
 from semantic.domain.errors import BackendError
 
 _MOST_ROWS = 512
-"""The most prompt tokens of a sequence to compute as rows of a batch; above this a chunk is
-faster."""
+"""The most prompt tokens of a sequence to compute as rows; above this a chunk is faster."""
 
 
 @dataclass(slots=True)
@@ -46,8 +45,7 @@ class Prefill:
     methods without a docstring see `BatchBackend`."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
-        """From the first `reusable` tokens on, keys depend on the prompt's chunks; None if they
-        never do."""
+        """After `reusable` tokens, keys depend on the prompt's chunks; None if they never do."""
         self._model = model
         self._reusable = reusable
 
@@ -94,8 +92,7 @@ class Prefill:
         mx.eval([cache.state for cache in prompt.caches])
 
     def _compute_whole_chunks(self, prompt: Prompt, tokens: Sequence[int], reusable: int) -> None:
-        """Compute tokens after the first `reusable` in mlx-lm's chunks, each once the chunk is
-        full."""
+        """Compute tokens after the first `reusable` in mlx-lm's chunks, once these are full."""
         start = prompt.length - len(prompt.late)
         waiting = [*prompt.late, *tokens]
         while waiting:
@@ -124,8 +121,7 @@ class _PagedPrefill(Prefill):
 
 
 class RowPrefill(_PagedPrefill):
-    """Prefill of few tokens as rows of a batch, and of longer chunks with padding, so shapes
-    recur."""
+    """Prefill of few tokens as rows, and of longer chunks, padded so that shapes recur."""
 
     def joins(self, prompt: Prompt, n_tokens: int) -> bool:
         return self._are_rows(prompt, n_tokens, self._pages.costs.joined)

@@ -53,8 +53,7 @@ class HostAllocator(Protocol):
 
 class CopyDriver(HostAllocator, Protocol):
     """One device. Any thread may call everything except `address`. A copy has finished when the
-    call returns. Raises MemoryError if host memory is short, and RuntimeError if the device
-    fails."""
+    call returns. Raises MemoryError if host memory is short, RuntimeError if the device fails."""
 
     def address(self, array: mx.array) -> int:
         """Return the device address of the first byte of an evaluated, contiguous array. Only MLX's
@@ -68,12 +67,10 @@ class CopyDriver(HostAllocator, Protocol):
         """Undo `pin`."""
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
-        """Copy rows from a place on the device to host memory, which need not come from
-        `allocate`."""
+        """Copy rows from a place on the device to host memory, from `allocate` or elsewhere."""
 
     def to_device(self, device: int, host: int, rows: Rows) -> None:
-        """Copy rows from host memory, which need not come from `allocate`, to a place on the
-        device."""
+        """Copy rows from host memory, from `allocate` or elsewhere, to a place on the device."""
 
 
 def address_of(data: bytes | memoryview) -> int:
@@ -100,9 +97,8 @@ class HostMemory:
         self._lock = threading.RLock()  # garbage collection may return memory at any point
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with arbitrary content, which is reused after its last view is
-        gone. Returns slower memory if the system has no more of the fast kind. Raises
-        MemoryError."""
+        """Return memory of `n_bytes` with arbitrary content, reused after its last view is gone.
+        The memory is slower once the fast kind runs out. Raises MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
             free = self._free[size]

@@ -54,8 +54,7 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches of the first rows that compute together, by layer; callers may replace
-        them."""
+        """The caches of the first rows that compute together, by layer. Callers may replace one."""
         return self._groups[0].layers if self._groups else []
 
     @property
@@ -126,8 +125,7 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""Takes a rank's sampled tokens, (rows,), and returns the same ones on all ranks, as MLX's
-graph."""
+"""Takes a rank's sampled tokens, (rows,), and returns equal tokens on all ranks, lazily."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""

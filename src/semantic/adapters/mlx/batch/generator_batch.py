@@ -139,8 +139,7 @@ class GeneratorBatch:
             self._sequences[uid] = one.sequence
 
     def settle(self) -> None:
-        """See `DecodeBatch.settle`. Nothing to do: a step is launched before the last one is
-        read."""
+        """See `DecodeBatch.settle`. Nothing to do: a step is launched before it is read."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         """See `DecodeBatch.in_flight`. The generator does not reveal this token."""

@@ -24,8 +24,7 @@ _running: list[Popen[bytes]] = []
 
 
 def begin() -> None:
-    """Start a process for each kernel that the folder lacks, if there is a folder and a CUDA
-    device."""
+    """With a folder and a CUDA device, start a process for each kernel that the folder lacks."""
     from semantic.adapters.mlx.device import on_cuda  # the processes do not need it
 
     folder = os.environ.get(_FOLDER)

@@ -77,7 +77,7 @@ def compute(
 ) -> tuple[mx.array, mx.array]:
     """Like mlx-lm's `gated_delta_ops`: results, (rows, tokens, v_heads, v_dim), and new states.
 
-    `q` and `k` are (rows, tokens, k_heads, k_dim), `v` is (rows, tokens, v_heads, v_dim). `g` and
+    `q` and `k` are (rows, tokens, k_heads, k_dim), `v` (rows, tokens, v_heads, v_dim). `g` and
     `beta` are (rows, tokens, v_heads); `g` may be (..., k_dim). States are (rows, v_heads, v_dim,
     k_dim).
     """

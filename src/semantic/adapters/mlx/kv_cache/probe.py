@@ -135,8 +135,7 @@ class LogitsProbe:
             yield LogitsProbe(self.model, self.decoding, self.agree) if changed else None
 
     def computing(self) -> Slices[bool]:
-        """Return whether the model can compute single sequences at all. Yields after each forward
-        pass."""
+        """Return whether the model computes single sequences. Yields after each forward pass."""
         try:
             self._alone = yield from _solo(self.model)
         except _NOT_AN_ARRAY:
@@ -152,9 +151,8 @@ class LogitsProbe:
         return self._yardstick_of("unpadded" if padded else "padded")
 
     def _yardstick_of(self, batch: _Batch) -> float:
-        """Return the yardstick of mlx-lm's own batch, measured only once. The batch is one that
-        pads, one of sequences of equal length (`unpadded`), or `copies` of one sequence, prefilled
-        together."""
+        """Return the yardstick of mlx-lm's own batch, measured once: a batch that pads, one of
+        sequences of equal length (`unpadded`), or `copies` of one sequence, prefilled together."""
         if batch not in self._yardsticks:
             try:
                 self._yardsticks[batch] = _most_rounded(self._differences_of(batch))
@@ -278,8 +276,7 @@ class _Recorder(PortableAttention):
 def _solo(
     model: Module, prompts: _Prompts = _PROMPTS, *, copies: int = 1
 ) -> Slices[list[mx.array]]:
-    """Return each step's logits, (2, vocab), computing each sequence alone with mlx-lm's own
-    caches."""
+    """Return each step's logits, (2, vocab), of each sequence alone with mlx-lm's own caches."""
     by_sequence: list[list[mx.array]] = []
     for row, prompt in enumerate(prompts):
         caches = make_prompt_cache(model)
@@ -352,8 +349,7 @@ def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[f
 
 
 def _most_rounded(differences: Sequence[float]) -> float:
-    """Return the rounding bound if mlx-lm's batch has these differences; 0 if that batch is
-    wrong."""
+    """Return the rounding bound if mlx-lm's batch differs like this; 0 if that batch is wrong."""
     theirs = _without_strays(differences)
     return min(_TIMES_MLX_LM * theirs, _MOST_ROUNDED) if theirs <= _MOST_ROUNDED else 0.0
 

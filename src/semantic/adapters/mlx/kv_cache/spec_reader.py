@@ -45,8 +45,7 @@ def read_spec(model: Module) -> ModelCacheSpec:
 
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
-    """Return the shape of each layer's keys and values; None for layers with another kind of
-    state."""
+    """Return the shape of each layer's keys and values; None for layers with another state."""
     return [
         _shape(cache) if _kind(i, cache) is not LayerKind.STATE else None
         for i, cache in enumerate(trace(model, 1))

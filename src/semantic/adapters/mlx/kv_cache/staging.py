@@ -55,8 +55,7 @@ class Staging(Generic[MemoryT]):
             raise CacheReconstructionError(f"{length} tokens came without a checkpoint")
 
     def require_window(self, tokens: range) -> None:
-        """Raise CacheReconstructionError unless WINDOW bodies with these tokens have been
-        loaded."""
+        """Raise CacheReconstructionError unless WINDOW bodies with these tokens are loaded."""
         found = self.window_tokens
         if not found.start <= tokens.start < tokens.stop <= found.stop:
             raise CacheReconstructionError(
@@ -103,8 +102,7 @@ def blocks_in(tokens: range) -> int:
 
 
 def require_block(length: int, part: Part, start: int, stop: int) -> None:
-    """Raise BackendError unless positions `start` to `stop` are in one block of the first `length`
-    tokens."""
+    """Raise BackendError unless positions `start` to `stop` are in one block before `length`."""
     if part is Part.CHECKPOINT:
         raise BackendError("a checkpoint is not a block; expected part FULL or WINDOW")
     if not 0 <= start < stop <= whole_blocks(start + 1):

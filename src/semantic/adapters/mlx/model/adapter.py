@@ -29,8 +29,7 @@ Kind = Literal["lora", "dora", "full"]
 
 _MAX_CONFIG_BYTES = 1 << 20
 _LARGEST_NUMBER = 1e30
-"""Even below this limit a product can be infinite in fp32; the engine notices as with any
-weights."""
+"""A smaller number can still overflow fp32 in a product; the engine notices as with any weights."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _HALF = (mx.float16, mx.bfloat16)
 _ELSEWHERE = {
@@ -81,8 +80,8 @@ def read_adapter(folder: Path) -> Adapter:
 
 def apply_adapter(model: Module, adapter: Adapter) -> Module:
     """Return `model` with the adapter applied, without computing anything. The result shares all
-    other arrays with `model`, which does not change. Raises ModelNotFoundError if the adapter is
-    for another model."""
+    other arrays with `model`, which does not change. Raises ModelNotFoundError if it does not
+    fit."""
     replaced = {name.rpartition(".")[0] for name in adapter.shapes}
     adapted = share(model, replaced if adapter.kind == "full" else ())
     base = arrays_of(adapted)

@@ -38,8 +38,7 @@ _GENERATION_CONFIG = "generation_config.json"
 _CONTEXT_FIELD = "max_position_embeddings"
 _MAX_CONFIG_BYTES = 1 << 22
 _MAX_LAYERS = 2048
-"""More layers than any model has. Limited because configurations are untrusted and building a model
-takes time."""
+"""More layers than any model has: configurations are untrusted, and building takes time."""
 
 _MAX_VOCABULARY = 1 << 31
 
@@ -64,8 +63,7 @@ class ModelDescription:
     """The demands of a model on this device.
 
     `context_tokens`, None if unknown, and `vocab_size`, the default limit on token ids, come from
-    the configuration. `weights_bytes` is the size of the weights in memory. `adapter` is the
-    model's adapter.
+    the configuration. `weights_bytes` is the size of the weights in memory.
     """
 
     model_type: str
@@ -262,8 +260,7 @@ def read_context(model: object) -> int | None:
 
 
 def read_sampling(folder: Path) -> SamplingParams:
-    """Return the default sampling in `generation_config.json`; greedy if it is missing or
-    invalid."""
+    """Return the default sampling in `generation_config.json`; greedy if missing or invalid."""
     try:
         given = json.loads((folder / _GENERATION_CONFIG).read_text())
     except (OSError, ValueError, RecursionError):

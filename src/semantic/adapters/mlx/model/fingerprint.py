@@ -36,8 +36,7 @@ _CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A state that changes whenever the file's content does: a program cannot set `ctime_ns`
-    back."""
+    """A state that changes whenever the content does: a program cannot set `ctime_ns` back."""
 
     device: int
     inode: int
@@ -53,8 +52,7 @@ class FileState:
 
     @property
     def settled(self) -> bool:
-        """True if every later change is certain to change the state: file system clocks can be
-        coarse."""
+        """True if every later change surely changes the state: file system clocks can be coarse."""
         return time.time_ns() - self.ctime_ns > _CLOCK_NS
 
     @property
@@ -117,8 +115,7 @@ class DigestCache:
 
 
 def _read(path: Path) -> bytes:
-    """Return the contents of a regular file of this user. Raises OSError or ValueError for any
-    other file."""
+    """Return the contents of a regular file of this user. Raises OSError or ValueError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
@@ -207,9 +204,8 @@ def is_fingerprint(model_id: str) -> bool:
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
-    """Return the state of each file that the fingerprint covers, by name. If the states before and
-    after loading and hashing are the same, the fingerprint belongs to this model. Raises
-    OSError."""
+    """Return the state of each file that the fingerprint covers, by name. Equal states before and
+    after loading and hashing mean that the fingerprint is this model's. Raises OSError."""
     return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
 
 
@@ -236,8 +232,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files with the model's weights, as listed in its index.
 
     Without an index, or if none of its files exists: `model.safetensors`, else all files whose
-    names begin like it. Raises OSError if the index is malformed, or if some of its files are
-    missing.
+    names begin like it. Raises OSError if the index is malformed, or some of its files are missing.
     """
     index, alone = folder / _INDEX, folder / _ALONE
     named = [folder / name for name in _names_in(index)] if index.is_file() else []
@@ -264,8 +259,7 @@ def _names_in(index: Path) -> list[str]:
 @contextlib.contextmanager
 def only_weights(folder: Path) -> Iterator[Path]:
     """Yield a folder in which the files `model*.safetensors` are exactly the model's weights:
-    `folder` itself, or a temporary folder with links to its files. Raises the same errors as
-    `weight_files`."""
+    `folder`, or a temporary folder of links. Raises the same errors as `weight_files`."""
     used = weight_files(folder)
     if used == sorted(folder.glob(f"model*{_WEIGHTS}")):
         yield folder

@@ -2,8 +2,7 @@
 
 A decode step of a few sequences is limited by the number of kernels, not by their work. The given
 model still computes the same, and its weights become views of the joined weights, so no weight
-exists twice. Depends only on the names of mlx-lm's layers. Computes layers whose inputs turn out to
-differ separately.
+exists twice. Depends only on the names of mlx-lm's layers.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of a module that get the same input."""
 
 MOST_ROWS = 256
-"""The most tokens for which layers join: more tokens fill a device, and the parts of a joined
-product are not contiguous."""
+"""The most tokens for which layers join: more fill a device, and joined results are not
+contiguous."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
 def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
-    """Return a model that computes the same with joined products and shares the weights of
-    `model`."""
+    """Return a model that computes the same with joined products, sharing `model`'s weights."""
     return _copied(model, {}, names)
 
 
@@ -96,8 +94,7 @@ class Product:
 
 
 class _Takes(Module):
-    """A linear layer that takes its result from a joined product. Precedes mlx-lm's class in the
-    bases."""
+    """A linear layer that takes its result from a joined product. Comes before mlx-lm's class."""
 
     product: Product
     number: int

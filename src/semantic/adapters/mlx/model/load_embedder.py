@@ -105,8 +105,7 @@ def read_length(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> object:
-    """Return the JSON in a file; None if there is no file. Raises UnsupportedModelError if it is
-    not JSON."""
+    """Return the JSON in a file; None if there is no file. Raises UnsupportedModelError."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UnsupportedModelError(f"{path} is longer than {_MAX_BYTES} bytes")
@@ -205,8 +204,7 @@ class DecoderRun:
 
 def states_of(model: Module) -> States:
     """Return the function that computes the states from which a model computes its logits, after
-    its last norm. Raises UnsupportedModelError unless the model's logits do come from these
-    states."""
+    its last norm. Raises UnsupportedModelError if its logits come from others."""
     inner = cast("States | None", getattr(model, "model", None))
     head = cast("Callable[[mx.array], mx.array] | None", getattr(model, "lm_head", None))
     embedding = getattr(inner, "embed_tokens", None)

@@ -132,17 +132,14 @@ class Weights:
 
 
 _WEIGHTS = "_semantic_weights"
-"""A model's attribute that refers to its `Weights`, so that these live as long as any model that
-shares them."""
+"""A model's attribute for its `Weights`, so that these live as long as a model that shares them."""
 
 
 class MLXModelProvider:
-    """A `ModelProviderPort`. Models from the same files share their weights while one of them
-    lives.
+    """A `ModelProviderPort`. Living models from the same files share their weights.
 
     With `any_chip`, model ids do not depend on this machine's chip; see `fingerprint`. With
-    `ranks`, it loads this rank's shard: a `LeadingBackend` on rank 0, elsewhere a backend for
-    `follow`.
+    `ranks`, it loads a shard: a `LeadingBackend` on rank 0, elsewhere one for `follow`.
     """
 
     def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
@@ -190,8 +187,7 @@ class MLXModelProvider:
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """Return the weights in `folder`, of at most `max_bytes`. Reads them unless they are in
-        memory."""
+        """Return the weights in `folder`, of at most `max_bytes`. Reads them only once."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
@@ -249,8 +245,7 @@ def reading_model(
 
 def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str]]:
     """Apply the adapter in `folder` to `model`, whose fingerprint is `name`, in slices. Returns a
-    model that shares the weights of `model`, and that model's fingerprint. Raises
-    ModelNotFoundError."""
+    model that shares `model`'s weights, and its fingerprint. Raises ModelNotFoundError."""
     files = adapter_files(folder)
     adapter = read_adapter(folder)
     with (

@@ -69,8 +69,7 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Return a digest of the source code of a module's layers and of its model without the output
-    layer."""
+    """Return a digest of the source of a module's layers and its model without the output layer."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
@@ -300,8 +299,7 @@ class _Stepped(Module):
 
 
 def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
-    """Return whether this is a decode step of a batch: the positions in all its caches are
-    arrays."""
+    """Return whether this is a decode step of a batch: all caches have arrays of positions."""
     one = inputs.shape[1] == 1 and inputs.shape[0] <= MOST_ROWS
     return one and isinstance(caches[0].offset, mx.array)
 
@@ -323,8 +321,7 @@ def _layer_of(block: Module, module: ModuleType, add_in_product: bool) -> _Layer
 
 
 def _add_ones(inner: Module) -> None:
-    """Replace Gemma's norms, which add one to their weights in each step, by norms that need
-    not."""
+    """Replace Gemma's norms, which add one to their weights in each step, in advance."""
     for module in cast("Callable[[], list[Module]]", inner.modules)():
         for name, norm in module.items():
             if type(norm) is gemma3_text.RMSNorm:

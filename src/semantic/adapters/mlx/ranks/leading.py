@@ -68,8 +68,7 @@ _LENGTH_BYTES = 8
 
 
 class Held:
-    """Rank 0's data of a block. The other ranks keep their data under `key` while this object
-    lives."""
+    """Rank 0's data of a block. Other ranks keep theirs under `key` while this object lives."""
 
     __slots__ = ("__weakref__", "data", "key")
 
@@ -175,8 +174,7 @@ class LeadingBackend(MLXBackend):
         self.ranks.links.before_end.append(call)
 
     def abandon(self) -> None:
-        """See `MLXBackend.abandon`. Ends the process: the other ranks have no engine to build
-        again."""
+        """See `MLXBackend.abandon`. Ends the process: other ranks cannot build anew."""
         self.ranks.links.end("the engine failed")
 
     def set_aside(self, n_bytes: int) -> None:
@@ -320,7 +318,7 @@ class LeadingBackend(MLXBackend):
 
     @contextmanager
     def _announced(self, op: Op, *ints: int, data: Sequence[bytes] = ()) -> Iterator[int]:
-        """Make the other ranks make a call, each with its own `data`, while rank 0 makes it in the
+        """Announce a call to the other ranks, each with its `data`; rank 0 makes it in the
         block."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
@@ -335,8 +333,7 @@ class LeadingBackend(MLXBackend):
             self._outcomes.succeeded(number)
 
     def _send_freed(self) -> None:
-        """Let the other ranks free data to which nothing refers any more. Any thread may call
-        it."""
+        """Let the other ranks free data without references. Any thread may call it."""
         for op, numbers in self._unused.items():
             freed: list[int] = []
             with suppress(IndexError):
@@ -347,7 +344,7 @@ class LeadingBackend(MLXBackend):
                     channel.send(Frame(op, 0, freed))
 
     def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
-        """Return futures for the parts that other ranks will send, or write to `room`, in the next
+        """Return futures for the parts that others will send, or write to `room`, in the next
         call."""
         arriving: list[Future[Data]] = []
         for channel in self.ranks.links.channels:
@@ -378,15 +375,13 @@ class LeadingBackend(MLXBackend):
                 self._outcomes.failed_there(frame.number, rank, frame.text)
 
     def _give_up(self) -> None:
-        """Make all futures fail, because nothing arrives any more and a store that waits must
-        continue."""
+        """Make all futures fail, so that a store stops waiting: nothing arrives any more."""
         for arriving in list(self._arriving.values()):
             with suppress(InvalidStateError):
                 arriving.data.set_exception(OSError(errno.EIO, "lost a rank"))
 
     def _split(self, checkpoint: bytes) -> list[bytes]:
-        """Return the parts of a checkpoint, by rank. Raises CacheReconstructionError if it has
-        other parts."""
+        """Return the parts of a checkpoint, by rank. Raises CacheReconstructionError."""
         parts: list[bytes] = []
         at = 0
         while at < len(checkpoint):

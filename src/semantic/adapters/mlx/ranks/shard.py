@@ -68,8 +68,7 @@ def require_same(found: Sequence[bytes], what: str) -> None:
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _LATENT = "kv_lora_rank"
-"""A field of models whose heads share one latent of keys and values, which every rank keeps
-whole."""
+"""A field of models whose heads share one latent of keys and values; every rank keeps it whole."""
 
 _WITHOUT_GRADIENTS: Mapping[type[Module], type[Module]] = {
     AllToShardedLinear: Linear,
@@ -103,8 +102,7 @@ def shard_model(model: Module, ranks: Ranks) -> None:
 def shared_name(name: str, files: str, ranks: Ranks) -> str:
     """Return the id of the model that all `ranks` compute together; `name` is its id on this
     machine. The id covers how every rank rounds, their order and their transport. Raises
-    BackendError, on every rank, if `files` differs: it identifies what all ranks must have in
-    common."""
+    BackendError, on every rank, if `files`, which names what all must have in common, differs."""
     require_same(ranks.gather(digest("files-v1", files.encode())), "model, mlx or kind of device")
     names = ranks.gather(digest("rank-v1", name.encode()))
     kind = name[: name.rindex(":") + 1]

@@ -2,8 +2,7 @@
 
 On one machine, parts move through host memory that rank 0 allocates and the other ranks map. The
 memory is reused, because pinning new memory stalls a device. Linux only: other systems have no
-unnamed shared memory, so ranks send the parts. Knows bodies and frames; does not know which backend
-call needs them.
+unnamed shared memory, so ranks send the parts. Does not know which call needs the bodies.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class MappedMemory:
         self._rooms: dict[int, Future[Sequence[int]]] = {}
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece and close its `descriptor`. If mapping fails, `view` raises an error
-        later."""
+        """Map a piece and close its `descriptor`. If that fails, `view` raises an error later."""
         with suppress(OSError):
             self._pieces[number] = map_piece(descriptor, n_bytes), n_bytes
         os.close(descriptor)
@@ -85,8 +83,7 @@ class MappedMemory:
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait until rank 0 says where to put a body of `n_bytes`; None to send it. Raises
-        RuntimeError."""
+        """Wait for rank 0's place for a body of `n_bytes`; None: send it. Raises RuntimeError."""
         where = self._room(call).result()
         if not where:
             return None
@@ -129,8 +126,7 @@ class SharedMemory:
     """Host memory of rank 0 in numbered pieces that all other ranks map. Thread-safe."""
 
     def __init__(self, channels: Sequence[ChannelPort], transfers: Transfers | None) -> None:
-        """`channels` lead to the other ranks; `transfers` are the device's, or None if it has
-        none."""
+        """`channels` lead to the other ranks; `transfers` are the device's, if it has any."""
         self.dropped: deque[int] = deque()
         """Numbers of pieces that the other ranks may unmap."""
         self._channels = channels
@@ -265,8 +261,7 @@ class SharedRoom:
 
 
 def _copy(data: memoryview, to: memoryview) -> None:
-    """Copy on several threads, because one thread is slower than memory. Other threads keep
-    running."""
+    """Copy on several threads, because one thread is slower than memory. Others keep running."""
     source, target, step = address_of(data), address_of(to), -(-len(data) // _COPY_THREADS)
 
     def copy(at: int) -> None:

@@ -1,5 +1,4 @@
-"""Compiles grammars up to their first mask: as a function, and as a process that its parent can
-end.
+"""Compiles grammars up to their first mask: as a function, and as a process that can be ended.
 
 The process runs this file as a program: it imports llguidance and the standard library, never
 `semantic`. It reads frames (a length of four bytes, big-endian, then that many bytes) from its
@@ -39,8 +38,7 @@ _SMALL_STACK = 1 << 20
 _THREADS = 64 << 20
 """Bytes of address space for other threads."""
 _FRESH = 4
-"""A process ends itself when earlier grammars have left this fraction, 1/4, of the memory in
-use."""
+"""A process ends itself when earlier grammars have left this part, 1/4, of the memory in use."""
 _NICE = 10
 """A niceness at which the model's threads take precedence."""
 _PAGES = Path("/proc/self/statm")

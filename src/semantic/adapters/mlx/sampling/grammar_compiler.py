@@ -85,8 +85,7 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError with those of a tenant's `schemas` that must be checked
-        first."""
+        """Raise UncheckedGrammarError with a tenant's `schemas` that must be checked first."""
         if self._verdicts is None:
             return
         expensive = [schema for schema in schemas if not is_cheap(schema)]
@@ -173,8 +172,7 @@ class GrammarCompiler:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokens that masks cover. Raises InvalidRequestError if there is no usable
-        tokenizer."""
+        """The tokens that masks cover. Raises InvalidRequestError without a tokenizer."""
         if self._tokenizer is None:
             raise InvalidRequestError("grammar: this model has no tokenizer to enforce one with")
         return Vocabulary(self._tokenizer, self._eos, self._vocab_size)
@@ -199,8 +197,8 @@ def is_cheap(text: str) -> bool:
     of additional properties, repeated for each name in `required`. Other features may repeat too,
     as a list of types does with its properties, so the text must be short. A client's own grammar
     (`%lark`) is never cheap. Ranges, lengths and numbers of items are counters, which are not
-    unrolled. A client's name, value or escape may look like one of these features, which only costs
-    a check.
+    unrolled. A client's name, value or escape may look like one of these features, and costs a
+    check.
     """
     return len(text) <= _CHEAP and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
 
@@ -256,8 +254,7 @@ def error_line(report: str) -> str:
 
 
 def _normalized_schema(text: str) -> str:
-    """Return the schema, parsed and written again, so that llguidance gets exactly one JSON
-    value."""
+    """Return the schema parsed and rewritten, so that llguidance gets exactly one JSON value."""
     try:
         schema: object = json.loads(text, parse_constant=_refuse_constant)
         if isinstance(schema, dict):

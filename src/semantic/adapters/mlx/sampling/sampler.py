@@ -29,8 +29,7 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The tokens that may be drawn, and their weights. Rows with equal filters can share one
-    draw."""
+    """The tokens that may be drawn, and their weights. Rows with equal filters share one draw."""
 
     temperature: float
     top_p: float
@@ -38,8 +37,7 @@ class Filters:
     top_k: int
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Apply top-p, min-p and top-k, in mlx-lm's order, then the temperature, to (rows,
-        vocab)."""
+        """Apply top-p, min-p and top-k, in mlx-lm's order, then temperature, to (rows, vocab)."""
         if self.top_p < 1:
             logprobs = apply_top_p(logprobs, self.top_p)
         if self.min_p > 0:

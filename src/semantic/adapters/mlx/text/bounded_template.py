@@ -130,8 +130,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a turn of a loop or a macro call, with text of `n_characters` and lists of
-        `n_parts`."""
+        """Count a loop's turn or a macro call, with text of `n_characters`, lists of `n_parts`."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -297,8 +296,7 @@ def _check_format(text: str) -> None:
 
 
 def _has_nested_field(text: str) -> bool:
-    """Return whether an argument is the width of another argument, as in `{:{}}`. Braces may be
-    doubled."""
+    """Return whether an argument is another's width, as in `{:{}}`. Braces may be doubled."""
     try:
         return any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
     except ValueError:
@@ -327,8 +325,7 @@ def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -
 
 
 def _counted(values: object, mark: int) -> object:
-    """Return `values`, limited to what a join may produce; each value counts `mark` characters
-    more."""
+    """Return `values`, limited to what a join may make; each counts `mark` more characters."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         return values
     return _within_limits(values, mark)

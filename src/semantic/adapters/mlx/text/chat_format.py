@@ -139,8 +139,7 @@ class IncrementalRenderer:
         return self.loops_only or last[0] != last[1]
 
     def _preserves_history(self, *, thinks: bool) -> bool:
-        """Return whether an answer is rendered as it was generated, even before a later
-        question."""
+        """Return whether an answer is rendered as generated, even before a later question."""
         question = Message("user", "probe1")
         answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
         try:
@@ -444,8 +443,7 @@ def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, objec
 
 
 def _texts(chat: Chat) -> Iterator[str]:
-    """Yield all texts in a chat, in every form, because a placeholder must not occur in any of
-    them."""
+    """Yield all texts in a chat, in every form: none may contain a placeholder."""
     for message in chat.messages:
         yield from (message.content, message.reasoning, message.name or "")
         yield message.tool_call_id or ""

@@ -213,8 +213,7 @@ class _Probe:
         return self._text([_message("user", 1)], None) is not None
 
     def renders(self, *roles: str) -> bool:
-        """Return whether messages with these roles appear in order; "" stands for an empty
-        answer."""
+        """Return whether messages with these roles appear in order; "" is an empty answer."""
         messages = _messages(roles)
         text = self._text(messages, None)
         return text is not None and _in_order(text, _contents(messages))

@@ -49,8 +49,7 @@ WriteCalls = Callable[[Sequence[tuple[str, object]]], str]
 
 
 class Escape(Protocol):
-    """Escapes the special tokens in a text; if `marks`, also the marks that only templates
-    write."""
+    """Escapes the special tokens in a text; if `marks`, templates' own marks too."""
 
     def __call__(self, text: str, *, marks: bool = False) -> str: ...
 
@@ -289,8 +288,7 @@ class _Writer:
         self.messages[-1]["content"] = f"{self.messages[-1]['content']}\n\n{content}"
 
     def _append(self, message: TemplateMessage) -> None:
-        """Append a message, or merge it into the last one if the template needs alternating
-        roles."""
+        """Append a message, or merge it into the last one if roles must alternate."""
         last = self.messages[-1] if self.messages else None
         merges = (
             last is not None

@@ -61,8 +61,7 @@ def _bytes(spelling: str) -> bytes:
 
 
 def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
-    """Return the decoder below `decode`, if transformers' own decoder returns its text
-    unchanged."""
+    """Return the decoder below `decode` if transformers' own returns its text unchanged."""
     owner = getattr(decode, "__self__", None)
     if not isinstance(owner, PreTrainedTokenizerFast):
         return None
@@ -239,8 +238,7 @@ def refusal(error: Exception) -> InvalidRequestError:
 
 
 Encode = Callable[[str], list[int]]
-"""Takes text and returns its tokens. Special tokens in the text become themselves; nothing is
-added."""
+"""Takes text and returns its tokens, special tokens as themselves, without adding any."""
 
 _NEVER = "(?!)"
 

@@ -163,8 +163,7 @@ class ContiguousLayers:
         length: int,
     ) -> list[KVBlock]:
         """Fill `blocks` with the contents of `caches`, which hold `length` tokens; return the
-        unused blocks. Shrinks buffers to the blocks in use, so that counting blocks covers all
-        memory."""
+        unused blocks. Shrinks buffers to the blocks in use: the engine counts only blocks."""
         unused: list[KVBlock] = []
         shrunk: list[mx.array] = []
         for layer, cache, mine in zip(self._spec.layers, caches, blocks, strict=True):

@@ -56,8 +56,7 @@ class RaggedArray(mx.array):
         return self.each(lambda row: row / cast(float, divisor), self.dtype)
 
     def __matmul__(self, right: mx.array) -> mx.array:
-        """Multiply row by row. The result is dense: the sum runs over the axis where rows
-        differ."""
+        """Multiply row by row. The result is dense: it sums over the ragged axis."""
         if not isinstance(right, RaggedArray):
             return NotImplemented
         return mx.concatenate([product(*pair) for pair in zip(self.rows, right.rows, strict=True)])

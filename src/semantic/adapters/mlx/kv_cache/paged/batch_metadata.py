@@ -135,8 +135,8 @@ def plan_split(
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
     """Join up to `most` consecutive positions of a sequence to runs; return these and their
-    lengths. A run has its last token's position, and a window that begins with its first token's
-    window."""
+    lengths. A run has its last token's position, and a window that begins with its first
+    token's."""
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:

@@ -1,8 +1,7 @@
 """One layer's paged cache, for one sequence and for a batch, with the interface of mlx-lm's caches.
 
 A single sequence prefills, and models get plain arrays. A batch decodes, and models get a handle
-that only our attention can read. Joining and leaving are list operations. Knows nothing about
-blocks or budgets.
+that only our attention can read. Joining and leaving are list operations.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer: the number of its kind, its number within that kind, and the attention over its
-    pages."""
+    """A layer: its kind's number, its number within the kind, and the attention over its pages."""
 
     kind: int
     number: int
@@ -63,8 +61,7 @@ class PagedCache:
     # Called by mlx-lm
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append tokens, (1, kv_heads, n, head_dim) each; return all keys and values that they may
-        attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; return all that they may attend to."""
         padding = self.sequence.padding
         at, n_tokens = self.offset, keys.shape[2] - padding
         self.table.reserve(at + n_tokens)
@@ -96,8 +93,7 @@ class PagedCache:
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Return the mask for the next `N` tokens. `window_size`, which a model passes, is the
-        kind's window."""
+        """Return the mask for the next `N` tokens. A model's `window_size` is the kind's window."""
         window = self.table.pool.kind.window
         return mask_over(N, self.offset - self._seen_from(), window, as_array=return_array)
 
@@ -111,8 +107,7 @@ class PagedCache:
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays to evaluate. Reading this property discards the last chunk's keys and
-        values."""
+        """The arrays to evaluate. Reading it discards the last chunk's keys and values."""
         self._seen = None
         return [] if self._pending is None else [self._pending]
 
@@ -160,8 +155,7 @@ class PagedBatch:
     def update_and_fetch(
         self, keys: mx.array | Heads, values: mx.array | Heads
     ) -> tuple[PagedKeys, PagedKeys]:
-        """Accept one new token per sequence, (batch, kv_heads, 1, head_dim); return a handle
-        twice."""
+        """Accept one new token per sequence, (batch, kv_heads, 1, head_dim); return a handle."""
         if keys.shape[2] != 1:
             raise ValueError(f"a batch takes one token per sequence at a time, not {keys.shape[2]}")
         self._tokens = keys, values
@@ -169,8 +163,7 @@ class PagedBatch:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[PagedKeys, PagedKeys]:
-        """Return a handle to the last tokens; layers that share a cache write these tokens
-        again."""
+        """Return a handle to the last tokens; layers that share a cache write them again."""
         if self._tokens is None:
             raise ValueError("a batch has no tokens before its first step")
         handle = PagedKeys(self, *self._tokens, self._step - 1)
@@ -184,8 +177,7 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Write the tokens of a handle to pages and return their attention. See `DecodeStep` for
-        `rope`."""
+        """Write a handle's tokens to pages; return their attention. `rope`: see `DecodeStep`."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(
@@ -245,8 +237,7 @@ class PagedKeys:
 
 class RopeKeys(mx.array):
     """The rope keys of a batch, (rows, 1, head_dim, tokens), without elements: attention reads the
-    real ones. A subclass of MLX's array, because its operators accept nothing else; see
-    `RaggedArray`."""
+    real ones. A subclass of MLX's array because of MLX's operators; see `RaggedArray`."""
 
     def __new__(cls, dtype: mx.Dtype) -> Self:  # noqa: ARG004
         return cast(Callable[[type], Self], mx.array.__new__)(cls)

@@ -50,8 +50,7 @@ class Dialect:
         space: int = 0,
     ) -> Kernel:
         """Compile a kernel. `constants` are integers and types; `space` is the bytes of shared
-        memory. Constants are written into the text once instead of being template arguments of
-        every launch."""
+        memory. Constants become text here, once, instead of template arguments of each launch."""
         text = "".join(
             f"#define {key} {value}\n"
             if isinstance(value, int)

@@ -1,9 +1,8 @@
 """The paged kernels bound to MLX: decode attention over pages, and writes to pages.
 
 The kernels write to the page pool, but MLX treats the pool as a read-only input: it never copies
-the pool and does not know that the pool changes. A launch that must see earlier writes therefore
-takes an output of the writer as an input (`after`), which orders the two. Knows one kind of pages;
-knows nothing about sequences.
+the pool and sees no change. A launch that must see earlier writes therefore takes an output of the
+writer as an input (`after`), which orders the two. Knows nothing about sequences.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
 
 class Tiling(NamedTuple):
-    """Warps per thread group, and tokens that each warp reads at a time, which is a power of
-    two."""
+    """Warps per thread group, and tokens that each reads at a time, a power of two."""
 
     warps: int
     tile: int
@@ -54,8 +52,7 @@ class Tiling(NamedTuple):
 
 
 def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
-    """Return a tiling that fits into shared memory; None if not even two warps with four tokens
-    fit."""
+    """Return a tiling that fits shared memory; None if not even two warps with four tokens fit."""
     shape = kind.shape
     token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
     for warps in (4, 2):
@@ -91,7 +88,7 @@ class PagedKernels:
         self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
     def reads_together(self, n_heads: int, *, latent: bool = False) -> bool:
-        """Return whether rows of one sequence read its keys together if there are `n_heads` query
+        """Return whether a sequence's rows read keys together if there are `n_heads` query
         heads."""
         shape = self._kind.shape
         queries, widest = n_heads // shape.kv_heads, _widest(shape)
@@ -301,14 +298,12 @@ class PagedKernels:
 
     @property
     def _vectors(self) -> int:
-        """Threads that write one token of a head: one per 16 bytes of the key or value, whichever
-        is wider."""
+        """Threads that write a token of a head: one per 16 bytes of its key or value, the wider."""
         shape = self._kind.shape
         return _widest(shape) * shape.dtype.size // 16
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
-        """Return the kernel for `n_heads` query heads, and a second one that combines if it is
-        needed."""
+        """Return the kernel for `n_heads` query heads, and a second that combines, if needed."""
         together = self._together(n_heads, latent=latent)
         variant = _Variant(n_heads, together, sinks, latent)
         return _built_attention(self._kind, self._dialect, variant)
@@ -369,8 +364,7 @@ def _built(
 
 
 class _Variant(NamedTuple):
-    """A variant of a kind's attention: all query heads, those per thread group, sinks, latent
-    keys."""
+    """A variant of attention: query heads in all and per thread group, sinks, latent keys."""
 
     n_heads: int
     together: int
@@ -462,8 +456,7 @@ def _result_width(shape: LayerShape, *, latent: bool = False) -> int:
 
 
 def _multiple(head_dim: int) -> int:
-    """Return how many matrix instructions a warp runs side by side: as many as fit into its
-    registers."""
+    """Return how many matrix instructions a warp runs side by side: registers limit them."""
     return 1 if head_dim > _WIDE else 2
 
 

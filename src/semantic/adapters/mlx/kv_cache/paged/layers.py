@@ -51,13 +51,11 @@ from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _USUAL_LENGTH = 8192
-"""The length in tokens of a sequence that would fill the pools of all of a model's kinds
-together."""
+"""Tokens of a sequence that would fill the pools of all of a model's kinds together."""
 
 
 class RowCosts(NamedTuple):
-    """Up to how many bytes of keys and values prefill reads row by row; `pad_to` is for longer
-    chunks.
+    """Up to how many bytes of keys and values prefill reads row by row, and how it pads.
 
     As a row, each prompt token reads all keys before it. But a pass can have any number of rows
     from any sequences, and no shape is new to the device. Up to `alone` bytes, this is faster than
@@ -116,8 +114,7 @@ class PagedLayers:
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
         """For each layer, whether it has pages; the other layers have a state."""
         self.takes_rows = states is None
-        """True if tokens of one sequence can be rows of a batch. States need tokens one after the
-        other."""
+        """True if tokens of a sequence can be rows of a batch. States need tokens in turn."""
 
     def set_aside(self, n_bytes: int) -> None:
         """Size the pools so that together they take `n_bytes`. Divides the bytes between kinds as
@@ -190,8 +187,7 @@ class PagedLayers:
     def _with_states(
         self, paged: Callable[[int, PagedLayer], PagedCache], states: Mapping[int, MlxLmCache]
     ) -> list[PagedCache]:
-        """Return the caches of all layers. Callers use only the layers with pages as
-        `PagedCache`."""
+        """Return the caches of all layers. Callers use only those with pages as `PagedCache`."""
         return [
             cast(PagedCache, states[i]) if i in states else paged(i, self._layers[i])
             for i in range(self._spec.n_layers)
@@ -275,8 +271,7 @@ class PagedLayers:
         return unused
 
     def _check(self, pool: PagePool, blocks: AgentBlocks, length: int) -> None:
-        """Raise CacheReconstructionError unless the blocks of a kind can be cut to `length`
-        tokens."""
+        """Raise CacheReconstructionError unless the blocks of a kind can be cut to `length`."""
         found: list[BlockData] = []
         for i in pool.kind.layers:
             layer_blocks = blocks.blocks_for_layer(i)

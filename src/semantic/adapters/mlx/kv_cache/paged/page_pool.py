@@ -38,8 +38,7 @@ class PageKind:
 
     @property
     def page_shape(self) -> tuple[int, int]:
-        """(layers, numbers per layer). A layer has keys, (kv_heads, 256, k_head_dim), then
-        values."""
+        """(layers, numbers per layer). These are keys, (kv_heads, 256, k_head_dim), then values."""
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
@@ -53,7 +52,7 @@ class PageKind:
         return keys, values
 
     def first_kept(self, first: int, length: int) -> int:
-        """Return the first position, not before `first`, that is still in the pages after `length`
+        """Return the first position from `first` on that is still in pages after `length`
         tokens."""
         return first if self.ring is None else max(first, length - self.ring * BLOCK_TOKENS)
 
@@ -204,8 +203,7 @@ class PagePool:
         return self.n_pages * self.kind.page_bytes
 
     def take(self) -> PageRef:
-        """Allocate a page. Grows the pool if no page is free and no copy that is about to end will
-        free one."""
+        """Allocate a page. Grows the pool if no page is free or will be after a copy."""
         with self._lock:
             self._lock.wait_for(lambda: self._free or not self._any_returns())
         if not self._free:
@@ -221,8 +219,7 @@ class PagePool:
             return PageRef(self, ref._page)  # noqa: SLF001  # same module
 
     def lend(self, ref: PageRef) -> Loan:
-        """Return a loan of the page to another thread's copy, in addition to the sequence's
-        reference."""
+        """Return a loan of the page to another thread's copy, besides the sequence's reference."""
         if self._address is None and self.locate is not None:
             self._address = self.locate(self.data)
         with self._lock:
@@ -231,8 +228,7 @@ class PagePool:
             return Loan(self, self._loans, ref.index)
 
     def await_loan(self, ref: PageRef) -> None:
-        """Wait until no loan of the page is left, or a page is free, to which it could be
-        copied."""
+        """Wait until the page has no loan, or another page is free to copy it to."""
         with self._lock:
             self._lock.wait_for(
                 lambda: self._free or all(one.index != ref.index for one in self._lent.values())

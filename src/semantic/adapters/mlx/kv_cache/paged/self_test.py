@@ -21,15 +21,13 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import (
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _LENGTHS = (1, 255, 256, 257, 900)
-"""Tokens of each sequence, including the new one: lengths around a block's edge, and several
-blocks."""
+"""Tokens of each sequence, including the new one: around a block's edge, and several blocks."""
 
 _ROWS = 40
 """Tokens as rows of a batch: more rows than one thread group reads together."""
 
 _TOLERANCE = 1e-2
-"""Relative to the norm of the result. Half precision, and fp32 in TF32 products, are accurate to
-2e-3."""
+"""Relative to the result's norm. Half precision and fp32 in TF32 products are accurate to 2e-3."""
 
 # Errors that MLX raises if a kernel does not compile or a launch fails.
 _REFUSED = (RuntimeError, ValueError)

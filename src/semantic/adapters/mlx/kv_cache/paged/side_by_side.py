@@ -46,8 +46,7 @@ class ChunkLayout:
     def __init__(
         self, firsts: Sequence[int], counts: Sequence[int], shape: tuple[int, int], n_rows: int
     ) -> None:
-        """Arrange a pass of `shape`, (sequences, width), with `n_rows` rows, both including
-        padding."""
+        """Arrange a pass of `shape`, (sequences, width), and `n_rows` rows, with padding."""
         self.shape = n_sequences, width = shape
         padding = [0] * (n_sequences - len(firsts))
         self.offset = mx.array([*firsts, *padding], mx.int32)
@@ -111,8 +110,7 @@ class ChunkBatch(PagedBatch):
 
 
 class _Pass(NamedTuple):
-    """The tokens, (sequences, tokens of each), and layers for sequences whose states have one
-    shape."""
+    """Tokens, (sequences, tokens of each), and layers for sequences with states of one shape."""
 
     inputs: mx.array
     layers: list[ChunkBatch | StateBatch]
@@ -126,8 +124,7 @@ class ChunkLayers(NamedTuple):
 
 
 Layers = Callable[[Sequence[tuple[Caches, int]]], ChunkLayers]
-"""Takes sequences with the numbers of their next tokens; returns the layers of a pass over
-these."""
+"""Takes sequences and their numbers of next tokens; returns the layers of a pass over them."""
 
 
 def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk]) -> None:
