@@ -138,7 +138,7 @@ def test_blocks_that_are_gone_are_left_out_and_counted(tmp_path: Path) -> None:
 def test_another_name_lets_an_agent_in_twice(tmp_path: Path) -> None:
     store = new_store()
     files = export_agent(store, agent(store), tmp_path / "x").files
-    with pytest.raises(InvalidRequestError, match=r"'ada' of this model exists already; --as"):
+    with pytest.raises(InvalidRequestError, match=r"'ada' of this model exists already; use --as"):
         import_agent(store, files.bodies)
     assert import_agent(store, files.bodies, name="eve").manifest.agent_id == "eve"
     with pytest.raises(InvalidRequestError, match="must not be empty"):

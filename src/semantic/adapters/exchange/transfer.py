@@ -4,7 +4,8 @@ FILE.json holds the agent, FILE.safetensors the bodies; `archive` combines both 
 import checks both files completely before it puts anything. It computes hashes anew from the
 tokens, for the importing tenant, and ignores the source's hashes. It cannot check the numbers in
 the bodies, so it trusts their author for this agent only: the agent's chain of hashes begins with a
-salt made by the import, so no other agent finds the bodies. Knows the store through its port.
+salt made by the import, so no other agent finds the bodies. Knows the store through its port; knows
+nothing about models.
 """
 
 from __future__ import annotations

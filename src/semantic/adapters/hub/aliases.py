@@ -67,8 +67,9 @@ def read_aliases(file: Path | None = None) -> Aliases:
 
 
 def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | None = None) -> None:
-    """Make `name` an alias of `model`. Raises InvalidRequestError if `name` is not a valid alias or
-    the file is malformed, and OperatorError, with nothing changed, if the file is not writable."""
+    """Make `name` an alias of `model` for every program. Raises InvalidRequestError if `name` is
+    not a valid alias or the file is malformed, and OperatorError, with nothing changed, if the file
+    is not writable."""
     if not is_alias_name(name):
         raise InvalidRequestError(
             f"an alias must be printable, contain no / and not begin with . ~ or -, got {name!r}"
@@ -86,7 +87,8 @@ def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | Non
 
 
 def remove_alias(name: str, file: Path | None = None) -> bool:
-    """Remove an alias; return False if it is missing. Raises the same errors as `set_alias`."""
+    """Remove an alias from both tables; return False if it is in neither. Raises the same errors as
+    `set_alias`."""
 
     def change(document: TOMLDocument) -> bool:
         tables = [document[table] for table in _TABLES if table in document]

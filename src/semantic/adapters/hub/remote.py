@@ -97,7 +97,8 @@ def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
 
 @contextmanager
 def remote_config(model: RemoteModel) -> Iterator[Path]:
-    """Yield a folder with only the model's configuration. Raises the same errors as `look_up`."""
+    """Yield a folder that contains only the model's configuration, then delete it. Raises the same
+    errors as `look_up`."""
     with tempfile.TemporaryDirectory(prefix="semantic-") as folder:
         with hub_errors(model.hub_id), disable_progress_bars():
             path = hf_hub_download(model.hub_id, _CONFIG, revision=model.commit, cache_dir=folder)

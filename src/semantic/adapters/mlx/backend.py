@@ -264,7 +264,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """Like `export_block`, but copy to memory of `room`, unless the body is bytes."""
+        """Like `export_block`, but copy to memory of `room`, unless it is bytes already."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)

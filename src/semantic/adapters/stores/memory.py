@@ -320,8 +320,8 @@ class MemoryStore:
         return self._evict_for(link.scope.tenant, n_bytes, {*_keys(self._lineage(link))})
 
     def _evict_for(self, tenant: bytes, n_bytes: int, spared: Collection[_Entry]) -> bool:
-        """Evict until `n_bytes` more of `tenant` fit; if that is impossible, evict nothing, return
-        False."""
+        """Evict until `n_bytes` more of `tenant` fit; if that is impossible, evict nothing and
+        return False."""
         victims = self._order.victims(tenant, n_bytes, spared)
         for victim in victims or ():
             self._evict(victim)

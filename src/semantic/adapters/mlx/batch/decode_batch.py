@@ -1,9 +1,9 @@
 """Continuous batching: the protocol of a decode batch, and the batch for our own caches.
 
-Sequences join and leave between steps at any time. The last prompt token of a joining sequence
-becomes one more row of the next step, and a leaving sequence takes its caches along. The next step
-is launched before the current step's tokens are read, except for a first token. Knows caches that
-can merge, and samplers; knows nothing about blocks or requests.
+Sequences join and leave between steps, whenever other sequences are still running. The last prompt
+token of a joining sequence becomes one more row of the next step, and a leaving sequence takes its
+caches along. The next step is launched before the current step's tokens are read, except for a
+first token. Knows caches that can merge, and samplers; knows nothing about blocks or requests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches of the first rows that compute together, by layer. Callers may replace one."""
+        """By layer, the caches of the first rows that compute together. Callers may replace
+        them."""
         return self._groups[0].layers if self._groups else []
 
     @property
@@ -125,7 +126,8 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""Takes a rank's sampled tokens, (rows,), and returns equal tokens on all ranks, lazily."""
+"""Takes the tokens that a rank sampled, (rows,), and returns the tokens that all ranks use. A part
+of MLX's graph."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""

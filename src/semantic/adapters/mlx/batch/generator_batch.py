@@ -1,7 +1,7 @@
 """Decode batches for models that need mlx-lm's own caches: its BatchGenerator, or one by one.
 
 The generator pads its rows; this module uses only its public interface. If mlx-lm can compute only
-one sequence at a time, each step has a forward pass per sequence.
+one sequence at a time, each step has a forward pass per sequence, so that no stream waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The copy engine of a CUDA device, through the driver's C interface.
 
 MLX has no call that copies to given host memory: reading an array moves the array into managed
-memory for good. The driver copies pinned memory at the bus's speed, during kernels.
+memory for good. The driver copies pinned memory at the bus's speed, while kernels run. Knows only
+addresses.
 """
 
 from __future__ import annotations

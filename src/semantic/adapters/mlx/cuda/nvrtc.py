@@ -2,7 +2,8 @@
 
 `mx.fast.cuda_kernel` includes headers that take a second and a half to compile, for every kernel
 and in every process. Source text without headers compiles much faster, and several texts compile at
-a time while MLX does other work. Does not know what kernels compute.
+a time while MLX does other work. Knows text, numbers and arrays; does not know what kernels
+compute.
 """
 
 from __future__ import annotations

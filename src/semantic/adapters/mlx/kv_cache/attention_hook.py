@@ -5,7 +5,8 @@ mlx-lm's models import `scaled_dot_product_attention` from `mlx_lm.models.base` 
 or scores get an `mx` whose functions also accept those of a batch. Calls whose keys are not our
 handle go to mlx-lm's or MLX's own function. Parts that depend on one sequence's length or tokens,
 such as sparse attention's choice of tokens, run row by row in mlx-lm's own functions; the rest of a
-step stays one computation. `tests/integration/test_mlx_lm_contract.py` checks mlx-lm's side.
+step stays one computation. `tests/integration/test_mlx_lm_contract.py` fails if mlx-lm changes its
+part of this.
 """
 
 from __future__ import annotations

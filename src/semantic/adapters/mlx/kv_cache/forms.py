@@ -2,7 +2,8 @@
 
 A form creates the caches of sequences, turns them into blocks, and converts both to bytes. It works
 only with its own caches, which are opaque to the other form. A model gets pages if all layers have
-kernels that pass their self-test and the model's logits are right with them.
+kernels that pass their self-test and the model's logits are right with them. Knows devices and
+kernels.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A decode step of a few sequences is limited by the number of kernels, not by their work. The given
 model still computes the same, and its weights become views of the joined weights, so no weight
-exists twice. Depends only on the names of mlx-lm's layers.
+exists twice. Depends only on the names of mlx-lm's layers. Layers whose inputs differ are computed
+separately.
 """
 
 from __future__ import annotations

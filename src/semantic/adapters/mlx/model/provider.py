@@ -187,7 +187,8 @@ class MLXModelProvider:
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """Return the weights in `folder`, of at most `max_bytes`. Reads them only once."""
+        """Return the weights in `folder`, of at most `max_bytes`. Does not read them again if they
+        are in memory."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)

@@ -2,7 +2,8 @@
 
 On one machine, parts move through host memory that rank 0 allocates and the other ranks map. The
 memory is reused, because pinning new memory stalls a device. Linux only: other systems have no
-unnamed shared memory, so ranks send the parts. Does not know which call needs the bodies.
+unnamed shared memory, so ranks send the parts. Knows bodies and frames; does not know which backend
+call needs them.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class GrammarCompiler:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokens that masks cover. Raises InvalidRequestError without a tokenizer."""
+        """The tokens that masks cover. Raises InvalidRequestError if the tokenizer is unusable."""
         if self._tokenizer is None:
             raise InvalidRequestError("grammar: this model has no tokenizer to enforce one with")
         return Vocabulary(self._tokenizer, self._eos, self._vocab_size)
@@ -197,8 +197,7 @@ def is_cheap(text: str) -> bool:
     of additional properties, repeated for each name in `required`. Other features may repeat too,
     as a list of types does with its properties, so the text must be short. A client's own grammar
     (`%lark`) is never cheap. Ranges, lengths and numbers of items are counters, which are not
-    unrolled. A client's name, value or escape may look like one of these features, and costs a
-    check.
+    unrolled. A client's name, value or escape that looks like one of these features costs a check.
     """
     return len(text) <= _CHEAP and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
 

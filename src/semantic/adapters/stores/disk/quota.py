@@ -115,7 +115,7 @@ class Quota:
         agent: bytes | None = None,
         delete: bool = True,
     ) -> bool:
-        """Evict until `needed` more bytes of a tenant fit; if that is impossible, evict nothing,
+        """Evict until `needed` more bytes of a tenant fit; if that is impossible, evict nothing and
         return False.
 
         Quarantined files go first, then entries of tenants that would be larger than this tenant,
@@ -338,7 +338,7 @@ class WriteLedger:
         return is_reached
 
     def settle_if_due(self) -> None:
-        """Call `settle` if many bytes are uncounted in the file, or for a long time."""
+        """Call `settle` if many bytes are pending, or if the last call was long ago."""
         with self._mutex:
             is_due = (
                 self._pending.total() >= SETTLE_BYTES

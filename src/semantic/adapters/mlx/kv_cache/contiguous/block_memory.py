@@ -2,7 +2,7 @@
 
 FULL bodies go to where the tokens will stay. WINDOW bodies go into separate buffers, because the
 checkpoint contains the window's first tokens. A device with its own memory copies tokens in one
-piece, outside MLX's work. Knows layers and their arrays; not a block's byte layout.
+piece, outside MLX's work. Knows layers and their arrays; does not know a block's byte layout.
 """
 
 from __future__ import annotations

@@ -275,7 +275,8 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Divide the tokens among the blocks that they need; return the number of these blocks."""
+    """Divide the tokens among as many blocks as they need; return that number. The blocks share the
+    cache."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:

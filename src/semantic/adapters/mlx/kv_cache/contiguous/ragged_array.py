@@ -17,7 +17,8 @@ import mlx.core as mx
 
 class RaggedArray(mx.array):
     """An array whose row i is `rows[i]`, (1, heads, tokens, dim). A subclass of MLX's array,
-    because its operators accept nothing else and yield to a subclass's reflected ones."""
+    because its operators accept nothing else, and Python tries a subclass's reflected operator
+    first."""
 
     rows: tuple[mx.array, ...]
 

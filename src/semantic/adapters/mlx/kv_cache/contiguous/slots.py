@@ -3,7 +3,8 @@
 On a CPU, a step over short contexts takes as long as it has operations. Rows of similar capacity
 share an array, token i at index i of a slot, and their attention is one operation with a mask. A
 leaving row takes its tokens along and frees its slot. Large rows, for which the number of
-operations does not matter, keep separate buffers. Full attention only.
+operations does not matter, keep separate buffers. Supports full attention only. Knows nothing about
+devices or requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One layer's paged cache, for one sequence and for a batch, with the interface of mlx-lm's caches.
 
 A single sequence prefills, and models get plain arrays. A batch decodes, and models get a handle
-that only our attention can read. Joining and leaving are list operations.
+that only our attention can read. Joining and leaving are list operations. Knows nothing about
+blocks or budgets.
 """
 
 from __future__ import annotations

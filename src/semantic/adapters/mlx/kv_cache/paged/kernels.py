@@ -1,8 +1,9 @@
 """The paged kernels bound to MLX: decode attention over pages, and writes to pages.
 
 The kernels write to the page pool, but MLX treats the pool as a read-only input: it never copies
-the pool and sees no change. A launch that must see earlier writes therefore takes an output of the
-writer as an input (`after`), which orders the two. Knows nothing about sequences.
+the pool and does not know that the pool changes. A launch that must see earlier writes therefore
+takes an output of the writer as an input (`after`), which orders the two. Knows one kind of pages;
+knows nothing about sequences.
 """
 
 from __future__ import annotations
