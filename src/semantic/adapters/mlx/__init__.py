@@ -41,7 +41,7 @@ def load_openblas() -> BlasStatus:
 
 def blas_kernel() -> str:
     """Return the release and core type of the loaded OpenBLAS, such as "OpenBLAS 0.3.21 Haswell";
-    "own" if it is not loaded. They determine how its sums round; its thread count does not matter,
+    "own" if it is not loaded. Both determine how OpenBLAS rounds sums; its thread count does not,
     because one thread computes each sum."""
     if not _LOADED:
         return "own"
@@ -53,7 +53,7 @@ def blas_kernel() -> str:
 
 def keep_file_limit() -> None:
     """Let `mlx_lm.utils` only raise the soft limit on open files, as far as the hard limit allows.
-    On import it would set the limits to 2,048 and 4,096 whatever they were, a process cannot raise
+    On import it would set the limits to 2,048 and 4,096 whatever they were. A process cannot raise
     its hard limit again, and a server has one connection per agent."""
     set_limits = resource.setrlimit
 

@@ -94,9 +94,8 @@ def on_device(numbers: Sequence[int]) -> mx.array:
 
 
 def on_device_async(numbers: Sequence[int]) -> mx.array:
-    """Like `on_device`, but start the evaluation. A decode step that uploads numbers has a
-    different CUDA graph from one that does not, which MLX would instantiate anew; that takes as
-    long as the step."""
+    """Like `on_device`, but start the evaluation. A decode step that itself uploads numbers has
+    another CUDA graph, and instantiating a new graph takes MLX as long as the step."""
     array = on_device(numbers)
     async_eval(array)
     return array

@@ -213,7 +213,7 @@ class MLXBackend:
                 mask = self.grammars.mask(params.grammar, n_prompt)
             except (InvalidRequestError, UncheckedGrammarError) as error:
                 raise BackendError(str(error)) from error
-            processors.append(mask)  # last
+            processors.append(mask)  # after all others
         state.params, state.mask = params, mask
         logprobs = params.logprobs is not None
         self._starting[sequence] = NewSequence(
@@ -264,7 +264,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """Like `export_block`, but copy to memory of `room`, unless it is bytes already."""
+        """Like `export_block`, but copy a body that is not bytes yet to memory of `room`."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)

@@ -27,7 +27,7 @@ from semantic.ports.store import StorePort
 
 
 class TieredStore:
-    """Reads what `warm` contains from there, and everything else from `cold`, directly into the
+    """Reads from `warm` whatever it contains, and everything else from `cold`, directly into the
     targets. Copies nothing to `warm`, because the restored sequence puts its blocks again.
 
     Methods without a docstring: see `CacheStorePort`.

@@ -1,5 +1,4 @@
-"""WriteQueue: threads that do queued jobs in `WriteOrder`, with a pace, a back-off and a byte
-limit.
+"""WriteQueue: threads that do queued jobs in `WriteOrder`, with a pace, back-off and a byte limit.
 
 Knows which jobs wait and whether they fail; knows nothing about what they write or for which
 caller.

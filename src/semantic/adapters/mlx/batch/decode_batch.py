@@ -1,9 +1,9 @@
 """Continuous batching: the protocol of a decode batch, and the batch for our own caches.
 
-Sequences join and leave between steps, whenever other sequences are still running. The last prompt
-token of a joining sequence becomes one more row of the next step, and a leaving sequence takes its
-caches along. The next step is launched before the current step's tokens are read, except for a
-first token. Knows caches that can merge, and samplers; knows nothing about blocks or requests.
+Sequences join and leave between steps, without draining the batch. The last prompt token of a
+joining sequence becomes one more row of the next step, and a leaving sequence takes its caches
+along. The next step is launched before the current step's tokens are read, except for a first
+token. Knows caches that can merge, and samplers; knows nothing about blocks or requests.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """By layer, the caches of the first rows that compute together. Callers may replace
-        them."""
+        """The caches of the first rows that compute together, by layer; callers may swap them."""
         return self._groups[0].layers if self._groups else []
 
     @property
@@ -216,8 +215,8 @@ class _Row:
 class ContinuousBatch:
     """A `DecodeBatch` for our own caches, which join and leave without copies.
 
-    It emits a sequence's first token before it launches the step after it. Next to older rows, only
-    if `launch_blocks`; then it reads their tokens before that launch too.
+    It emits a first token before it launches the following step; if there are older rows, only if
+    `launch_blocks`, and then it also reads their tokens before that launch.
     """
 
     max_joins_per_step = None
@@ -233,7 +232,7 @@ class ContinuousBatch:
         self._rows: list[_Row] = []
         self._caches = BatchRows(model)
         self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
-        self._emitted = False  # whether the sampled tokens in `_tokens` are
+        self._emitted = False  # whether `_tokens` has been emitted
         self._changed = False  # whether rows changed since the last step
         self._logprobs: list[mx.array | None] = []  # for `_tokens`
         self._normalizers = mx.zeros((0, 1))  # for `_tokens`; see `_advance`

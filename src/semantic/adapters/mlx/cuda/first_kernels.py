@@ -1,7 +1,7 @@
 """Kernels of MLX that most 16-bit models use, compiled by processes while a program starts.
 
-MLX compiles a kernel when it is first used, one after the other, for 3 to 5 s each, and keeps it in
-the folder `MLX_PTX_CACHE_DIR`. Each process runs this file as a program and compiles one kernel;
+MLX compiles kernels one after the other when they are first used, in 3 to 5 s each, and keeps them
+in the folder `MLX_PTX_CACHE_DIR`. Each process runs this file as a program and compiles one kernel;
 MLX compiles all other kernels on demand. Knows nothing about models.
 """
 

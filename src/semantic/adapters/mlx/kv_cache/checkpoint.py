@@ -1,7 +1,8 @@
 """Byte format of a checkpoint: a table of contents, then trees of arrays and numbers.
 
-8 bytes length of the table, little-endian table JSON: layout, length, and one tree per layer; an
-array is {dtype: shape} arrays in the order of the trees, each at a multiple of 64 bytes
+8 bytes   length of the table, little-endian
+table     JSON: layout, length, and one tree per layer; an array is {dtype: shape}
+arrays    in the order of the trees, each at a multiple of 64 bytes
 
 A reader checks everything against what it expects before it allocates memory. Knows nothing about
 caches.

@@ -1,5 +1,4 @@
-"""A model's cache spec: the findings of `spec_reader`, combined with the model's masks and
-positions.
+"""A model's cache spec: the findings of `spec_reader`, plus its masks and positions.
 
 A layer that keeps every token but masks old ones counts as a sliding window. In some models keys
 depend on how a prompt is divided into chunks, so only their first tokens are reusable. The masks

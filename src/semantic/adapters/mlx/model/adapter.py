@@ -80,8 +80,8 @@ def read_adapter(folder: Path) -> Adapter:
 
 def apply_adapter(model: Module, adapter: Adapter) -> Module:
     """Return `model` with the adapter applied, without computing anything. The result shares all
-    other arrays with `model`, which does not change. Raises ModelNotFoundError if it does not
-    fit."""
+    other arrays with `model`, which does not change. Raises ModelNotFoundError for another model's
+    adapter."""
     replaced = {name.rpartition(".")[0] for name in adapter.shapes}
     adapted = share(model, replaced if adapter.kind == "full" else ())
     base = arrays_of(adapted)

@@ -204,7 +204,7 @@ class DecoderRun:
 
 def states_of(model: Module) -> States:
     """Return the function that computes the states from which a model computes its logits, after
-    its last norm. Raises UnsupportedModelError if its logits come from others."""
+    its last norm. Raises UnsupportedModelError if its logits come from other states."""
     inner = cast("States | None", getattr(model, "model", None))
     head = cast("Callable[[mx.array], mx.array] | None", getattr(model, "lm_head", None))
     embedding = getattr(inner, "embed_tokens", None)

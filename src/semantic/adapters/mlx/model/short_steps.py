@@ -321,7 +321,7 @@ def _layer_of(block: Module, module: ModuleType, add_in_product: bool) -> _Layer
 
 
 def _add_ones(inner: Module) -> None:
-    """Replace Gemma's norms, which add one to their weights in each step, in advance."""
+    """Replace Gemma's norms, which add one to their weights in each step, with plain norms."""
     for module in cast("Callable[[], list[Module]]", inner.modules)():
         for name, norm in module.items():
             if type(norm) is gemma3_text.RMSNorm:

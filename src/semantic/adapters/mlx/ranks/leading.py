@@ -1,5 +1,4 @@
-"""The backend of rank 0: an `MLXBackend` over its shard that announces each call to the other
-ranks.
+"""The backend of rank 0: an `MLXBackend` over its shard that announces calls to the other ranks.
 
 They make the same calls in the same order (`following`), so that all ranks meet in the same
 collective operations. Rank 0 makes every decision that depends on a clock or on free memory. A

@@ -434,7 +434,7 @@ class OpenStore:
             self.counts.add_error("write_errors", error)
 
     def stored(self, header: BlockHeader) -> None:
-        """Report a block whose row is committed to the observer. Callers hold the folder's lock."""
+        """Report to the observer a block whose row is committed. Callers hold the folder's lock."""
         if self._observer is None or not header.is_whole_block:
             return
         if not self._observer.stored(header, Tier.DISK):

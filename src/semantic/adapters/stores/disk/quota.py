@@ -1,4 +1,4 @@
-"""Limits: the bytes of everything in a store's folder, with LRU eviction, and bytes written per
+"""Limits on a store's folder: bytes of all its contents, with LRU eviction, and bytes written a
 day.
 
 Counts all models, agents and processes together, including unfinished and quarantined files and the

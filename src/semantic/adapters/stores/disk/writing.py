@@ -140,8 +140,8 @@ class Agents:
         self, filed: FiledManifest, entry: Entry, data: bytes, reservation: int
     ) -> list[BlockHash] | None:
         """Write the file, rename it and add the row; return the agent's previous blocks, or None if
-        another process saved this generation first. Holding the folder's lock, so no process can
-        take the name between the check and the rename."""
+        another process saved this generation first. It holds the folder's lock, so that no process
+        can take the name between the check and the rename."""
         store = self._store
         with store.folder.temporary() as path:
             store.folder.create(path, data, sync=store.durable)

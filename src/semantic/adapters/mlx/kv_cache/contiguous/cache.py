@@ -263,8 +263,7 @@ class FullCache(SequenceCache):
 
 
 class WindowCache(SequenceCache):
-    """Sliding window: holds at least the last `window` tokens of the sequence, or all if it has
-    fewer.
+    """Sliding window: holds at least the sequence's last `window` tokens, or all if it has fewer.
 
     The tokens are in order from the front of the buffer. When the buffer is full, the last `window`
     tokens move to the front: the larger the buffer, the more steps share the cost of a move.

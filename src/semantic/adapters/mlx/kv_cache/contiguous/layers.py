@@ -1,5 +1,4 @@
-"""A sequence's caches for all layers: creates them empty or from blocks, and turns them into
-blocks.
+"""A sequence's caches for all layers: creates them, also from blocks, and turns them into blocks.
 
 Each layer uses either our cache (`SequenceCache`, batched without padding) or, where a model needs
 it, mlx-lm's own. Knows shapes and block sizes; knows nothing about requests, pools or batches.

@@ -134,9 +134,8 @@ def plan_split(
 
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
-    """Join up to `most` consecutive positions of a sequence to runs; return these and their
-    lengths. A run has its last token's position, and a window that begins with its first
-    token's."""
+    """Join consecutive positions of a sequence to runs of up to `most`; return runs and lengths. A
+    run has its last token's position, and a window that begins with its first token's."""
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:

@@ -24,8 +24,7 @@ input may be `Heads` of an array."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """One language. `names` precede a kernel, `ids` begin its body, `types` are the names of its
-    types.
+    """One language. `names` precede a kernel, `ids` begin its body, `types` are its type names.
 
     `stages` is the number of tiles in flight per warp, including the current one; `space` is the
     bytes of shared (thread-group) memory for them. `fused` is True if thread groups see each
