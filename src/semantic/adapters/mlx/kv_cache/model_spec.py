@@ -261,7 +261,7 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
 
 def _limits_of_positions(model: Module) -> Iterator[int]:
     """Yield lengths in tokens up to which positions do not depend on how long a chunk is. Beyond
-    the model's original context, the positions of some rotary embeddings do."""
+    the model's original context, some rotary embeddings depend on it."""
     known: dict[tuple[object, ...], bool] = {}
     for rope in cast(Callable[[], list[Module]], model.modules)():
         limit = getattr(rope, "max_position_embeddings", None)

@@ -41,8 +41,8 @@ _PROMPTS: _Prompts = (
 )
 _STEPS = ((2, 7, 1), (1, 8, 2), (2, 8, 1))
 """Tokens that follow the sequences above, which differ in length; all are valid in any vocabulary.
-The first sequence is short, so errors in padding cannot average out. The others exceed every
-narrowed limit, and their lengths are not multiples of a block."""
+The first sequence is short, so nothing makes up for wrong padding. The others exceed every narrowed
+limit, and their lengths are not multiples of a block."""
 
 _EXACT = 1e-3
 """The largest difference of logits on a CPU in fp32, relative to their norm."""

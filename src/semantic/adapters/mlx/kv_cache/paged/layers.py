@@ -1,5 +1,4 @@
-"""A sequence's paged caches for all layers: creates them empty or from blocks, and turns them into
-blocks.
+"""A sequence's paged caches: creates them, also from blocks, and turns them into blocks.
 
 Restoring exclusive blocks moves no bytes; blocks of another agent are shared copy-on-write. Knows
 shapes and block sizes; knows nothing about requests, budgets or batches.
