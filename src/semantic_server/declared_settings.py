@@ -1,6 +1,6 @@
 """Every setting of a server, declared once: its type, bounds, default and help text. The command
-line, the settings file, the environment and `config show` have these. Knows no source of values,
-and imports neither pydantic nor typer: `semantic --help` must be instant."""
+line, the settings file, the environment and `config show` all use these declarations. Knows no
+source of values, and imports neither pydantic nor typer: `semantic --help` must be instant."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from semantic.composition.engine_settings import (
 Texts = tuple[str, ...]
 Paths = tuple[Path, ...]
 Keys = tuple[object, ...]
-"""Texts on the command line; the server's settings hide them."""
+"""Texts on the command line; secrets in the server's settings."""
 Port = Annotated[int, Ge(0), Le(65_535)]
 Seconds = Annotated[float, Gt(0), Le(86_400)]
 Count = Annotated[int, Ge(1)]
@@ -55,20 +55,20 @@ _LOG: Final = "Log"
 
 @dataclass(init=False, repr=False, eq=False)
 class DeclaredSettings:
-    """The settings in the order of the help. Sizes are in the unit of their name: GiB, MiB, KiB;
+    """The settings in the order of the help. Sizes are in the unit of their name (GiB, MiB or KiB),
     times in seconds. Sampling defaults to the recommendation in the model's own configuration."""
 
     host: Annotated[str, Flag(_ADDRESS, "Address to listen on. Default: 127.0.0.1.")] = "127.0.0.1"
-    port: Annotated[Port, Flag(_ADDRESS, "Default: 8000; 0 takes a free one.")] = 8000
+    port: Annotated[Port, Flag(_ADDRESS, "Port; 0 takes a free one. Default: 8000.")] = 8000
     api_keys: Annotated[
         Keys,
         Flag(
             _ADDRESS,
-            "A key that clients must send; each is a tenant of its own. Repeatable.",
+            "A key that clients must send; each key is a tenant of its own. Repeatable.",
             "--api-key",
         ),
     ] = ()
-    api_key_file: Annotated[Path | None, Flag(_ADDRESS, "A file of keys, one a line.")] = None
+    api_key_file: Annotated[Path | None, Flag(_ADDRESS, "A file of keys, one per line.")] = None
     operator_keys: Annotated[
         Keys,
         Flag(
@@ -78,7 +78,7 @@ class DeclaredSettings:
         ),
     ] = ()
     operator_key_file: Annotated[
-        Path | None, Flag(_ADDRESS, "A file of operators' keys, one a line.")
+        Path | None, Flag(_ADDRESS, "A file of operators' keys, one per line.")
     ] = None
     allowed_hosts: Annotated[
         Texts,
@@ -114,7 +114,7 @@ class DeclaredSettings:
         Texts,
         Flag(
             ENGINE,
-            "A model, one of those given, that stays loaded. Repeatable.",
+            "One of the given models that stays loaded. Repeatable.",
             "--keep-model",
         ),
     ] = ()
@@ -174,8 +174,8 @@ class DeclaredSettings:
         Gib | None,
         Flag(
             STORE,
-            "GiB that the store may write to disk a day; then it writes only ends of turns "
-            "until midnight. Default: no limit.",
+            "GiB that the store may write to disk per day; beyond that it writes only ends of "
+            "turns until midnight. Default: no limit.",
         ),
     ] = None
     disk_rated_tbw: Annotated[Annotated[float, Gt(0), Le(1e6)] | None, DISK_RATED_TBW] = None
@@ -189,8 +189,8 @@ class DeclaredSettings:
         Flag(
             STORE,
             "Publish which blocks this server stores, with their tokens, for routers that read "
-            "vLLM's KV cache events: tcp://127.0.0.1:5557 or ipc://PATH; the next port answers "
-            "those that missed some. It shows all prompts. Needs "
+            "vLLM's KV cache events: tcp://127.0.0.1:5557 or ipc://PATH; the next port resends "
+            "missed events. The events reveal all prompts. Needs "
             "semantic-engine[fleet].",
             metavar="ADDRESS",
         ),
@@ -202,8 +202,8 @@ class DeclaredSettings:
         Gib | None,
         Flag(
             ENGINE,
-            "GiB of memory that the process may have, as the system counts it. Near that it "
-            "frees caches, and last refuses requests with a 503. Default: nine tenths of the "
+            "GiB of memory that the process may use, as the system counts it. Near this limit it "
+            "frees caches, and finally refuses requests with a 503. Default: nine tenths of the "
             "free memory at the start, more if the weights need it.",
         ),
     ] = None
@@ -222,8 +222,8 @@ class DeclaredSettings:
         Literal["note", "reject-once", "reject"],
         Flag(
             _ANSWERS,
-            "The answer to a picture, sound or document that a user sends to a text model: "
-            "note, reject-once or reject. Earlier ones and those of tools are always notes. "
+            "How to answer a picture, sound or document that a user sends to a text model: "
+            "note, reject-once or reject. Earlier files and files from tools are always notes. "
             "Default: reject-once.",
         ),
     ] = "reject-once"
@@ -231,12 +231,12 @@ class DeclaredSettings:
         str | None,
         Flag(
             _ANSWERS,
-            "How the first model writes calls: a name of docs/families.md, as vLLM has them.",
+            "How the first model writes tool calls: a name from docs/families.md, as in vLLM.",
         ),
     ] = None
     reasoning_parser: Annotated[
         str | None,
-        Flag(_ANSWERS, "How the first model marks reasoning; none: its answers have none."),
+        Flag(_ANSWERS, "How the first model marks reasoning; none if it never reasons."),
     ] = None
     force_usage: Annotated[
         bool,
@@ -257,7 +257,7 @@ class DeclaredSettings:
         int, Ge(1), Le(10_000), Flag(_LIMITS, "Maximum number of its headers.")
     ] = 200
     max_connections: Annotated[
-        Count, Flag(_LIMITS, "Maximum connections with a request; more get a 503.")
+        Count, Flag(_LIMITS, "Maximum connections with a request in progress; more get a 503.")
     ] = 512
     header_timeout: Annotated[Seconds, Flag(_LIMITS, "Seconds for the headers to arrive.")] = 10
     body_timeout: Annotated[Seconds, Flag(_LIMITS, "Seconds for the body to arrive.")] = 60
@@ -275,7 +275,7 @@ class DeclaredSettings:
         int,
         Ge(0),
         Le(86_400),
-        Flag(_LIMITS, "Seconds for answers to end when the server stops."),
+        Flag(_LIMITS, "Seconds for answers to finish when the server stops."),
     ] = 5
     log_format: Annotated[Literal["text", "json"], Flag(_LOG, "text or json.")] = "text"
     log_level: Annotated[

@@ -152,7 +152,7 @@ def test_of_several_models_the_one_that_is_named(tmp_path: Path) -> None:
         (("ada", "missing/x"), "cannot write missing/x: No such file or directory"),
         (("ada", "FILE", "--store", "x"), "expected either --server, or --store"),
         (("ada", "FILE", "--model-id", "ab"), "expected either --server, or --store"),
-        (("ada", "-", "--json"), "expected a file: - is for --server, and not with --json"),
+        (("ada", "-", "--json"), "expected a file: - requires --server and excludes --json"),
     ],
 )
 def test_an_export_that_is_refused_leaves_no_file(
@@ -227,7 +227,7 @@ def half_a_server(response: bytes, *, ends: bool = True) -> Iterator[tuple[str, 
 def test_an_export_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
     with half_a_server(HALF) as (url, _):
         ran = semantic("agents", "export", "ada", str(tmp_path / "x"), "--server", url)
-    assert (ran.code, "broke off after 1000 of 2000 bytes" in ran.err) == (4, True), ran.err
+    assert (ran.code, "cut the archive short after 1000 of 2000 bytes" in ran.err) == (4, True), ran.err
     assert left(tmp_path) == []
 
 

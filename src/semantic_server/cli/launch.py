@@ -1,5 +1,6 @@
-"""`semantic launch`: starts a coding agent with a running server, changing no file; --write enters
-the server into its settings and starts nothing, --show does neither. Starts no server."""
+"""`semantic launch`: starts a coding agent that uses a running server, changing no file. With
+--write it adds the server to the agent's settings instead; --show only shows that change. Starts no
+server."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from semantic_server.clients.config_file import Change, Plan
 
 _ENOUGH_CONTEXT = 32_768
-"""Tokens. In a smaller context an agent's own prompt and tools leave little for the work."""
+"""Tokens. In a smaller context, an agent's own prompt and tools leave little room for the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class LaunchOptions:
     url: ServerUrl = DEFAULT_SERVER
     model: Annotated[
         str | None,
-        typer.Option(help="One of the server's names; else its first.", show_default=False),
+        typer.Option(help="A model name of the server. Default: its first.", show_default=False),
     ] = None
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
     show: Annotated[
@@ -53,7 +54,7 @@ class LaunchOptions:
     ] = False
 
     def server(self) -> RunningServer:
-        """The server. Raises as `find_server`."""
+        """Return the server. Raises the same errors as `find_server`."""
         from semantic_server.clients.coding_agents import find_server
 
         return find_server(self.url, self.model, self.key_variable)
@@ -68,7 +69,7 @@ AgentArguments = Annotated[
 def claude(
     options: LaunchOptions, arguments: AgentArguments = None, as_json: AsJson = False
 ) -> None:
-    """Start Claude Code with the server: variables of its process, no file.
+    """Start Claude Code with the server, through environment variables instead of a file.
 
     --show prints `export` lines for `eval "$(semantic launch claude --show)"`.
     """
@@ -93,7 +94,7 @@ def claude(
 def codex(
     options: LaunchOptions, arguments: AgentArguments = None, as_json: AsJson = False
 ) -> None:
-    """Start Codex with the server as a provider; --write enters it into config.toml."""
+    """Start Codex with the server as a provider; --write adds it to config.toml."""
     from semantic_server.clients.coding_agents import CODEX
 
     _launch(CODEX, options, arguments, as_json=as_json)
@@ -102,7 +103,7 @@ def codex(
 def opencode(
     options: LaunchOptions, arguments: AgentArguments = None, as_json: AsJson = False
 ) -> None:
-    """Start opencode with the server as a provider; --write enters it into opencode.json."""
+    """Start opencode with the server as a provider; --write adds it to opencode.json."""
     from semantic_server.clients.coding_agents import OPENCODE
 
     _launch(OPENCODE, options, arguments, as_json=as_json)
@@ -153,15 +154,16 @@ class _Outcome:
         for change in self.plan.changes:
             yield from _diff(change)
         if not self.written:
-            yield "wrote nothing; --write writes it, after a backup of the file"
+            yield "nothing written; --write backs up the file and writes the change"
         elif self.backup is None:
             yield "written; the file is new"
         else:
-            yield f"written; as it was: {show_name(str(self.backup), whole=True)}"
+            yield f"written; backup of the previous file: {show_name(str(self.backup), whole=True)}"
 
 
 def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
-    """Return whether to start the agent. Raises InvalidRequestError for arguments if not."""
+    """Return whether to start the agent. Raises InvalidRequestError if `arguments` are given for an
+    agent that does not start."""
     if not (options.write or options.show or as_json):
         return True
     if arguments:
@@ -172,7 +174,7 @@ def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json:
 
 
 def _start(agent: CodingAgent, options: LaunchOptions, arguments: Sequence[str] | None) -> NoReturn:
-    """Become the agent's program. Raises OperatorError if that fails."""
+    """Replace this process with the agent's program. Raises OperatorError if that fails."""
     server = options.server()
     program = shutil.which(agent.name)
     if program is None:
@@ -224,7 +226,7 @@ def _warn_of_little_context(server: RunningServer) -> None:
     if server.context_tokens < _ENOUGH_CONTEXT:
         print_notice(
             f"{show_name(server.model)} has {server.context_tokens} tokens of context: agents "
-            "send 10 to 30 thousand before the first word"
+            "send 10 to 30 thousand tokens before the user's first word"
         )
 
 
@@ -237,7 +239,7 @@ def _diff(change: Change) -> Iterator[str]:
 
 
 def _dotted(path: Sequence[str]) -> str:
-    """Return a path as TOML writes it, with quotes around a part that is not a bare key."""
+    """Return a path as TOML writes it, quoting each part that is not a bare key."""
     plain = (part.replace("_", "").replace("-", "") for part in path)
     return ".".join(
         part if word.isascii() and word.isalnum() else json.dumps(part)

@@ -1,5 +1,6 @@
 """`semantic models ps`, `load`, `unload`, `semantic memory` and `semantic agents export`, `import`:
-what a running server holds. An archive may also come from the store, as two files."""
+the models, memory and agents of a running server. Agents may also come from the store or go to the
+store, as two files."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("model", "state", "memory", "running", "waiting", "unloaded")
 _Served = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A name that the server has.", show_default=False)
+    str, typer.Argument(metavar="MODEL", help="A model name of the server.", show_default=False)
 ]
 
 
@@ -89,7 +90,7 @@ def unload(
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Unload one of the models of a running server when its requests have ended."""
+    """Unload one of the models of a running server once its requests have finished."""
     from semantic_server.clients.server_connection import change_model
 
     _print(change_model(url, key_variable, model, "unload"), as_json=as_json)
@@ -103,7 +104,7 @@ RUNNING_MODEL_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def unloaded_when(pinned: bool, expires_in: float | None) -> str:
-    """Return when a model unloads if no request comes."""
+    """Return in words when a model unloads if no request arrives."""
     if expires_in is not None:
         return f"in {show_seconds(expires_in)}"
     return "never" if pinned else "when needed"
@@ -134,18 +135,18 @@ class MemoryOptions:
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
     limit: Annotated[
         float | None,
-        typer.Option(help="GiB that the process may have from now on.", show_default=False),
+        typer.Option(help="New limit on the process's memory, in GiB.", show_default=False),
     ] = None
     reset: Annotated[
-        bool, typer.Option("--reset", help="Return to the limit of the server's start.")
+        bool, typer.Option("--reset", help="Restore the limit that the server started with.")
     ] = False
 
 
 def memory(options: MemoryOptions, as_json: AsJson = False) -> None:
-    """Show what a running server's process has and may have; with --limit change that.
+    """Show how much memory a running server uses and may use; with --limit, change the limit.
 
-    A lower limit frees what exceeds it, in the order of `semantic serve --memory-gb`; running
-    answers go on.
+    A lower limit frees the excess in the order that `semantic serve --memory-gb` describes; running
+    answers continue.
     """
     from semantic_server.clients.server_connection import limit_memory, read_memory
 
@@ -184,7 +185,7 @@ class RemoteOptions:
         typer.Option(
             "--server",
             "--url",
-            help="The address of a running server that has the agent; FILE is one tar file. "
+            help="The address of a running server that has the agent; FILE is then one tar file. "
             "Default: the store.",
             show_default=False,
         ),
@@ -192,14 +193,15 @@ class RemoteOptions:
     model: Annotated[
         str | None,
         typer.Option(
-            help="With --server: the model that has the agent; required if it has several.",
+            help="With --server: the agent's model; required if the server has several models.",
             show_default=False,
         ),
     ] = None
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
 
     def address(self, store: StoreOptions, model_id: str | None = None) -> str | None:
-        """The server; None for the store. Raises InvalidRequestError for both."""
+        """Return the server's address, or None for the store. Raises InvalidRequestError if options
+        for both are given."""
         if self.server is None and self.model is not None:
             raise InvalidRequestError("expected --model with --server only")
         if self.server is not None and (store != StoreOptions() or model_id is not None):
@@ -217,7 +219,9 @@ class RemoteOptions:
 def export_archive(
     url: str, key_variable: str, name: str, owner: Owner, file: Path
 ) -> tuple[str, Json]:
-    """Write an agent of a server to a new file, or to stdout; returns it as text and as JSON."""
+    """Write an agent of a server to a new file or to stdout; return a report as text and as
+    JSON.
+    """
     from semantic_server.clients.server_connection import exported
 
     with (
@@ -235,7 +239,8 @@ def export_archive(
 def import_archive(
     url: str, key_variable: str, file: Path, name: str | None, owner: Owner
 ) -> tuple[str, Json]:
-    """Send a file of `export_archive` to a server; returns its agent there as text and as JSON."""
+    """Send a file that `export_archive` wrote to a server; return the imported agent as text and as
+    JSON."""
     from semantic.adapters.exchange.transfer import open_file
     from semantic_server.clients import server_connection as agent_archives
 
@@ -261,7 +266,7 @@ def export(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Where to write: creates FILE.safetensors and FILE.json, with --server FILE; - is "
+            help="Where to write: FILE.safetensors and FILE.json, or with --server one FILE; - is "
             "stdout.",
             show_default=False,
         ),
@@ -270,16 +275,17 @@ def export(
     tenant: TenantName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an agent with its blocks to two files, for another machine.
+    """Export an agent with its blocks to two files, for another machine.
 
-    They contain the agent's whole conversation, readable to all who have the files. With --server
-    it is one tar file, which `import` takes with --server. An interrupted export leaves no file.
+    The files contain the agent's whole conversation, readable by everyone who has them. With
+    --server the export is one tar file, which `import` accepts with --server. An interrupted export
+    leaves no file.
     """
     from semantic.adapters.exchange.transfer import export_agent
 
     url = remote.address(store, model_id)
     if is_stdout(file) and (as_json or url is None):
-        raise InvalidRequestError("expected a file: - is for --server, and not with --json")
+        raise InvalidRequestError("expected a file: - requires --server and excludes --json")
     if url is not None:
         moved = export_archive(url, remote.key_variable, name, remote.owner(tenant), file)
         if is_stdout(file):
@@ -289,7 +295,7 @@ def export(
         return
     with open_store(store) as disk:
         agent = find_agent(disk, name, model_id, tenant)
-        # Where the model's folder is says nothing elsewhere, and names who exports.
+        # The path of the model's folder means nothing on another machine, and may name this user.
         shown = replace(agent, model=model_name(agent.model))
         with work_bar(f"exporting {name}") as on_progress:
             written = export_agent(disk, shown, file, on_progress)
@@ -314,29 +320,28 @@ def import_(
     file: Annotated[
         Path,
         typer.Argument(
-            help="One of the two files, or FILE alone; with --server the tar file.",
+            help="One of the two files, or FILE without its suffix; with --server the tar file.",
             show_default=False,
         ),
     ],
     name: Annotated[
         str | None,
-        typer.Option("--as", help="The agent's name there; else its own.", show_default=False),
+        typer.Option("--as", help="Name for the agent. Default: its own.", show_default=False),
     ] = None,
     tenant: Annotated[
         str | None,
         typer.Option(
             metavar="ID",
-            help="With --server, the tenant that gets the agent: the server's log lists them.",
+            help="With --server: the tenant that gets the agent; the server's log lists the ids.",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read an exported agent, after checking every byte of it.
+    """Import an exported agent, after checking every byte of it.
 
-    Import only trusted files: checksums detect damage, not forged contents. Its cache is this
-    agent's alone: requests must name the agent to continue from it. An interrupted import leaves
-    nothing in the store.
+    Import only trusted files: checksums detect damage, not forged contents. Only requests that name
+    the agent can continue from its cache. An interrupted import leaves nothing in the store.
     """
     from semantic.adapters.exchange.transfer import import_agent
 
@@ -377,12 +382,12 @@ def _destination(file: Path) -> Iterator[BinaryIO]:
             yield out
         return
     if sys.stdout.isatty():
-        raise InvalidRequestError("expected a file: an archive is not for a terminal")
+        raise InvalidRequestError("expected a file: a terminal cannot show an archive")
     yield typer.get_binary_stream("stdout")
 
 
 def _pieces(file: BinaryIO, n_bytes: int, advance: Callable[[int], None]) -> Iterator[bytes]:
-    """The first `n_bytes` of a file."""
+    """Yield the first `n_bytes` of a file."""
     while n_bytes and (piece := file.read(min(n_bytes, _PIECE_BYTES))):
         n_bytes -= len(piece)
         yield piece

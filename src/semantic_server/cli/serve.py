@@ -1,5 +1,5 @@
-"""`semantic serve` and `semantic config show`: a model behind HTTP, and its settings. Reads
-settings, opens the socket and runs the server. Knows no API."""
+"""`semantic serve` and `semantic config show`: serves a model over HTTP, and shows the server's
+settings. Reads settings, opens the socket and runs the server. Knows no API."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _GIB = 1 << 30
 
 
 def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
-    """Give a class a field for each setting of `declared`: None without the flag."""
+    """Add a field to a class for each setting of `declared`; None if the flag is not given."""
 
     def add(options: type[T]) -> type[T]:
         hints = get_type_hints(declared, include_extras=True)
@@ -62,15 +62,15 @@ def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
 
 
 def _as_flag(hint: object) -> object:
-    """Return a setting's type on the command line, without bounds, with its option."""
+    """Return a setting's type for the command line: without its bounds, and with its option."""
     declared, *_, flag = get_args(hint)
     given = _given(declared)
     return Annotated[given | None, option(flag)]
 
 
 def _given(declared: type) -> type | GenericAlias:
-    """Return the type of a flag's value; a flag of several values is repeatable. Loading the
-    settings validates texts."""
+    """Return the type of a flag's value; a flag for several values is repeatable. Texts are
+    validated later, when the settings load."""
     origin, parts = get_origin(declared), get_args(declared)
     if origin is None:
         return str if declared is object else declared
@@ -82,11 +82,11 @@ def _given(declared: type) -> type | GenericAlias:
 @dataclass(frozen=True)
 @with_flags(DeclaredSettings)
 class ServeOptions:
-    """Every setting of a server as a flag, under the names of other servers' flags. None means not
-    given: the environment, the file or the default decides, in this order."""
+    """Every setting of a server as a flag, named like other servers' flags. None means that the
+    flag is not given: then the environment, the file or the default decides, in this order."""
 
     def given(self) -> dict[str, object]:
-        """Return the flags on the command line, by name of their setting."""
+        """Return the flags given on the command line, by the name of their setting."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -94,14 +94,15 @@ class ServeOptions:
 def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     """Serve a model over HTTP, for OpenAI's and Anthropic's clients.
 
-    Every flag also works as SEMANTIC_NAME in the environment or in a TOML file; `semantic
-    config show` prints each value and its source. Ctrl-C waits for answers and saves every agent;
-    a second one stops at once.
+    Every flag also works as SEMANTIC_NAME in the environment or in a TOML file; `semantic config
+    show` prints each value and its source. Ctrl-C waits for answers and saves every agent; a second
+    Ctrl-C stops at once.
     """
     from semantic_server.http.errors import logger
     from semantic_server.http.settings import load_settings
 
-    # All stacks. The handler holds the interpreter: reading the stack of a running thread crashes.
+    # Dump all stacks. A Python handler holds the interpreter lock; without the lock, reading the
+    # stack of a running thread crashes.
     signal.signal(signal.SIGUSR1, lambda *_: faulthandler.dump_traceback(file=2))
     settings = load_settings(options.given(), config).settings
     if engine_settings(settings).ranks is not None and follow_rank(settings):
@@ -119,8 +120,8 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
 
 
 def follow_rank(settings: ServerSettings) -> bool:
-    """Compute for rank 0 until it ends, if this process is another rank; whether it was. Raises
-    InvalidRequestError for settings that only one device can have."""
+    """Compute for rank 0 until it ends, if this process is another rank; return whether it is.
+    Raises InvalidRequestError for settings that work on only one device."""
     from semantic.bootstrap import follow_first
     from semantic_server.http.logs import configure_logs
 
@@ -134,16 +135,16 @@ def follow_rank(settings: ServerSettings) -> bool:
         return False
     configure_logs(settings.log_format, settings.log_level)
     for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)  # every rank gets it: rank 0 saves agents, then all end
+        signal.signal(one, signal.SIG_IGN)  # every rank gets the signal: rank 0 saves, then all end
     follow_first(engine)
     return True
 
 
 def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Print the settings file and every setting of `semantic serve`: its value, and its source.
+    """Print the settings file, and the value and source of every setting of `semantic serve`.
 
-    A flag overrides the environment, the environment the file, and the file the default.
-    It masks secrets.
+    Flags override the environment, the environment overrides the file, and the file overrides the
+    defaults. Secrets are masked.
     """
     from semantic_server.http.settings import load_settings
 
@@ -177,11 +178,11 @@ _CHOSEN_LATER = {
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), _FROM_MODEL),
     "max_tokens": "up to the end of the context",
 }
-"""How settings without a value get one when the server starts."""
+"""How the server chooses the values of unset settings when it starts."""
 
 
 def _chosen(settings: ServerSettings) -> dict[str, object]:
-    """Return values of settings without one, as far as known before the server starts."""
+    """Return the values that unset settings will get, as far as known before the server starts."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
         chosen["served_model_name"] = list(served_names(settings))
@@ -202,8 +203,8 @@ async def load_model(
     store_unavailable: OnStoreUnavailable | None = None,
     sharing: int = 1,
 ) -> RunnableServing:
-    """The models that `settings` name, ready for requests, in a process as of `promised_of`. Raises
-    as `serve.load_serving` and `serve_models.load_models`."""
+    """Return the models that `settings` name, ready for requests; see `promised_of` for `sharing`.
+    Raises the same errors as `serve.load_serving` and `serve_models.load_models`."""
     import asyncio
 
     from semantic.application.engine.step_loop import StepLoop
@@ -217,7 +218,7 @@ async def load_model(
     if settings.embedding_model is not None:
         model = model_of(settings.embedding_model)
         names = own_names(model, settings.embedding_model)
-        # First, so that pools take the memory that it leaves.
+        # Load the embedding model first, so that the pools take only the memory that it leaves.
         embedding = await load_embeddings(model, names, loop)
     store_unavailable = store_unavailable or notify_store_unavailable
     details = None if embedding is None else embedding.model.details
@@ -229,8 +230,8 @@ async def load_model(
 
 
 def promised_of(settings: ServerSettings, sharing: int = 1) -> Settings:
-    """The engine's part of `settings`, with the memory that the process may have as one of
-    `sharing` on the machine. Raises as `promised`."""
+    """Return the engine's part of `settings`, with the memory that this process may use as one of
+    `sharing` processes on the machine. Raises the same errors as `promised`."""
     others = map(model_of, (*settings.model[1:], *settings.allowed_models))
     embedding = settings.embedding_model
     return promised(
@@ -248,7 +249,7 @@ async def _load_answering(
     loop: StepLoop,
     reserved: int,
 ) -> RunnableServing:
-    """The models that answer, beside others on the thread of `loop` that take `reserved` bytes."""
+    """Return the models that answer. Other models on the thread of `loop` take `reserved` bytes."""
     from semantic.serve import load_serving
 
     if not settings.has_managed_models:
@@ -276,7 +277,7 @@ async def _load_answering(
 
 
 def _of_model(first: ServeSettings, name: str) -> ServeSettings:
-    """The settings of another model than the first."""
+    """Return the settings of a model other than the first."""
     model = model_of(name)
     engine = replace(first.engine, model=model)
     parsers = replace(first.parsers, calls=None, reasoning=None)
@@ -284,7 +285,7 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
 
 
 def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:
-    """Return the settings of the first model, that of `engine`, and of requests."""
+    """Return the settings of requests and of the first model, which is the model of `engine`."""
     from semantic.application.chat.families import Parsers
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings
@@ -326,12 +327,14 @@ def remember(settings: ServerSettings) -> None:
 
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
-    """The names of the model for requests: as given, else its own and the alias that named it."""
+    """Return the model's names for requests: the given names, or else its own name and the alias
+    that named it."""
     return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 
 
 def engine_settings(settings: ServerSettings) -> Settings:
-    """The engine's part of `settings`, aliases replaced by models. Raises InvalidRequestError."""
+    """Return the engine's part of `settings`, with aliases replaced by models. Raises
+    InvalidRequestError."""
     engine = Settings(
         model_of(settings.model[0]),
         pool_bytes=gib("pool_gb", settings.pool_gb),
@@ -355,9 +358,9 @@ def engine_settings(settings: ServerSettings) -> Settings:
 def run_server(
     settings: ServerSettings, load: Load, responses: ResponsesPort | None = None
 ) -> None:
-    """Serve until a signal arrives or loading the model fails. Without `responses` memory keeps
-    them. Raises InvalidRequestError for an address that is not loopback without keys, OperatorError
-    if binding the address fails, and as `load`."""
+    """Serve until a signal arrives or loading the model fails. Without `responses`, stored
+    responses stay in memory. Raises InvalidRequestError if the address is not loopback and there
+    are no keys, OperatorError if binding the address fails, and the same errors as `load`."""
     from semantic_server.http.app import create_app
     from semantic_server.http.context import ServerContext
     from semantic_server.http.lifecycle import Lifecycle
@@ -392,7 +395,7 @@ def run_server(
 
 
 def require_keys(settings: ServerSettings) -> None:
-    """Raise InvalidRequestError for an address that is not loopback without keys."""
+    """Raise InvalidRequestError if the address is not loopback and there are no keys."""
     if not settings.is_local and not settings.api_keys:
         raise InvalidRequestError(
             f"others can reach {settings.host}: expected --api-key, --api-key-file or "

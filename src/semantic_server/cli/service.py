@@ -1,5 +1,5 @@
-"""`semantic service`: `semantic serve` as a service of the user, with flags. Knows settings by
-name, and that a service sees neither this folder nor this shell's variables."""
+"""`semantic service`: installs `semantic serve`, with flags, as a service of the user. Knows
+settings by name, and that a service sees neither this folder nor this shell's variables."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from semantic_server.service_managers import HostPort, ServicePort, ServiceState
 
 _TO_SAVE_SECONDS = 120
-"""Seconds after the answers have ended to save agents and write a store on a slow disk."""
+"""Seconds to save agents and write a store on a slow disk, after the answers have finished."""
 _NOT_RUNNING = 1
 
 
 def install(options: ServeOptions, config: ConfigFile = None) -> None:
     """Start `semantic serve` now and with every login, with these flags.
 
-    Writes a unit of systemd or a property list of launchd, and prints it. Once more with other
-    flags changes it and restarts the server. Keys come from a file: --api-key-file.
+    Writes a systemd unit or a launchd property list, and prints it. Run it again with other flags
+    to change the service and restart the server. Keys must come from a file: --api-key-file.
     """
     from semantic_server.cli.serve import require_keys
     from semantic_server.http.settings import load_settings
@@ -56,7 +56,7 @@ def uninstall() -> None:
 
 
 def status(as_json: AsJson = False) -> None:
-    """Print whether the service exists and runs; exits with 1 unless it runs."""
+    """Print whether the service exists and runs; exit with status 1 unless it runs."""
     state = service_manager().state()
     if as_json:
         document = {
@@ -80,7 +80,7 @@ SERVICE_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def service_manager(host: HostPort | None = None) -> ServicePort:
-    """The user's manager of services. Raises OperatorError where none runs."""
+    """Return the user's service manager. Raises OperatorError if none runs."""
     from semantic_server.service_managers import Host, Launchd, Systemd
 
     here = host or Host()
@@ -89,14 +89,14 @@ def service_manager(host: HostPort | None = None) -> ServicePort:
     if here.system == "darwin" and Launchd.is_here(here):
         return Launchd(here)
     raise OperatorError(
-        "neither systemd nor launchd runs for this user here: expected a login session of one of "
+        "neither systemd nor launchd runs for this user: log in to a session that has one of "
         "them, or start `semantic serve` by other means"
     )
 
 
 def require_known_to_the_service(loaded: LoadedSettings) -> None:
-    """Raise InvalidRequestError for a key on the command line, which the file would contain, and
-    for a variable of this shell, which the service lacks."""
+    """Raise InvalidRequestError for a key on the command line, because the service's file would
+    contain it, and for a variable of this shell, because the service would not have it."""
     from semantic_server.http.settings import KEY_FILES
 
     for name, origin in loaded.origins.items():
@@ -114,7 +114,7 @@ def require_known_to_the_service(loaded: LoadedSettings) -> None:
 
 
 def flags(options: ServeOptions, config: Path | None) -> Iterator[str]:
-    """The flags of `semantic serve` that give these options; paths are absolute."""
+    """Yield the flags of `semantic serve` for these options, with absolute paths."""
     hints = get_type_hints(ServeOptions, include_extras=True)
     given = options.given()
     for field in fields(options):
@@ -132,7 +132,8 @@ def flags(options: ServeOptions, config: Path | None) -> Iterator[str]:
 
 
 def _flag(name: str, hint: object) -> str:
-    """A setting's flag: the first declaration, which typer keeps as its default, or its name."""
+    """Return a setting's flag: its first declared one, which typer keeps as its default, or its
+    name."""
     (option,) = get_args(hint)[1:]
     declared = option.default
     return declared if isinstance(declared, str) else f"--{name.replace('_', '-')}"
@@ -142,7 +143,8 @@ _MODELS = frozenset({"model", "allowed_models", "embedding_model", "kept_models"
 
 
 def _absolute(name: str, value: object) -> object:
-    """The service runs in another folder; a model may also be a name or a hub's id."""
+    """Return a value with an absolute path, because the service runs in another folder. A model may
+    also be a name or a hub id."""
     if isinstance(value, Path):
         return value.expanduser().absolute()
     if name == "adapters":

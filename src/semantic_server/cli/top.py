@@ -1,5 +1,5 @@
-"""`semantic top`: the page at / of a running server, in a terminal, second by second. Knows the
-overview of a server; not how it measures its figures."""
+"""`semantic top`: shows the page at / of a running server in a terminal, updated every second.
+Knows a server's overview, but not how the server measures its figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _RETRY_SECONDS = 2.0
 _ENDED = 8
-"""Ended requests on the screen."""
+"""Finished requests on the screen."""
 _BAR = 24
 _TIERS = {"process": "process", "pool": "pool", "memory": "RAM tier", "disk": "disk"}
 
@@ -48,14 +48,14 @@ class TopOptions:
     url: ServerUrl = DEFAULT_SERVER
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
     once: Annotated[
-        bool, typer.Option("--once", help="Print it once; without a terminal that is the default.")
+        bool, typer.Option("--once", help="Print the overview once. Default without a terminal.")
     ] = False
 
 
 def top(options: TopOptions, as_json: AsJson = False) -> None:
     """Show what a running server saves, holds and does, each second until Ctrl-C.
 
-    A tenant's key shows its own requests; the budgets need an operator's.
+    A tenant's key shows that tenant's requests; the budgets need an operator's key.
     """
     from semantic_server.clients.server_connection import follow_overview, read_overview
 
@@ -76,8 +76,8 @@ def watch(
     console: Console,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show the events of `follow` on all of `console`, and follow again when the stream ends.
-    Raises OperatorError if the first one fails."""
+    """Show the events of `follow` on the whole `console`, and follow again whenever the stream
+    ends. Raises OperatorError if the first stream fails."""
     from rich.live import Live
     from rich.text import Text
 
@@ -108,7 +108,7 @@ def watch(
 
 
 class View:
-    """The screen: the overview, the newest changes, and the requests that ended last."""
+    """The screen: the overview, the newest changes, and the requests that finished last."""
 
     def __init__(self) -> None:
         self._overview: Overview | None = None
@@ -118,7 +118,7 @@ class View:
         self._ended: dict[tuple[str, float], TimelineSpan] = {}
 
     def apply(self, name: str, document: Document) -> None:
-        """Take over an event. Raises OperatorError for a malformed overview."""
+        """Apply an event. Raises OperatorError for a malformed overview."""
         from pydantic import ValidationError
 
         from semantic_server.http.overview import Changes, Overview
@@ -132,7 +132,8 @@ class View:
                 self._take(Changes.model_validate(document))
         except ValidationError as error:
             raise OperatorError(
-                f"expected an overview of this version, got another in {error.error_count()} fields"
+                "expected an overview of this version, got one that differs in "
+                f"{error.error_count()} fields"
             ) from None
 
     def lines(self) -> Iterator[str]:
@@ -170,7 +171,8 @@ class View:
 
 
 def sentence(saved: Saved) -> str:
-    """2 h 14 min of prefill saved today; the cache had 96 % of 4,100 prompt tokens."""
+    """Return the savings as a sentence, such as "2 h 14 min of prefill saved today; the cache had
+    96 % of 4,100 prompt tokens"."""
     if not saved.prompt_tokens:
         return "No prompt today."
     share = 100 * saved.cached_tokens // saved.prompt_tokens
@@ -181,7 +183,7 @@ def sentence(saved: Saved) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """12.0 s, 14 min or 2 h 14 min."""
+    """Return a duration in words: 12.0 s, 14 min or 2 h 14 min."""
     if seconds < 60:  # noqa: PLR2004 - seconds of a minute
         return f"{seconds:.1f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

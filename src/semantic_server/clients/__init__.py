@@ -1,2 +1,2 @@
-"""Settings files of other makers' coding agents, and how to enter this program's server into them.
+"""Settings files of other vendors' coding agents, and how to add this program's server to them.
 Knows no engine; requests only the list of models from a server."""

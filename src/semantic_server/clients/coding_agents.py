@@ -1,6 +1,6 @@
-"""Coding agents that can use this program's server: their settings files, the settings they need,
-and a start with these for once. A server is its address, a model's name and the size of its
-context. Knows neither files nor their formats' text, and starts nothing."""
+"""Coding agents that can use this program's server: where their settings files are, the settings
+they need, and how to start them once with these settings but no file. A server is an address, a
+model's name and a context size. Reads no file, knows no file format, and starts nothing."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server. `url` has no path; `key_variable` is None if the server requires no key. `model` is
-    the name for requests; `context_tokens` limits prompt and answer together."""
+    """A running server. `url` has no path; `key_variable` is None if the server requires no key.
+    `model` is the name for requests; `context_tokens` limits prompt and answer together."""
 
     url: str
     model: str
@@ -52,11 +52,11 @@ class _Response:
 def find_server(
     url: str, model: str | None = None, key_variable: str = "SEMANTIC_API_KEY"
 ) -> RunningServer:
-    """Return the server at `url`, with `model` or else its first one.
+    """Return the server at `url`, with `model` or else the server's first model.
 
     Sends the key in the environment variable `key_variable` only after the server refuses a request
-    without one. Raises InvalidRequestError for a malformed address, OperatorError without a
-    response or for one of another program, OverloadedError while the model loads, and
+    without a key. Raises InvalidRequestError for a malformed address, OperatorError if there is no
+    response or another program responds, OverloadedError while the model loads, and
     ModelNotFoundError for an unknown model.
     """
     address = read_address(url)
@@ -114,7 +114,8 @@ def _contexts(body: bytes) -> dict[str, int]:
             if isinstance(entry, dict)
             else (None, None)
         )
-        # `type`: True is an int too. `isprintable`: the name goes to files and to a shell.
+        # Not `isinstance`: True is an int too. `isprintable`: the name goes into files and to a
+        # shell.
         if isinstance(name, str) and name and name.isprintable() and type(tokens) is int:
             found[name] = tokens
     return {name: tokens for name, tokens in found.items() if tokens > 0}
@@ -125,15 +126,15 @@ Environment = Mapping[str, str]
 _PROVIDER: Final = "semantic"
 """Name of the server among an agent's providers."""
 _IDLE_MS: Final = 1_800_000
-"""Milliseconds without data from the server: the first prefill of a long prompt may take long. The
-maximum that Claude Code accepts."""
+"""Milliseconds to wait for data from the server, because the first prefill of a long prompt may
+take long. Claude Code accepts no larger value."""
 _ANSWER_TOKENS: Final = 32_000
-"""Most answer tokens that Claude Code reserves for an unknown model, and that opencode requests."""
+"""Maximum answer tokens: Claude Code reserves them for an unknown model, opencode requests them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a program: arguments before the user's, and variables to add."""
+    """How to start a program: arguments before the user's, and variables to add."""
 
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -141,8 +142,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """One agent: the `name` of its program, its npm `package`, its settings file, and a start with
-    the same settings and no file. `settings_file` takes the environment's variables and raises
+    """A coding agent: the `name` of its program, its npm `package`, its settings file, and a start
+    with the same settings but no file. `settings_file` takes the environment's variables and raises
     OperatorError if it needs HOME and HOME is not an absolute path."""
 
     name: str
@@ -174,7 +175,7 @@ _CLAUDE_MODELS: Final = (
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )  # fmt: skip
 _LEAST_COMPACT_WINDOW: Final = 100_000
-"""Tokens. Claude Code raises a smaller window to this one; the server's own limit still holds."""
+"""Tokens. Claude Code raises a smaller window to this size; the server's own limit still holds."""
 _REQUEST_MS: Final = 3_600_000
 
 
@@ -212,13 +213,14 @@ def _claude_variables(server: RunningServer) -> dict[str, str | None]:
     window = str(tokens) if tokens >= _LEAST_COMPACT_WINDOW else None
     return {
         "ANTHROPIC_BASE_URL": server.url,
-        # Empty: do not send the user's key for Anthropic here.
+        # Empty, so that Claude Code does not send the user's Anthropic key to this server.
         "ANTHROPIC_API_KEY": "",
         **dict.fromkeys(_CLAUDE_MODELS, server.model),
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(tokens),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": window,
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_answer_tokens(server)),
-        # Text that differs between sessions, at the start of the prompt: no prefix would match.
+        # Omit text that differs between sessions: at the start of the prompt, it prevents any
+        # match.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
         "API_TIMEOUT_MS": str(_REQUEST_MS),
@@ -272,7 +274,7 @@ def _codex_settings(server: RunningServer) -> Settings:
 
 
 def _codex_start(server: RunningServer, environment: Environment) -> Start:
-    """Pass each setting as `-c dotted.name=value`, which precedes the file."""
+    """Pass each setting as `-c dotted.name=value`, which overrides the file."""
     del environment
     settings = _leaves((), _codex_settings(server))
     pairs = ((".".join(path), json.dumps(value)) for path, value in settings if value is not None)
@@ -325,14 +327,14 @@ def _opencode_settings(server: RunningServer) -> Settings:
 
 
 def _opencode_start(server: RunningServer, environment: Environment) -> Start:
-    """Pass the settings as text in a variable, which precedes all files."""
+    """Pass the settings as text in a variable, which overrides all files."""
     del environment
     settings = json.dumps(_set(_opencode_settings(server)))
     return Start(variables={"OPENCODE_CONFIG_CONTENT": settings})
 
 
 def _set(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings without those to remove from a file."""
+    """Return the settings without the None entries, which remove a setting from a file."""
     return {
         name: _set(value) if isinstance(value, Mapping) else value
         for name, value in settings.items()

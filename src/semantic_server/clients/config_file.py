@@ -1,8 +1,8 @@
 """A user's settings file: reads it whole, backs it up, replaces it atomically.
 
-Settings are a tree of tables, in JSON or TOML. The module parses a changed text again and compares:
-it must have the new settings and everything from before, else UnreadableError. Does not know the
-meaning of a client's settings.
+Settings are a tree of tables, in JSON or TOML. After a change, the module parses the new text again
+and raises UnreadableError unless it contains the new settings and all previous ones. Does not know
+the meaning of a client's settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_BYTES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The content of the file at `path` before and after; `before` is None without a file."""
+    """The content of the file at `path` before and after; `before` is None if there is no file."""
 
     path: Path
     before: bytes | None
@@ -38,8 +38,8 @@ class Plan:
 
 
 def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
-    """Return the change after which the file has `required`. Writes nothing. Raises UnreadableError
-    for a file of another `kind`, OperatorError if the file does not open."""
+    """Return the change that puts `required` into the file. Writes nothing. Raises UnreadableError
+    if the file is not of this `kind`, and OperatorError if it cannot be opened."""
     before = _read(path)
     try:
         text = "" if before is None else before.decode("utf-8-sig")
@@ -55,9 +55,10 @@ def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
 
 
 def write(change: Plan) -> Path | None:
-    """Carry out the plan; return the path of a backup of the previous file, or None. Replaces the
-    target of a symbolic link. Only its owner can read a new file. Raises OperatorError, and leaves
-    the file unchanged, if the write fails or another program changed it since `plan`."""
+    """Carry out the plan; return the path of a backup, or None if there was no file. Replaces the
+    target of a symbolic link, not the link. Only the owner can read a new file. Raises
+    OperatorError, and leaves the file unchanged, if the write fails or another program changed the
+    file since `plan`."""
     if not change.changes:
         return None
     target = Path(os.path.realpath(change.path))
@@ -138,7 +139,7 @@ def _os_errors(path: Path, what: str) -> Iterator[None]:
 
 Scalar: TypeAlias = str | int | bool
 Settings: TypeAlias = Mapping[str, "Scalar | Settings | None"]
-"""Required settings, as tables below tables. None: the setting must be absent."""
+"""Required settings, as nested tables. None means that the setting must be absent."""
 Document: TypeAlias = dict[str, object]
 """A parsed file."""
 
@@ -151,7 +152,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting by its path, with its values before and after; None if absent."""
+    """The change of the setting at `path`: its values before and after; None if absent."""
 
     path: tuple[str, ...]
     was: object
@@ -159,7 +160,7 @@ class Change:
 
     @property
     def shown_was(self) -> object:
-        """The value before, masking possible keys and passwords."""
+        """The value before the change, with possible keys and passwords masked."""
         if self.was is None or isinstance(self.was, bool | int | float):
             return self.was
         if not isinstance(self.was, str) or self.path[-1] in _SECRET or "@" in self.was:
@@ -169,7 +170,7 @@ class Change:
 
 def changes(document: Mapping[str, object], required: Settings) -> list[Change]:
     """Return the settings of `required` that `document` lacks, in the order of `required`. Raises
-    InvalidRequestError for a value of the document in place of a table."""
+    InvalidRequestError if the document has a value where `required` has a table."""
     return list(_changes(document, required, ()))
 
 
@@ -206,11 +207,11 @@ def applied(document: Mapping[str, object], required: Settings) -> Document:
 
 
 class UnreadableError(InvalidRequestError):
-    """A text is not of its format, or a change would lose part of it."""
+    """A text is not in the expected format, or a change would lose part of it."""
 
 
 class FileFormat(Protocol):
-    """A file format. Both methods raise UnreadableError with the expected content."""
+    """A file format. Both methods raise UnreadableError, whose message says what they expected."""
 
     def read(self, text: str) -> Document:
         """Parse the text."""
@@ -247,7 +248,7 @@ class Json:
                 document, indent=found[1] if found else 2, ensure_ascii=False, allow_nan=False
             )
         except ValueError:
-            raise UnreadableError("it has a number that is too large to keep") from None
+            raise UnreadableError("it contains a number that is too large to preserve") from None
         written = _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", written)
         return _checked(self, written + "\n", document)
 
@@ -280,7 +281,7 @@ TOML: Final = Toml()
 
 
 def _put(table: MutableMapping[str, object], required: Settings) -> None:
-    """Set values in place; all others keep their place and their comments."""
+    """Set the required values in place; all other values keep their place and their comments."""
     for name, value in required.items():
         if value is None:
             table.pop(name, None)
@@ -310,7 +311,7 @@ def _new_table(around: object, required: Settings) -> MutableMapping[str, object
 
 def _checked(kind: FileFormat, written: str, expected: Document) -> str:
     if _canonical(kind.read(written)) != _canonical(expected):
-        raise UnreadableError("its layout does not allow to keep other settings")
+        raise UnreadableError("with this layout, the change would lose other settings")
     return written
 
 

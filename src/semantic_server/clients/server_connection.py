@@ -1,7 +1,7 @@
-"""Requests to a running server: one connection each, with a key only after a refusal without one.
-
-Uses no proxies and follows no redirects, so only the named host gets a key. Knows the routes of
-models, memory, overview and archives, and their refusals, not the content of a document or archive.
+"""Requests to a running server: each has its own connection, and sends a key only after the server
+refuses a request without one. Uses no proxies and follows no redirects, so only the named host gets
+a key. Knows the routes for models, memory, overview and archives, and how they refuse a request,
+but not the content of a document or archive.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from semantic.domain.errors import (
 
 _MODELS: Final = "/v1/models"
 _LOAD_SECONDS: Final = 3600.0
-"""Seconds to load a large model from a slow disk, or for running answers to end."""
+"""Seconds to load a large model from a slow disk, or for running answers to finish."""
 
 Row = Mapping[str, object]
 
 
 def list_models(url: str, key_variable: str) -> Sequence[Row]:
-    """Return the rows of the server's models. Raises as `get` and `refusal`, and OperatorError."""
+    """Return the rows of the server's models. Raises the same errors as `get` and `refusal`, plus
+    OperatorError if another program responds."""
     with get(url, _MODELS, key_variable) as reply:
         found = found_object(reply)
         match found:
@@ -41,7 +42,8 @@ def list_models(url: str, key_variable: str) -> Sequence[Row]:
 
 
 def change_model(url: str, key_variable: str, name: str, action: Literal["load", "unload"]) -> Row:
-    """Load or unload a model, wait for it, and return its row. Raises as `list_models`."""
+    """Load or unload a model, wait until that is done, and return the model's row. Raises the same
+    errors as `list_models`."""
     key = key_for(url, key_variable)
     path = f"{_MODELS}/{quote(name, safe='/')}/{action}"
     with send(url, path, key, Upload((), 0, _LOAD_SECONDS)) as reply:
@@ -58,13 +60,14 @@ Document = Mapping[str, object]
 
 
 def read_memory(url: str, key_variable: str) -> Document:
-    """Return the memory of the server's process. Raises as `get`, `refusal`, and OperatorError."""
+    """Return the memory of the server's process. Raises the same errors as `list_models`."""
     with get(url, _MEMORY, key_variable) as reply:
         return _found(reply)
 
 
 def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Document:
-    """Set the limit, None: that of the start; return the memory. Raises as `read_memory`."""
+    """Set the memory limit, or restore the limit of the server's start if `limit_gb` is None;
+    return the memory. Raises the same errors as `read_memory`."""
     body = json.dumps({"limit_gb": limit_gb}).encode()
     key = key_for(url, key_variable)
     with send(url, _MEMORY, key, Upload((body,), len(body), _SECONDS)) as reply:
@@ -81,16 +84,17 @@ def _found(reply: Reply) -> Document:
 _EXAMPLE: Final = "http://127.0.0.1:8000"
 
 _CHEAP: Final = "/v1/models"
-"""A path that requires a key if others do."""
+"""A path that requires a key if other paths do."""
 _MOST_JSON: Final = 1 << 20
 _MOST_CHARACTERS: Final = 500
 _TIMEOUT: Final = 30.0
-"""Seconds in which a server must send something."""
+"""Seconds within which a server must send something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The body of a request in pieces, its bytes, and the seconds that the server may take."""
+    """The body of a request: its pieces, its size in bytes, and the seconds that the server may
+    take."""
 
     pieces: Iterable[bytes]
     n_bytes: int
@@ -110,12 +114,14 @@ class Reply:
         return self.response.status
 
     def read(self, most: int) -> bytes:
-        """Return at most `most` bytes. Raises OperatorError if the response breaks off."""
+        """Return at most `most` bytes. Raises OperatorError if the response is cut short."""
         with self._unbroken():
             return self.response.read(most)
 
     def read_line(self, most: int) -> bytes:
-        """Return the next line; b"" at the end. Raises OperatorError if it breaks off."""
+        """Return the next line; b"" at the end. Raises OperatorError if the response is cut
+        short.
+        """
         with self._unbroken():
             return self.response.readline(most)
 
@@ -132,7 +138,7 @@ class Reply:
 @contextmanager
 def get(url: str, path: str, key_variable: str) -> Iterator[Reply]:
     """Yield the response to a GET. After a refusal, send the key in the environment variable
-    `key_variable`. Raises as `send` and `read_key`."""
+    `key_variable`. Raises the same errors as `send` and `read_key`."""
     with send(url, path) as reply:
         if reply.status != HTTPStatus.UNAUTHORIZED:
             yield reply
@@ -146,7 +152,7 @@ def send(
     url: str, path: str, key: str | None = None, upload: Upload | None = None
 ) -> Iterator[Reply]:
     """Yield the response to a GET, or to a POST of `upload`. Raises InvalidRequestError for a
-    malformed address, and OperatorError without a response."""
+    malformed address, and OperatorError if there is no response."""
     address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
     connect = HTTPSConnection if address.scheme == "https" else HTTPConnection
@@ -166,7 +172,8 @@ def send(
 
 
 def key_for(url: str, variable: str) -> str | None:
-    """Return the key for POSTs; None if the server needs none. Raises as `get`."""
+    """Return the key for POST requests, or None if the server requires no key. Raises the same
+    errors as `get`."""
     with send(url, _CHEAP) as reply:
         is_open = reply.status != HTTPStatus.UNAUTHORIZED
         return None if is_open else read_key(reply.base, variable)
@@ -182,7 +189,7 @@ def read_address(url: str) -> SplitResult:
     plain = address.scheme in {"http", "https"} and address.hostname and url.strip().isprintable()
     rest = address.path.rstrip("/") in {"", "/v1"} and not (address.query or address.fragment)
     if not plain or not rest or "@" in address.netloc or " " in url.strip():
-        # Without the address, which may have a password.
+        # The message omits the address, which may contain a password.
         raise InvalidRequestError(
             f"--url must have a scheme, a host and an optional port, such as {_EXAMPLE}"
         )
@@ -201,13 +208,17 @@ def read_key(base: str, variable: str) -> str:
 
 
 def not_ours(base: str, expected: str = "") -> OperatorError:
-    """Return the error about an answer of another program, with the `expected` one."""
+    """Return the error for an answer from another program; its message names the `expected`
+    answer.
+    """
     more = f": expected {expected}" if expected else ""
     return OperatorError(f"the server at {base} is not a semantic server{more}")
 
 
 def refusal(reply: Reply, what: str) -> SemanticError:
-    """Return the error of a command for an unsuccessful response, in the words of the server."""
+    """Return a command's error for an unsuccessful response to `what`, in the words of the
+    server.
+    """
     match json_object(reply):
         case {"error": {"message": str(said)}}:
             plain = "".join(c if c.isprintable() else " " for c in said[:_MOST_CHARACTERS])
@@ -231,7 +242,8 @@ def json_object(reply: Reply) -> object:
 
 
 def found_object(reply: Reply) -> object:
-    """Return the response as JSON, None if it is not JSON. Raises as `refusal` if it is not OK."""
+    """Return the response as JSON, or None if it is not JSON. Raises the error of `refusal` unless
+    the status is 200."""
     if reply.status != HTTPStatus.OK:
         raise refusal(reply, "that")
     return json_object(reply)
@@ -262,13 +274,15 @@ _LONGEST_LINE: Final = 16 << 20
 
 
 def read_overview(url: str, key_variable: str) -> Document:
-    """Return the overview of the server at `url`. Raises as `get`, and OperatorError."""
+    """Return the overview of the server at `url`. Raises the same errors as `get`, plus
+    OperatorError if the server refuses."""
     with _accepted(url, _OVERVIEW, key_variable) as reply:
         return _document(reply.read(_LONGEST_LINE), reply.base)
 
 
 def follow_overview(url: str, key_variable: str) -> Generator[tuple[str, Document], None, None]:
-    """Yield (name, document) of each event until the stream ends. Raises as `read_overview`."""
+    """Yield (name, document) of each event until the stream ends. Raises the same errors as
+    `read_overview`."""
     with _accepted(url, f"{_OVERVIEW}/stream", key_variable) as reply:
         name = ""
         while line := reply.read_line(_LONGEST_LINE):
@@ -307,7 +321,7 @@ _STORE_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive in transfer. `pieces` raise OperatorError if it breaks off."""
+    """An archive in transfer. `pieces` raise OperatorError if the transfer is cut short."""
 
     n_bytes: int
     pieces: Iterator[bytes]
@@ -315,8 +329,8 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of an agent: a model, which a server of several requires, and a tenant, by the id
-    that an operator gives."""
+    """The owner of an agent: a model, required if the server has several, and a tenant, given by an
+    operator as an id."""
 
     model: str | None = None
     tenant: str | None = None
@@ -324,8 +338,9 @@ class Owner:
 
 @contextmanager
 def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
-    """Yield the archive of an agent of the server at `url`. Raises as `get`, InvalidRequestError
-    for a refused request, OperatorError for a refused key, and CapacityError for a busy server."""
+    """Yield the archive of an agent of the server at `url`. Raises the same errors as `get`, plus
+    InvalidRequestError for a refused request, OperatorError for a refused key, and CapacityError
+    for a busy server."""
     path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)
     with get(url, path, key_variable) as reply:
         length = reply.response.getheader("content-length", "")
@@ -343,8 +358,9 @@ def import_archive(
     name: str | None,
     owner: Owner,
 ) -> tuple[str, int]:
-    """Send an archive, as its pieces and size, for `owner`; return its agent's name there and
-    tokens. With `name` None the agent keeps its own. Raises as `exported`."""
+    """Send an archive, given as its pieces and size, for `owner`; return the agent's name on the
+    server and its number of tokens. If `name` is None, the agent keeps its own. Raises the same
+    errors as `exported`."""
     key = key_for(url, key_variable)
     upload = Upload(*archive, _STORE_SECONDS)
     path = _IMPORT + _query(name=name, tenant=owner.tenant, model=owner.model)
@@ -369,8 +385,8 @@ def _pieces(reply: Reply, n_bytes: int) -> Iterator[bytes]:
         piece = reply.read(min(n_left, _PIECE_BYTES))
         if not piece:
             raise OperatorError(
-                f"{reply.base} broke off after {n_bytes - n_left} of {n_bytes} bytes: its log says "
-                "why"
+                f"{reply.base} cut the archive short after {n_bytes - n_left} of {n_bytes} bytes; "
+                "its log says why"
             )
         n_left -= len(piece)
         yield piece

@@ -1,6 +1,6 @@
-"""Activity of a server: phases of its last requests, figures of the last minutes, and its end. The
-recorder learns from the events of answers that a route consumes anyway, at no cost per token. Keeps
-names and counts, never texts. Knows neither the engine nor the APIs."""
+"""Activity of a server: the phases of its last requests, the figures of the last minutes, and the
+end of its answers. The recorder observes the events that a route consumes anyway, at no cost per
+token. Keeps names and counts, never texts. Knows neither the engine nor the APIs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from semantic_server.http.metrics import PrefillRate
 PhaseName = Literal["waiting", "reading", "decoding", "preempted"]
 
 MOST_SPANS: Final = 1000
-"""Ended requests to remember."""
+"""Finished requests to remember."""
 _MOST_PHASES: Final = 64
-"""Phases of one request to keep; a request with more preemptions lacks the last ones."""
+"""Phases to keep of one request; a request with many preemptions loses its last phases."""
 
 
 @dataclass(slots=True, eq=False)
 class Span:
     """A request on the time line: each phase with the Unix time of its start, in order. `end` is
-    None while it runs. `version` grows with every change of any span."""
+    None while the request runs. `version` grows with every change of any span."""
 
     uid: str
     agent: str
@@ -52,8 +52,9 @@ class Span:
 
 @dataclass(slots=True)
 class Savings:
-    """Prompt tokens of answers since `since` (Unix time), the cached ones among them, and the
-    seconds that those would have taken at the mean speed of all prompts computed before."""
+    """Prompt tokens of all answers since the Unix time `since`, the cached tokens among them, and
+    the seconds that computing the cached tokens would have taken at the mean speed of all earlier
+    prompts."""
 
     since: float
     prompt_tokens: int = 0
@@ -81,7 +82,7 @@ class Recorder:
         woken: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Call `woken` for each accepted request; `clock` gives Unix time."""
+        """The recorder calls `woken` for each accepted request; `clock` returns Unix time."""
         self._woken = woken
         self._clock = clock
         self.started = clock()
@@ -101,7 +102,8 @@ class Recorder:
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """Return the requests of `tenant` (None: of all) that changed after version `after`."""
+        """Return the requests of `tenant`, or of all tenants if None, that changed after version
+        `after`."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -109,8 +111,8 @@ class Recorder:
         ]
 
     def savings(self, tenant: str | None) -> tuple[Savings, Savings]:
-        """Return what the cache saved `tenant` (None: all) since the start, and today. Today begins
-        at midnight, or with the server if that was later."""
+        """Return what the cache saved `tenant`, or all tenants if None, since the start and today.
+        Today begins at midnight, or at the server's start if that was later."""
         names = self._tenants if tenant is None else (tenant,)
         start, today = Savings(self.started), Savings(self._since_midnight())
         for name in names:
@@ -129,7 +131,7 @@ class Recorder:
         return span
 
     def enter(self, span: Span, phase: PhaseName) -> None:
-        """Begin a phase unless the span is in it."""
+        """Begin a phase unless the span is already in it."""
         if span.phases[-1][0] == phase:
             return
         if len(span.phases) < _MOST_PHASES:
@@ -137,7 +139,7 @@ class Recorder:
             span.version = next(self._versions)
 
     def end(self, span: Span, record: AnswerRecord) -> None:
-        """End a span, and count its savings if the answer has a match."""
+        """End a span, and count its savings if the answer has a match report."""
         span.end = self._clock()
         span.version = next(self._versions)
         span.finish = record.finish
@@ -202,8 +204,8 @@ class _RequestObserver(Observer):
 def _with_whole_reading(
     phases: list[tuple[PhaseName, float]], seconds: float
 ) -> list[tuple[PhaseName, float]]:
-    """Return the phases of a request without preemptions, with the `seconds` of its first chunk:
-    the engine reports that only after computing it."""
+    """Return the phases of a request without preemptions, its prefill beginning `seconds` before
+    its first token: the engine reports a first chunk only after computing it."""
     names = [name for name, _ in phases]
     if "preempted" in names or "decoding" not in names or not seconds:
         return phases
@@ -214,13 +216,13 @@ def _with_whole_reading(
 T = TypeVar("T")
 
 SENDING: Final = 2
-"""Seconds for sending the ends of answers."""
+"""Seconds to send the ends of the answers."""
 
 
 class Ending:
-    """The end of all answers of a server. For one event loop. Each answer ends with an error in the
-    form of its API instead of a broken connection. Cancels the requests as after a disconnect,
-    which saves their agents."""
+    """Ends all answers of a server. Each answer ends with an error in the form of its API instead
+    of a broken connection. Cancels the requests as a disconnect would, which saves their agents.
+    For one event loop."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -264,7 +266,7 @@ INTERVAL: Final = 1.0
 """Seconds between two samples."""
 MOST_SAMPLES: Final = 600
 MOST_WATCHERS: Final = 8
-"""Most open streams of one tenant, or of the operators."""
+"""Most open streams of each tenant, and of all operators together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +286,9 @@ class LiveRequest:
 
 
 class Watch:
-    """Figures of the last minutes and the running requests, sampled once per second for all.
-    Samples while a request runs or a stream is open, and reads the engine's requests only for
-    streams. Has no task and no timer otherwise. For one event loop."""
+    """Figures of the last minutes and the running requests, sampled once per second for all
+    watchers. Samples only while a request runs or a stream is open, and has no task and no timer
+    otherwise. Reads the engine's requests only while a stream is open. For one event loop."""
 
     def __init__(
         self,
@@ -312,7 +314,9 @@ class Watch:
         return self._clock()
 
     def require_room(self, tenant: str | None) -> None:
-        """Raise WireError if `tenant` (None: operators) already has the most watchers."""
+        """Raise WireError if `tenant` already has the most watchers. None stands for all
+        operators.
+        """
         if self._watchers[tenant] >= MOST_WATCHERS:
             raise WireError(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -323,7 +327,7 @@ class Watch:
 
     @contextmanager
     def watching(self, tenant: str | None) -> Iterator[None]:
-        """Sample while this lasts. Raises as `require_room`."""
+        """Sample while the context is open. Raises the same errors as `require_room`."""
         self.require_room(tenant)
         self._watchers[tenant] += 1
         try:
@@ -391,7 +395,7 @@ class Watch:
 def of_tenant(
     live: Sequence[LiveRequest], tenant: str | None, agents: AgentsPort | None
 ) -> list[LiveRequest]:
-    """Return the requests of `tenant`; None: of all."""
+    """Return the requests of `tenant`, or of all tenants if None."""
     if tenant is None or agents is None:
         return list(live) if tenant is None else []
     own = agents.id_of(tenant)

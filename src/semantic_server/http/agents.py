@@ -2,7 +2,7 @@
 
 An agent's name is free text, percent-encoded in the path, slashes included. A request sees only its
 own tenant's agents, unless it has an operator's key and names the tenant in the query. Exports and
-imports need such a key, unless the server has no keys.
+imports need an operator's key, unless the server has no keys.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _model_parameter(
         str | None, Query(description="Model of the agents; by default the first.")
     ] = None,
 ) -> None:
-    """Describe the parameter that `agents_of` reads."""
+    """Declare the query parameter that `agents_of` reads."""
     del model
 
 
@@ -86,8 +86,8 @@ class Pin(BaseModel):
 
 
 class LastTurn(BaseModel):
-    """The prompt of an agent's last turn: its tokens, the cached share, the reason for the rest,
-    and cached tokens that the engine computed again. All null before the first turn."""
+    """The prompt of an agent's last turn: its tokens, how many were cached, why not more, and the
+    cached tokens that the engine computed again. All fields are null before the first turn."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -108,7 +108,7 @@ class BlockCounts(BaseModel):
 
 
 class Agent(BaseModel):
-    """An agent. Agents form a tree: `parent` spawned it or is the source of its fork."""
+    """An agent. Agents form a tree: `parent` spawned this agent, or was forked into it."""
 
     object: Literal["agent"]
     id: str
@@ -118,7 +118,7 @@ class Agent(BaseModel):
     ]
     session: Annotated[str | None, Field(description="Session id of the client.")]
     parent: str | None
-    children: Annotated[list[str], Field(description="Agents whose parent it is.")]
+    children: Annotated[list[str], Field(description="Agents whose parent is this one.")]
     state: AgentState
     tokens: int
     blocks: BlockCounts
@@ -180,7 +180,8 @@ class ShownAgent(Agent):
 
 
 class Agents(BaseModel):
-    """A page of agents. Both ids are null for agents of several tenants, the first if empty."""
+    """A page of agents. Both ids are null for a page of several tenants; `first_id` is also null
+    for an empty page."""
 
     object: Literal["list"]
     data: list[Agent]
@@ -206,19 +207,19 @@ def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
 @router.get("", responses=_gives(Agents))
 async def list_agents(
     request: Request,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Most saved agents.")] = 20,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of saved agents.")] = 20,
     after: Annotated[str | None, Query(description="Only agents after this one.")] = None,
     tenant: TenantParameter = None,
     prefix: Annotated[str | None, Query(description="Only names with this prefix.")] = None,
-    pinned: Annotated[bool | None, Query(description="Only pinned, or unpinned, ones.")] = None,
+    pinned: Annotated[bool | None, Query(description="Only pinned, or only unpinned ones.")] = None,
     state: Annotated[AgentState | None, Query(description="Only agents in this state.")] = None,
     parent: Annotated[str | None, Query(description="Only children of this agent.")] = None,
 ) -> Response:
     """Return a page of agents: first those in their first turn, then the most recently used.
 
-    A call examines some hundred agents. With a filter the page may be empty while more follow
-    `last_id`. An operator gets those of `tenant`, or without `tenant` and `after` the first of each
-    tenant in turn.
+    A call examines a few hundred agents. With a filter, the page may be empty although more agents
+    follow `last_id`. An operator gets the agents of `tenant`, or without `tenant` and `after` the
+    first agents of each tenant in turn.
     """
     agents, only = agents_of(request), AgentFilter(prefix, pinned, state, parent)
     if tenant is None and after is None and is_operator(request):
@@ -257,13 +258,13 @@ _GIVES_TAR: Final[dict[int | str, dict[str, object]]] = {200: {"content": {_TAR:
 @router.post("/import", openapi_extra=_TAKES_BYTES, responses=_gives(Agent))
 async def import_agent(
     request: Request,
-    name: Annotated[str | None, Query(description="Name here; by default its own.")] = None,
+    name: Annotated[str | None, Query(description="Name for the agent; by default its own.")] = None,
     tenant: TenantParameter = None,
 ) -> Response:
-    """Create the agent of an export, with its blocks. A server with keys requires an operator's,
-    one of several models requires `model`.
+    """Create the agent of an export, with its blocks. A server with keys requires an operator's
+    key; a server with several models requires `model`.
 
-    The server checks its numbers for damage only, so import only from a trusted source. Only
+    The server checks the archive for damage only, so import only from a trusted source. Only
     requests that name the agent find its blocks. Imports run one at a time.
     """
     owner = _owner_of_archive(request, tenant)
@@ -279,7 +280,7 @@ async def export_agent(
     request: Request, agent_id: AgentId, tenant: TenantParameter = None
 ) -> Response:
     """Return the agent with its stored blocks as a tar file, which contains its whole conversation.
-    A server with keys requires an operator's, one of several models requires `model`."""
+    A server with keys requires an operator's key; a server with several models requires `model`."""
     if not request.scope["raw_path"].endswith(b"/export"):
         return await show(request, f"{agent_id}/export", tenant)  # an encoded slash
     owner = _owner_of_archive(request, tenant)
@@ -289,8 +290,8 @@ async def export_agent(
 
 @router.get("/{agent_id:path}/why", responses=_gives(Why))
 async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
-    """Return how much of the agent's last prompt the cache supplied, and why not more. Not for
-    operators: it has texts of the prompt."""
+    """Return how much of the agent's last prompt the cache supplied, and why not more. Refuses
+    operators, because the reply contains texts of the prompt."""
     if not request.scope["raw_path"].endswith(b"/why"):
         return await show(request, f"{agent_id}/why", tenant)  # an encoded slash: part of a name
     if tenant is not None:
@@ -313,7 +314,7 @@ async def fork(request: Request, agent_id: AgentId) -> Response:
 
 @router.post("/{agent_id:path}/pin", openapi_extra=_takes(Pin), responses=_gives(Agent))
 async def pin(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
-    """Exempt the agent's blocks from eviction, or allow it again."""
+    """Exempt the agent's blocks from eviction, or allow their eviction again."""
     _check_action(request, b"/pin")
     body = await read_as(_PIN, request)
     owner = _owner(request, tenant)
@@ -338,14 +339,14 @@ async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = 
 
 
 def _check_action(request: Request, action: bytes) -> None:
-    """Raise InvalidRequestError for an encoded slash, which makes the word part of a name."""
+    """Raise InvalidRequestError for an encoded slash, which makes the action part of the name."""
     if not request.scope["raw_path"].endswith(action):
         raise InvalidRequestError("expected an unencoded /fork or /pin after the agent's name")
 
 
 def _owner(request: Request, given: str | None) -> Tenant:
-    """Return the tenant of a request: its own, or the one that an operator gives. Raises WireError
-    if others give one, and FieldError if an operator gives none."""
+    """Return the tenant of a request: its own, or the one that an operator names. Raises WireError
+    if another client names one, and FieldError if an operator names none."""
     if given is not None:
         require_operator(request, "tenant")
         return TenantId(given)
@@ -355,14 +356,15 @@ def _owner(request: Request, given: str | None) -> Tenant:
 
 
 def _owner_of_archive(request: Request, given: str | None) -> Tenant:
-    """Return `_owner` for actions closed to tenants. Raises WireError for a tenant's key."""
+    """Return the same as `_owner`, for actions that tenants may not take. Raises WireError for a
+    tenant's key."""
     if settings_of(request).api_keys:
         require_operator(request, "exports and imports")
     return _owner(request, given)
 
 
 async def _uploaded(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body as it comes. Raises ClientDisconnectedError."""
+    """Yield the body as it arrives. Raises ClientDisconnectedError."""
     try:
         async for piece in request.stream():
             yield piece
@@ -371,7 +373,7 @@ async def _uploaded(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """An archive. After a read error the response breaks off; its length tells the client."""
+    """An archive. A read error cuts the response short, which the client notices by its length."""
 
     def __init__(self, archive: AgentArchive) -> None:
         headers = {
@@ -385,7 +387,7 @@ class _Download(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         except SemanticError as error:
-            logger.warning("request %s: the export breaks off: %s", request_id_of(scope), error)
+            logger.warning("request %s: the export was cut short: %s", request_id_of(scope), error)
         finally:
             self._archive.close()
 

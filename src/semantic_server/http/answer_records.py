@@ -1,6 +1,6 @@
-"""Measurements of answers: an instrumented serving port that notifies observers, and cache misses.
+"""Measurements of answers: a serving port that notifies observers, and reports of cache misses.
 Measures from the events that a route consumes anyway; stores figures, never text. Usage objects
-have cache misses in a member named `semantic`, which no client reads by accident."""
+report cache misses in a member named `semantic`, which no client reads by accident."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ Events: TypeAlias = AsyncGenerator[AnswerEvent, None]
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """Measurements of one answer; times in seconds since its request. `model` is that of several.
+    """Measurements of one answer; times are in seconds since its request. `model` names the model
+    on a server with several.
 
     `ttft` is the time to the first piece, `gaps` are the times between pieces. `finish` is the
     finish reason, "cancelled" after a disconnect, "refused" for a rejected request. `unread_calls`
-    counts texts that the model marked as a tool call and that were none.
+    counts texts that the model marked as tool calls but that were not calls.
     """
 
     agent: str = ""
@@ -56,7 +57,8 @@ class AnswerRecord:
 
     @property
     def queue_time(self) -> float:
-        """Seconds before the first piece in the queue or in restoring."""
+        """Seconds before the first piece that the request spent in the queue or in restoring
+        blocks."""
         return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property
@@ -66,7 +68,7 @@ class AnswerRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Decode throughput; None for an answer of less than two tokens."""
+        """Decode throughput; None for an answer of fewer than two tokens."""
         n_gaps = self.usage.completion - 1
         return n_gaps / self.decode if n_gaps > 0 and self.decode > 0 else None
 
@@ -107,7 +109,9 @@ class InstrumentedServing:
         model: str = "",
         through: Callable[[Events], Events] = _unchanged,
     ) -> None:
-        """`model`: the id of one of several. The events of each answer pass `through`."""
+        """`model` is the model's id on a server with several. Each answer's events pass
+        `through`.
+        """
         self._of = model
         self._through = through
         self._serving = serving
@@ -119,7 +123,7 @@ class InstrumentedServing:
         return self._serving.model
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`. Raises as `through`, at any event."""
+        """See `ServingPort.answer`. Also raises the errors of `through`, at any event."""
         timer = _AnswerTimer(self._observers, self._clock, self._of)
         try:
             async with (
@@ -203,8 +207,8 @@ class _AnswerTimer:
 
 
 class LostPart(BaseModel):
-    """The part of the request that changed. Tools count from 1, and so do messages after the
-    leading system messages."""
+    """The part of the request that changed. Tools are numbered from 1, and so are the messages
+    after the leading system messages."""
 
     kind: PartKind
     change: Change
@@ -224,8 +228,8 @@ class LostTokens(BaseModel):
 
 
 def usage_extension(usage: Usage) -> dict[str, object]:
-    """Return the `semantic` member of an API's usage object. It has `any_chip` (see `MatchReport`)
-    and `images_noted` only if they say something."""
+    """Return the `semantic` member of an API's usage object. The member contains `any_chip` (see
+    `MatchReport`) and `images_noted` only if they are not false or 0."""
     match = usage.match
     lost = lost_tokens(match)
     own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}

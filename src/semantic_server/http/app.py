@@ -1,6 +1,6 @@
 """The ASGI application: the middleware stack in request order, all routes, and their description.
 Passes each part only the state it needs. Files of the page at / have fixed names: a request's path
-never becomes a file's path. The page needs no key and shows nothing; its requests need one."""
+never becomes a file's path. The page needs no key and contains no data; its requests need a key."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _asset(path: str) -> _Asset:
 
 
 async def serve(request: Request) -> Response:
-    """Return a file of the page; 304 if the client has it."""
+    """Return a file of the page, or 304 if the client already has it."""
     asset = _asset(request.scope["path"])
     headers = {**HEADERS, "etag": asset.etag}
     known = request.headers.get("if-none-match", "")
@@ -155,7 +155,7 @@ class OllamaError(BaseModel):
 STATUSES: Final[Mapping[int, str]] = {
     400: "A field is invalid; the message names it and the expected value.",
     401: "No valid API key.",
-    403: "Forbidden for this key or page, or above the tenant's limit of pinned agents.",
+    403: "Forbidden for this key or page, or above the tenant's limit on pinned agents.",
     404: "No agent, model, response or route of that name.",
     405: "The path does not support this method.",
     408: "The request did not arrive in time.",
@@ -171,8 +171,9 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """Return every status that any route may return, with a body of `model`. Refers to it by name:
-    for a class FastAPI would build some 600 serializers while the first request waits."""
+    """Return every status that a route may return, with `model` as the body. Refers to `model` by
+    name: given the class, FastAPI would build some 600 serializers while the first request waits.
+    """
     body = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
     return {status: {"content": body, "description": text} for status, text in STATUSES.items()}
 
@@ -266,7 +267,7 @@ NO_TELEMETRY: Final[TelemetryConfig] = {
 RESPONSE_BYTES: Final = 64 << 20
 """Byte limit of stored responses in memory."""
 _LARGE_BODIES: Final = 8
-"""Most bodies of the largest size in memory at the same time."""
+"""Bodies of the maximum size that may be in memory at the same time."""
 
 
 def create_app(
@@ -308,12 +309,15 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    """Return the middleware, outermost first. `errors` has the handler of unexpected errors."""
+    """Return the middleware, outermost first. The module `errors` has the handler of unexpected
+    errors."""
     return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
 
 
 def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
-    """Return the middleware that refuses requests by size, deadline, host and key, in order."""
+    """Return the middleware that refuses requests by size, deadline, host or key, outermost
+    first.
+    """
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     operators = ApiKeys(key.get_secret_value() for key in settings.operator_keys)
     return (
@@ -336,7 +340,7 @@ def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
 
 
 def large_bodies(settings: ServerSettings) -> LargeBodies:
-    """Return the bound of the large bodies in memory at once."""
+    """Return the limit on large bodies in memory at the same time."""
     return LargeBodies(_LARGE_BODIES * settings.max_body_bytes, settings.body_timeout)
 
 

@@ -1,5 +1,5 @@
 """Connections of clients: a deadline for each phase, and which to close when there are too many.
-Knows bytes, clocks and addresses, no routes but the probes, and no keys."""
+Knows bytes, clocks, addresses and the probes' paths, but no other routes and no keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
 
 DRAIN_SECONDS: Final = 10.0
 """Seconds to drain the rest of a rejected body: a client that reads the response only after sending
-everything must receive it, not a connection reset."""
+everything must receive the response, not a connection reset."""
 
 _WARNING_SECONDS: Final = 60.0
 _V6_NETWORK: Final = 64
@@ -47,9 +47,9 @@ _FULL: Final = Problem(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Timeouts in seconds for receiving headers and for sending; most connections with a request in
-    progress, and in all. `max_open` is larger, so that connections that wait for their clients
-    leave room for requests and probes."""
+    """Timeouts in seconds for receiving headers and for sending, and the most connections: with a
+    request in progress, and in all. `max_open` is larger, so that connections that wait for their
+    clients leave room for requests and probes."""
 
     header_timeout: float
     send_timeout: float
@@ -61,7 +61,7 @@ class Phase(Enum):
     """The states of a connection, in the order in which to close connections."""
 
     NO_REQUEST = auto()
-    """No complete headers: silent, slow, idle, or draining a rejected body."""
+    """No complete headers yet: silent, slow, idle, or draining a rejected body."""
     CLIENT = auto()
     """A request whose client has yet to send the body, or does not read the response."""
     RUNNING = auto()
@@ -69,11 +69,13 @@ class Phase(Enum):
 
 
 class Connections:
-    """The open connections of a server, by phase and peer, each in the order of entering the phase.
+    """The open connections of a server by phase and peer, in the order in which they entered the
+    phase.
 
-    When there are too many, the peer with the most in a phase loses its oldest, so a peer that
-    opens many displaces its own. On loopback or behind a proxy all are one peer, and the oldest
-    goes: an honest client is that only for the moment in which it sends its request.
+    When there are too many, the peer with the most connections in a phase loses its oldest one, so
+    a peer that opens many displaces only its own. On loopback or behind a proxy, all connections
+    belong to one peer, which loses its oldest one: an honest client's connection is the oldest only
+    for the moment in which it sends its request.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -108,7 +110,7 @@ class Connections:
             self._leave(connection)
 
     def may_run(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Return whether a request may run, if need be in place of one with a slow client."""
+        """Return whether a request may run, closing a connection with a slow client if need be."""
         if self._n_requests <= self.limits.max_requests:
             return True
         self._warn(now)
@@ -161,9 +163,9 @@ def _crowd(connections: dict[DeadlineProtocol, float]) -> tuple[int, float]:
 class DeadlineProtocol(H11Protocol):
     """HTTP/1.1 with a deadline for each phase of a connection in which the client must act.
 
-    uvicorn has none for headers, nor for a client that stops reading. One timer at a time waits for
+    uvicorn has no deadline for headers, nor for a client that stops reading. One timer waits for
     headers, for the rest of a body after the response, or for the end of a closed connection.
-    Another one waits for the client to read written bytes.
+    Another timer waits for the client to read written bytes.
     """
 
     registry: ClassVar[Connections]
@@ -245,7 +247,7 @@ class DeadlineProtocol(H11Protocol):
         self._refuse(Problem(HTTPStatus(hint), msg.rstrip(".")))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI application: the server's, or a 503 when too many requests are in progress."""
+        """Run the server's application, or send a 503 when too many requests are in progress."""
         if scope["path"] in PROBES or self.registry.may_run(self, self.loop.time()):
             await self._serve(scope, receive, send)
             return
@@ -264,7 +266,7 @@ class DeadlineProtocol(H11Protocol):
     def _on_header_timeout(self) -> None:
         received, _ = self.conn.trailing_data
         if not received:
-            self._close()  # without a request, a client might match the response with a later one
+            self._close()  # a client might match the response with a later request
             return
         seconds = self.registry.limits.header_timeout
         message = f"the headers did not arrive within {seconds:g} seconds"
@@ -293,7 +295,7 @@ class DeadlineProtocol(H11Protocol):
 
 
 def protocol_of(connections: Connections) -> type[DeadlineProtocol]:
-    """Return a class with `connections`: uvicorn creates its instances without arguments."""
+    """Return a class bound to `connections`: uvicorn creates its instances without arguments."""
     return type("LimitedProtocol", (DeadlineProtocol,), {"registry": connections})
 
 
@@ -311,7 +313,7 @@ def _network(address: str) -> str:
 
 
 def _response_bytes(problem: Problem) -> bytes:
-    """Return a complete response, as the parser's state does not allow to send one."""
+    """Return a complete response as bytes, as the parser's state does not allow sending one."""
     body = json.dumps(openai_error(problem)).encode()
     status = HTTPStatus(problem.status)
     later = "" if problem.retry_after is None else f"retry-after: {problem.retry_after}\r\n"

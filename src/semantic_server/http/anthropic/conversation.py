@@ -4,7 +4,7 @@ A text and a list with one text block are equivalent, `cache_control` has no eff
 role "system" keep their position, so a request extends the prefix of the previous one. The
 signature of a thinking block authenticates nothing: clients return it unread. If a request omits
 thinking from the reply, the signature carries the text, so that the next prompt can contain it.
-Knows which tools work only on Anthropic's own servers, not how a template renders a tool.
+Knows which tools work only on Anthropic's own servers, but not how a template renders a tool.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ def signature_of(thought: str) -> str:
 
 
 def signature_with_text(thought: str) -> str:
-    """Return the signature of a thinking block sent without its text, which it contains."""
+    """Return the signature of a thinking block sent without its text; the signature contains the
+    text."""
     return _TEXT + _encoded(_utf8(thought))
 
 
 def thinking_text(shown: str, signature: str) -> str:
-    """Return a returned block's text: `shown`, or if that is empty the text in the signature."""
+    """Return the text of a thinking block that a client sent back: `shown`, or if that is empty the
+    text in the signature."""
     if shown or not signature.startswith(_TEXT):
         return shown
     try:
         data = base64.urlsafe_b64decode(signature.removeprefix(_TEXT))
         return data.decode("utf-8", "surrogatepass")
     except (Base64Error, ValueError):
-        return shown  # another server's, or corrupted
+        return shown  # another server's signature, or a corrupted one
 
 
 def _encoded(data: bytes) -> str:
@@ -64,11 +66,13 @@ def _utf8(text: str) -> bytes:
 
 
 _BILLING: Final = "x-anthropic-billing-header:"
-"""Start of a line that clients put before their system prompt. It differs between requests."""
+"""Start of a line that clients put before their system prompt. The line differs between
+requests.
+"""
 
 _BETWEEN_BLOCKS: Final = "\n\n"
 _FAILED: Final = "Error: "
-"""Prefix of a failed tool's result: templates have no other place for it."""
+"""Prefix of a failed tool's result: templates have no other place to say that a tool failed."""
 
 
 class ConversationReader:
@@ -77,7 +81,7 @@ class ConversationReader:
     def __init__(self, validators: Validators) -> None:
         self._validators = validators
         self._tool_names: dict[str, str] = {}  # tool names by call id
-        self.effort: str | None = None  # of the last system message that sets it
+        self.effort: str | None = None  # from the last system message that sets an effort
 
     def read(self, body: Mapping[str, object]) -> tuple[Message, ...]:
         """Return the system prompt and the messages in order. Raises FieldError."""
@@ -109,7 +113,8 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """Yield the domain's messages for a message; `passed` if a later one is the user's."""
+        """Yield the domain's messages for a message; `passed` says that a later message is the
+        user's."""
         role = message.get("role")
         match role:
             case "user":
@@ -171,7 +176,8 @@ class ConversationReader:
         return replace(read, content=_FAILED + read.content) if result.get("is_error") else read
 
     def _from_assistant(self, blocks: Sequence[object], path: str) -> Message:
-        """Return one message: joins texts as the model generated them, without a separator."""
+        """Return one message; its texts are joined without a separator, as the model generated
+        them."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
@@ -196,7 +202,7 @@ class ConversationReader:
         return ToolCall(call["id"], call["name"], json.dumps(call["input"], ensure_ascii=False))
 
     def _content(self, block: object, path: str) -> _Read:
-        """Return the text of a block, or a note for one of another type. Raises FieldError."""
+        """Return the text of a block, or a note for a block of another type. Raises FieldError."""
         kind = _type(block)
         if not isinstance(block, dict) or kind == "text":
             return checked(self._validators.text, block, path)["text"], None
@@ -227,7 +233,7 @@ class ConversationReader:
 
 
 _Read = tuple[str, Attachment | None]
-"""The text of a block, and the attachment if it is a note for one."""
+"""The text of a block, and the attachment if the text is a note for one."""
 
 
 def _joined(message: Message, contents: Sequence[_Read]) -> Message:
@@ -243,7 +249,7 @@ def _content(message: Mapping[str, object], path: str) -> Sequence[object]:
 
 
 def _as_blocks(content: object, path: str) -> Sequence[object]:
-    """Return content as blocks; a text is one block. Raises FieldError."""
+    """Return content as blocks; a text becomes one block. Raises FieldError."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -267,7 +273,7 @@ def _role(message: object) -> object:
 
 
 def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
-    """Return the tools that the client runs; warn about others. Raises FieldError."""
+    """Return the tools that the client runs; warn about the other tools. Raises FieldError."""
     if tools is None:
         return ()
     found: dict[str, Tool] = {}
@@ -294,7 +300,8 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
 
 
 def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a tool that Anthropic defines and the client runs as the client would define it."""
+    """Return the definition of a tool that Anthropic defines but the client runs, as if the client
+    had defined it."""
     kind, _, _ = str(given.get("type")).rpartition("_")  # a date follows
     if kind not in ANTHROPIC_TOOLS:
         return given
@@ -314,7 +321,7 @@ def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[
         return ToolChoice(), parallel
     if choice["type"] == "any":
         if not tools:
-            raise FieldError("tool_choice any requires a tool in tools", param="tool_choice")
+            raise FieldError('tool_choice "any" requires a tool in tools', param="tool_choice")
         return ToolChoice("required"), parallel
     name = choice["name"]
     if name not in {tool.name for tool in tools}:

@@ -46,7 +46,7 @@ MESSAGE_FIELDS: Final[dict[str, Field]] = {
     "cache_control": IGNORED,  # the server caches all prompts
     "compaction": refused("this server does not summarize conversations"),
     "container": refused("this server runs no code"),
-    "context_management": SUPPORTED,  # applies no edit, as the reply reports
+    "context_management": SUPPORTED,  # the server applies no edit, and its reply says so
     "fallbacks": IGNORED,  # the only model never declines
     **supported(
         "max_tokens messages model output_config stop_sequences stream system thinking "
@@ -133,7 +133,8 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "verbosity": refused("this model has no such setting", "medium"),
     "web_search_options": refused("this server has no web search"),
 }  # fmt: skip
-"""Fields of other APIs and servers. The server refuses by name any that would change an answer."""
+"""Fields of other APIs and servers. The server refuses a field that would change an answer, and
+names it."""
 
 
 _MAX_STOPS: Final = 64
@@ -146,8 +147,8 @@ _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
     """A parsed request for a message. `max_tokens` is 0 to compute only the prompt.
-    `thinking_tokens` is the thinking budget, or None. With `omit_thinking` thinking blocks have no
-    text. With `report_context_edits` the reply lists the applied context edits."""
+    `thinking_tokens` is the thinking budget, or None. With `omit_thinking`, thinking blocks have no
+    text. With `report_context_edits`, the reply lists the applied context edits."""
 
     chat: Chat
     sampling: SamplingParams
@@ -179,9 +180,9 @@ def read_request(
     *,
     interleaved: bool = False,
 ) -> MessageRequest:
-    """Parse `body`; `sampling` has the defaults of sampling parameters. `interleaved` allows
+    """Parse `body`; `sampling` contains the defaults of sampling parameters. `interleaved` allows
     thinking between tool calls, whose budget may exceed `max_tokens`. Raises InvalidRequestError
-    with the first invalid field."""
+    for the first invalid field."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     params, more = validated(validators.create, body), validated(_more(), body)
     max_tokens = params["max_tokens"]
@@ -206,7 +207,7 @@ def read_request(
 
 
 def read_chat(validators: Validators, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
-    """Return the conversation of a count_tokens body. Raises as `read_request`."""
+    """Return the conversation of a count_tokens body. Raises the same errors as `read_request`."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     return _chat(validators, body, validated(validators.count, body), warnings)
 
@@ -242,7 +243,7 @@ def _template_options(thinking: ThinkingConfig | None, effort: str | None) -> Ma
 
 
 def _budget(thinking: ThinkingConfig | None) -> int | None:
-    """Return the thinking budget. Raises FieldError below its documented minimum."""
+    """Return the thinking budget. Raises FieldError if it is below the documented minimum."""
     if thinking is None or thinking["type"] != "enabled":
         return None
     budget = thinking["budget_tokens"]

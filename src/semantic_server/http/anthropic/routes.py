@@ -1,5 +1,5 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the events of a stream, and their message.
-Stream and message use the same blocks, so they cannot differ."""
+"""POST /v1/messages and /v1/messages/count_tokens: the events of a stream, and the message that
+they add up to. Stream and message use the same blocks, so they cannot differ."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ from semantic_server.http.openai.requests import caller_of
 from semantic_server.http.request_body import described, on_thread, read_json
 
 _NO_OBJECT = "raw_arguments"
-"""The field of a call's input that has the model's text if that is not an object."""
+"""The field of a call's input that contains the model's text if that text is not an object."""
 
 Json = dict[str, object]
 
 
 class _Input:
-    """A call's input from its arguments: an object, any prefix of which is parsable. Arguments that
-    turn out not to be an object become a field of it."""
+    """The input of a call, built from its arguments: an object that is parsable at every point of
+    the stream. Arguments that turn out not to be an object become a field of it."""
 
     def __init__(self) -> None:
         self._object = ObjectText()
         self._written: list[str] = []
-        self._held = ""  # the end of the object: later text may invalidate it
+        self._held = ""  # the end of the object, which later text may invalidate
 
     def grow(self, arguments: str) -> str:
-        """Return the text to send for more of the arguments."""
+        """Return the text to send when more of the arguments arrive."""
         self._written.append(arguments)
         was_closed = self._object.is_closed
         certain = self._object.push(arguments)
@@ -81,7 +81,8 @@ class _Input:
         return certain
 
     def end(self, *, cut: bool) -> str:
-        """Return the text to send after the arguments; if they were `cut`, leave them open."""
+        """Return the text to send after the arguments; leave the object open if they were `cut`
+        short."""
         written = "".join(self._written)
         if self._held and not written[self._object.n_taken :].strip():
             return self._held
@@ -94,7 +95,7 @@ class _Input:
 
 @dataclass(slots=True)
 class _Block:
-    """A content block under construction. `id`, `name` and `input` are a tool call's."""
+    """A content block under construction. `id`, `name` and `input` belong to tool calls."""
 
     kind: Literal["text", "thinking", "tool_use"]
     id: str = ""
@@ -109,8 +110,8 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStyle:
-    """The request's settings for its reply. `max_tokens` is its limit; 0 computes only the prompt
-    and omits the content. See `MessageRequest` for the others."""
+    """The request's settings for its reply. `max_tokens` limits the answer; 0 computes only the
+    prompt and omits the content. See `MessageRequest` for the other fields."""
 
     max_tokens: int
 
@@ -192,7 +193,7 @@ class MessageWriter:
         return self._grow(text, "input_json_delta", "partial_json") if text else []
 
     def _stop_block(self, *, cut: bool = False) -> list[Json]:
-        """End the open block; `cut` if the answer's end may have cut it."""
+        """End the open block; `cut` says that the answer's end may have cut it short."""
         if not self._open:
             return []
         self._open = False
@@ -275,17 +276,19 @@ def _empty(block: _Block) -> Json:
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:
-    """Return usage before the cache hit is known: the last event reports how the prompt divides."""
+    """Return the usage before the cache hit is known; the last event reports how much was
+    cached.
+    """
     return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
 
 
 def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
     """Return the usage of a complete answer. `answered` is False if the reply omits its content.
 
-    A prompt has three parts that add up: read from the cache, written to it, and the rest after the
-    last cacheable position, here the last block boundary. The cache never writes the last token, so
-    `input_tokens` is at least 1: some clients take 0 for a missing value and use the one from the
-    start.
+    A prompt has three parts that add up: the tokens read from the cache, the tokens written to it,
+    and the rest after the last cacheable position, here the last block boundary. The last token is
+    never written to the cache, so `input_tokens` is at least 1: some clients take 0 for a missing
+    value and use the value from the start instead.
     """
     whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     created = max(0, whole_blocks - usage.cached) if usage.kept else 0
@@ -317,7 +320,7 @@ _INTERLEAVED = "interleaved-thinking-"
 
 
 def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
-    """Return the OpenAPI description of a route; `required` are integers."""
+    """Return the OpenAPI description of a route; `required` names its required integer fields."""
     return described(
         {
             "model": {"type": "string"},

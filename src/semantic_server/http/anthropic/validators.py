@@ -50,7 +50,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """One validator per type. Body validators skip list elements, so that errors name them."""
+    """One validator per type. The validators of bodies skip list elements, which others validate
+    one by one, so that errors name the element."""
 
     create: TypeAdapter[MessageCreateParams]
     count: TypeAdapter[MessageCountTokensParams]
@@ -65,7 +66,7 @@ class Validators:
 
 @cache
 def validators() -> Validators:
-    """Return all validators; building them takes milliseconds, the first time."""
+    """Return all validators; the first call takes milliseconds to build them."""
     return Validators(
         create=_strict(MessageCreateParams),
         count=_strict(MessageCountTokensParams),
