@@ -1,6 +1,6 @@
-"""`semantic serve` as a service of the user: systemd's on Linux, launchd's on macOS. Writes its
-file atomically, and leaves other programs' files alone. Knows units, property lists and the
-managers' own commands, no setting of the server."""
+"""`semantic serve` as a service of the user: systemd's on Linux, launchd's on macOS. Writes the
+service's file atomically, and leaves other programs' files alone. Knows units, property lists and
+the managers' own commands, but no setting of the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from semantic.domain.errors import InvalidRequestError, OperatorError
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The program to run. The manager kills it `stop_seconds` after asking it to end."""
+    """The program to run. The manager kills it `stop_seconds` after asking it to stop."""
 
     command: tuple[str, ...]
     stop_seconds: int
@@ -29,8 +29,8 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The manager's state of this program. `log` and `starts_with` are for the user: the command
-    that shows the log, and the event that starts the service."""
+    """The manager's state of this program. `log` and `starts_with` are texts for the user: the
+    command that shows the log, and the event that starts the service."""
 
     file: Path
     installed: bool
@@ -43,18 +43,21 @@ class ServicePort(Protocol):
     """A manager of services of one user: systemd or launchd."""
 
     def text(self, service: Service) -> str:
-        """Return the file's text. Raises InvalidRequestError for control characters."""
+        """Return the text of the service's file. Raises InvalidRequestError for control
+        characters.
+        """
 
     def install(self, service: Service) -> bool:
         """Write the file and start the service; return whether the file changed.
 
-        Restarts a service that runs with another text. The file always has the old text or the new
-        one. Raises OperatorError for another program's file, a failed write, and a manager that
-        does not start the service.
+        Restarts a service that runs with another text. The file always has either the old text or
+        the new one. Raises OperatorError if the file is another program's, if the write fails, and
+        if the manager does not start the service.
         """
 
     def uninstall(self) -> bool:
-        """Stop the service and remove the file; return whether it existed. Raises as `install`."""
+        """Stop the service and remove the file; return whether it existed. Raises the same errors
+        as `install`."""
 
     def state(self) -> ServiceState:
         """Return whether the service is installed and runs."""
@@ -62,18 +65,18 @@ class ServicePort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The exit code of a command, and its stripped output on stdout and stderr."""
+    """The exit code of a finished command, and its stripped output on stdout and stderr."""
 
     code: int
     printed: str
 
 
 class HostPort(Protocol):
-    """The machine, as a manager of services needs it."""
+    """The machine, as far as a service manager needs it."""
 
     @property
     def system(self) -> str:
-        """As `sys.platform`: "linux", "darwin"."""
+        """The name of the system, as in `sys.platform`: "linux", "darwin"."""
 
     @property
     def user_id(self) -> int:
@@ -88,7 +91,7 @@ class HostPort(Protocol):
         """The folder of the user's settings."""
 
     def run(self, command: Sequence[str]) -> Ended:
-        """Run a program to its end; a missing one ends with 127."""
+        """Run a program until it ends; a missing program yields exit code 127."""
 
     def pause(self) -> None:
         """Wait for a moment."""
@@ -140,11 +143,12 @@ class Host:
 
 
 MARK: Final = "Written by `semantic service install`; `semantic service uninstall` removes it."
-"""In every file that this module writes; a file without it is another program's."""
+"""Text in every file that this module writes; a file without it belongs to another program."""
 
 
 def read_file(path: Path) -> str | None:
-    """Return the text of this program's file, or None. Raises OperatorError for another's file."""
+    """Return the text of this program's file, or None if there is none. Raises OperatorError for
+    another program's file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -153,14 +157,14 @@ def read_file(path: Path) -> str | None:
         raise OperatorError(f"cannot read {path}: {_reason(error)}") from error
     if MARK not in text:
         raise OperatorError(
-            f"{path} is not a file of `semantic service install`: move it away first"
+            f"{path} was not written by `semantic service install`: move it away first"
         )
     return text
 
 
 def write_file(path: Path, text: str) -> bool:
-    """Write `text` at `path` atomically; return whether it changed. Raises OperatorError, also for
-    another program's file."""
+    """Write `text` at `path` atomically; return whether the file changed. Raises OperatorError if
+    that fails, or for another program's file."""
     if read_file(path) == text:
         return False
     try:
@@ -182,7 +186,7 @@ def write_file(path: Path, text: str) -> bool:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove this program's file; return whether it existed. Raises OperatorError."""
+    """Remove this program's file; return whether it existed. Raises OperatorError if that fails."""
     if read_file(path) is None:
         return False
     try:
@@ -193,7 +197,7 @@ def remove_file(path: Path) -> bool:
 
 
 def require_printable(command: tuple[str, ...]) -> None:
-    """Raise InvalidRequestError for a word that a line of such a file cannot hold."""
+    """Raise InvalidRequestError for a word that a line of a service's file cannot contain."""
     for word in command:
         if not word.isprintable():
             raise InvalidRequestError(f"expected no control characters, got {word!r:.80}")
@@ -281,7 +285,7 @@ def _systemctl(host: HostPort, *arguments: str) -> Ended:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word of a command for a unit's line, without any expansion."""
+    """Quote a word of a command for a line of a unit, without any expansion."""
     for special, plain in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         word = word.replace(special, plain)
     return f'"{word}"'
@@ -290,9 +294,10 @@ def _quoted(word: str) -> str:
 _LABEL: Final = "semantic-engine.serve"
 _END_OF_HEAD: Final = "<plist version"
 _BETWEEN_STARTS: Final = 30
-"""Seconds: launchd restarts a program also after a failure that a restart cannot mend."""
+"""Seconds between starts: launchd restarts a program even after a failure that a restart cannot
+fix."""
 _MOST_PAUSES: Final = 600
-"""Most pauses while a service stops and saves its agents."""
+"""Most pauses to wait while a service stops and saves its agents."""
 
 
 class Launchd:
@@ -362,7 +367,9 @@ class Launchd:
         return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
 
     def _stop(self) -> None:
-        """Stop the service and wait until launchd unloads it: earlier, a start would fail."""
+        """Stop the service and wait until launchd has unloaded it: a start before that would
+        fail.
+        """
         if not self._is_loaded():
             return
         _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")
@@ -370,7 +377,7 @@ class Launchd:
             if not self._is_loaded():
                 return
             self._host.pause()
-        raise OperatorError(f"launchctl bootout {self._domain}/{_LABEL} does not end")
+        raise OperatorError(f"launchctl bootout {self._domain}/{_LABEL} did not finish")
 
     def _require(self, *arguments: str) -> None:
         ended = _launchctl(self._host, *arguments)

@@ -128,7 +128,7 @@ def test_of_several_models_the_one_that_is_named(tmp_path: Path) -> None:
             ran = agents(refused[0], one.server, *refused[1:])
             assert (ran.code, len(ran.error_lines)) == (2, 1)
             assert (
-                "expected the agent's model, with --model or model= in the query, one of org"
+                "expected the agent's model in --model, or in model= of the query: one of org"
                 in ran.err
             )
         assert (left(tmp_path), one.loader.loads.total()) == ([], 0)
@@ -227,7 +227,7 @@ def half_a_server(response: bytes, *, ends: bool = True) -> Iterator[tuple[str, 
 def test_an_export_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
     with half_a_server(HALF) as (url, _):
         ran = semantic("agents", "export", "ada", str(tmp_path / "x"), "--server", url)
-    assert (ran.code, "cut the archive short after 1000 of 2000 bytes" in ran.err) == (4, True), ran.err
+    assert (ran.code, "archive off after 1000 of 2000 bytes" in ran.err) == (4, True), ran.err
     assert left(tmp_path) == []
 
 

@@ -62,4 +62,4 @@ def test_a_limit_of_open_files_that_loading_lowered_is_seen(
 
     serve.run_server(ServerSettings(port=0), load)
     assert said[-1] == "stopped"
-    assert "the limit of open files allows only 50 connections" in caplog.text
+    assert "the limit on open files allows only 50 connections" in caplog.text

@@ -385,7 +385,7 @@ def _pieces(reply: Reply, n_bytes: int) -> Iterator[bytes]:
         piece = reply.read(min(n_left, _PIECE_BYTES))
         if not piece:
             raise OperatorError(
-                f"{reply.base} cut the archive short after {n_bytes - n_left} of {n_bytes} bytes; "
+                f"{reply.base} cut the archive off after {n_bytes - n_left} of {n_bytes} bytes; "
                 "its log says why"
             )
         n_left -= len(piece)

@@ -258,7 +258,7 @@ _GIVES_TAR: Final[dict[int | str, dict[str, object]]] = {200: {"content": {_TAR:
 @router.post("/import", openapi_extra=_TAKES_BYTES, responses=_gives(Agent))
 async def import_agent(
     request: Request,
-    name: Annotated[str | None, Query(description="Name for the agent; by default its own.")] = None,
+    name: Annotated[str | None, Query(description="Name of the agent; by default its own.")] = None,
     tenant: TenantParameter = None,
 ) -> Response:
     """Create the agent of an export, with its blocks. A server with keys requires an operator's

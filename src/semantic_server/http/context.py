@@ -1,5 +1,6 @@
-"""Shared by routes: typed access to the server's state, and streams that end with their client.
-Decides nothing. Knows the framing of events, not their content. See `identity` for the sender."""
+"""Helpers shared by routes: typed access to the server's state, and streams that end when their
+client disconnects. Makes no decisions. Knows the framing of events, not their content. See
+`identity` for the sender of a request."""
 
 from __future__ import annotations
 
@@ -25,17 +26,18 @@ from semantic_server.http.logs import log_entry_of
 from semantic_server.http.settings import ServerSettings
 
 MODEL_QUERY: Final = "model"
-"""Query parameter with the model of agents."""
+"""Query parameter that names the agents' model."""
 
 
 @dataclass(slots=True)
 class ServerContext:
-    """The state of one server. `serving` and `agents` are None until the model loads, `models` also
-    on a server of one model, `embedding` also without an embedding model.
+    """The state of one server. `serving`, `agents`, `models` and `embedding` are None until the
+    model has loaded. `models` stays None on a server with one model, `embedding` without an
+    embedding model.
 
-    `memory` is the limit of the process's memory. `observers` see every answer. Any thread may call
-    `figures` for the engine's current figures. `version` is the program's. `watch` feeds the page.
-    `ending` ends all answers.
+    `memory` is the limit on the process's memory. `observers` see every answer. Any thread may call
+    `figures` for the engine's current figures. `version` is the program's version. `watch` feeds
+    the page. `ending` ends all answers.
     """
 
     serving: ServingPort | None = None
@@ -67,9 +69,10 @@ def settings_of(request: Request) -> ServerSettings:
 
 
 def serving_of(request: Request, name: object = None) -> ServingPort:
-    """Return the model that a request names, instrumented for metrics and log. The first model
-    without a name, and on a server of one model, where the route then compares the name. Raises
-    OverloadedError while the server loads, and ModelNotFoundError for an unknown name."""
+    """Return the model that a request names, instrumented for metrics and log. Without a name,
+    return the first model. A server with one model returns it for any name, which the route then
+    checks. Raises OverloadedError while the server loads, and ModelNotFoundError for an unknown
+    name."""
     context = context_of(request)
     serving = context.serving
     if serving is None:
@@ -83,7 +86,8 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
 
 
 def embedding_of(request: Request) -> EmbeddingPort:
-    """Return the embedding model. Raises OverloadedError during the load, ModelNotFoundError."""
+    """Return the embedding model. Raises OverloadedError while the model loads, and
+    ModelNotFoundError if the server has none."""
     context = context_of(request)
     if context.serving is None:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
@@ -105,20 +109,21 @@ def model_in_query(request: Request) -> str | None:
 
 
 def agents_of_named(request: Request) -> AgentsPort:
-    """Return `agents_of` the request. Raises InvalidRequestError if it must name a model."""
+    """Return the same as `agents_of`. Raises InvalidRequestError if the server has several models
+    and the query names none of them."""
     models = context_of(request).models
     names = () if models is None else [one.served.id for one in models.statuses()]
     if len(names) > 1 and MODEL_QUERY not in request.query_params:
         raise InvalidRequestError(
-            f"expected the agent's model, with --model or {MODEL_QUERY}= in the query, one of "
+            f"expected the agent's model in --model, or in {MODEL_QUERY}= of the query: one of "
             f"{', '.join(names)}"
         )
     return agents_of(request)
 
 
 def agents_of(request: Request) -> AgentsPort:
-    """Return the agents of the query's `model`, else of the first one. Raises OverloadedError while
-    the server loads, and ModelNotFoundError for an unknown name."""
+    """Return the agents of the query's `model`, or else of the first model. Raises OverloadedError
+    while the server loads, and ModelNotFoundError for an unknown name."""
     context = context_of(request)
     if context.agents is None:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
@@ -147,7 +152,7 @@ def event_stream(
     media_type: str = "text/event-stream",
 ) -> Response:
     """Return a response that streams `events`, with `keep_alive()` in every idle interval. Both
-    must have the form of `media_type`. A disconnect cancels `events` where it waits, or closes it.
+    must produce data of `media_type`. A disconnect cancels `events` while it waits, or closes it.
     The connection's send timeout disconnects a client that stops reading."""
     factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # passes bytes through
     keep_alive_seconds = settings_of(request).keep_alive
@@ -157,8 +162,8 @@ def event_stream(
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Await `work`. On a disconnect cancel it and raise ClientDisconnectedError. The route must
-    have read the request's body before."""
+    """Await `work`. On a disconnect, cancel it and raise ClientDisconnectedError. The route must
+    have read the request's body first."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -172,8 +177,9 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
 
 
 class StartedStream(Generic[T]):
-    """A stream whose errors before its first item can still become HTTP errors. Its first item has
-    arrived, or iteration awaits it. `aclose` closes the generator even before iteration."""
+    """A stream whose errors before the first item can still become HTTP errors. The first item has
+    already arrived, or else iteration waits for it. `aclose` closes the generator even if iteration
+    has not begun."""
 
     def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
         self._first: asyncio.Future[T] | None = first
@@ -194,9 +200,9 @@ class StartedStream(Generic[T]):
 
 
 async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> StartedStream[T]:
-    """Wait for the first of `events`. Raises as `events`, and ClientDisconnectedError. Returns
-    without it after the keep-alive interval, so that heartbeats can start; iteration then raises
-    the errors."""
+    """Wait for the first of `events`. Raises the same errors as `events`, plus
+    ClientDisconnectedError. After the keep-alive interval, returns without the first event, so that
+    heartbeats can start; iteration then raises the errors."""
 
     async def take_first() -> T:
         return await anext(events)

@@ -38,7 +38,7 @@ from semantic.domain.errors import (
 logger = logging.getLogger("semantic.server")
 
 RETRY_SECONDS: Final = 5
-"""Default Retry-After in seconds, without a better estimate."""
+"""Default Retry-After in seconds, used when there is no better estimate."""
 
 _ANTHROPIC_PATHS: Final = "/v1/messages"
 _OLLAMA_PATHS: Final = "/api"
@@ -46,13 +46,14 @@ _LM_STUDIO_PATHS: Final = "/api/v0"
 _INTERNAL: Final = "internal error; the server's log has the details under this request's id"
 
 _CANCELLED: Final = 499
-"""nginx's status for a cancelled request, and in the log for a client that left. Clients repeat a
-408, 409, 429 or 5xx, but never this."""
+"""nginx's status for a closed request: sent for a cancelled request, and logged for a client that
+left. Clients repeat a request after 408, 409, 429 or 5xx, but never after this status."""
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
-"""Statuses that tell SDKs not to repeat: the request would fail again, or an operator ended it."""
+"""Statuses after which SDKs must not repeat the request: it would fail again, or an operator ended
+it."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
 """Statuses after which the connection closes without reading the rest of the request."""
@@ -98,8 +99,8 @@ class TooLargeError(WireError):
 
 def check_finished(end: AnswerEnd) -> None:
     """Raise WireError unless the answer is complete or reached `max_tokens`. The cause of a failure
-    may disclose details of the machine, so only the log has it, except for known ones. A failed
-    grammar is the request's fault: it would fail again."""
+    may disclose details of the machine, so only the log contains it, except for causes known to be
+    harmless. A failed grammar is the request's fault, which would fail again."""
     if end.reason == "cancelled":
         raise WireError(_CANCELLED, "the request was cancelled", code="cancelled")
     if end.reason == "error":
@@ -126,8 +127,8 @@ class FieldError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as a client sees it. `tokens` is (requested, limit) of a context overflow. With
-    `closes` the connection ends with the response."""
+    """An error as a client sees it. `tokens` is (requested, limit) for a context overflow. With
+    `closes`, the connection closes after the response."""
 
     status: int
     message: str
@@ -225,7 +226,7 @@ def ollama_error(problem: Problem) -> dict[str, object]:
 
 
 def _is_ours(problem: Problem) -> bool:
-    """Return whether the request itself was valid."""
+    """Return whether the request itself was valid, so that the client is not at fault."""
     return problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR or problem.status == _CANCELLED
 
 
@@ -313,7 +314,7 @@ def _of_the_system(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return all methods of the path: the router reports those of its first matching route only."""
+    """Return all methods of the path; the router reports only those of its first matching route."""
     return [
         method
         for method in _METHODS
@@ -351,7 +352,7 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 def sse_event(data: object, event: str | None = None) -> bytes:
     """Return an event with `data` as one line of JSON; a one-line text stays as it is. `event` is
-    its name, without line ends."""
+    the event's name, without line ends."""
     if not isinstance(data, str):
         data = _encode(data).translate(_LINE_ENDS)
     name = "" if event is None else f"event: {event}\n"

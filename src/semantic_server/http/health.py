@@ -1,4 +1,4 @@
-"""Probes and figures: liveness, readiness, version, Prometheus, and the limit of the memory."""
+"""Probes and figures: liveness, readiness, version, Prometheus metrics, and the memory limit."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ _NEW_LIMIT: Final = TypeAdapter(NewLimit)
 
 @memory.get("")
 async def show(request: Request) -> Memory:
-    """Return the memory of the process. A server with keys requires an operator's."""
+    """Return the memory of the process. A server with keys requires an operator's key."""
     return _memory(_limit_of(request).memory)
 
 
 @memory.post("")
 async def change(request: Request) -> Memory:
-    """Set another limit. The server frees all memory above it, but ends no running answer. A server
-    with keys requires an operator's."""
+    """Set another memory limit. The server frees all memory above it, but ends no running answer. A
+    server with keys requires an operator's key."""
     limit = _limit_of(request)
     wanted = (await read_as(_NEW_LIMIT, request)).limit_gb
     return _memory(await limit.limit_memory(None if wanted is None else int(wanted * _GIB)))
@@ -140,7 +140,7 @@ async def version(request: Request) -> Version:
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Return metrics in Prometheus' text format. A server with keys requires an operator's."""
+    """Return metrics in Prometheus' text format. A server with keys requires an operator's key."""
     if settings_of(request).api_keys:
         require_operator(request, "metrics cover all tenants")
     found: Metrics = request.app.state.metrics

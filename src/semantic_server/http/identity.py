@@ -1,8 +1,8 @@
 """The sender of a request: its tenant, its agent, and the session of its client.
 
-Headers and fields that clients send unconfigured name a session. Each client has its own, and the
-first reader that recognizes one wins. They are tags only: readers ignore a value that is too long,
-not printable or malformed. A tenant has an API key.
+Clients name a session in headers and fields that they send without configuration. Each client has
+its own reader, and the first reader that recognizes a session wins. Sessions are only tags: readers
+ignore a value that is too long, not printable or malformed. A tenant has an API key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ _NOTHING: Final[Json] = {}
 
 
 def tenant_of(request: Request) -> str:
-    """Return the API key's tenant, "" without keys. Raises WireError for an operator's key."""
+    """Return the API key's tenant, or "" if the server has no keys. Raises WireError for an
+    operator's key."""
     if is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -65,7 +66,7 @@ def tenant_of(request: Request) -> str:
 
 
 def route_of(request: Request) -> str:
-    """Return the key by which a fleet routed the request; "" on a server alone."""
+    """Return the key by which a fleet routed the request; "" on a server outside a fleet."""
     route: str = getattr(request.state, "route", "")
     return route
 
@@ -76,7 +77,7 @@ def is_operator(request: Request) -> bool:
 
 
 def require_operator(request: Request, what: str) -> None:
-    """Raise WireError unless the request has an operator's key, as `what` requires."""
+    """Raise WireError unless the request has an operator's key, which `what` requires."""
     if not is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -86,7 +87,8 @@ def require_operator(request: Request, what: str) -> None:
 
 
 def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
-    """Return the agent of the header X-Agent-ID, else of `agent_id`, or None. Raises FieldError."""
+    """Return the agent named in the header X-Agent-ID, or else in the field `agent_id`; None if
+    neither names an agent. Raises FieldError."""
     given = _agent_header(request)
     param = "X-Agent-ID"
     if given is None:
@@ -104,7 +106,7 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
 
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
-    """Return the identity that the client sends by itself, or None."""
+    """Return the identity that the client sends without configuration, or None."""
     return read_identity(header_texts(request.headers), body)
 
 
@@ -123,7 +125,8 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Claude Code's. Subagents have ids of their own; only nested ones send a parent id."""
+    """Read Claude Code's identity. Subagents have ids of their own; only nested ones send a parent
+    id."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -147,7 +150,8 @@ def _session_of_user_id(body: Json) -> str | None:
 
 
 def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Codex's. A thread is an agent; the root agent's thread has the session's own id."""
+    """Read Codex's identity. A thread is an agent; the root agent's thread has the session's own
+    id."""
     metadata = _object(body.get("client_metadata"))
     turn = _parsed(headers.get("x-codex-turn-metadata") or metadata.get("x-codex-turn-metadata"))
     if not (turn or _sent_by(CODEX, headers, "originator", "user-agent")):
@@ -177,7 +181,7 @@ def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read OpenCode's. A subagent has a session of its own."""
+    """Read OpenCode's identity. A subagent has a session of its own."""
     del body
     if "x-correlation-id" in headers:
         return None
@@ -191,7 +195,8 @@ def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read AIPerf's. Both headers hold the same id; any client may send x-correlation-id alone."""
+    """Read AIPerf's identity. Both headers contain the same id; any client may send
+    x-correlation-id alone."""
     del body
     session = _tag(headers.get("x-correlation-id"))
     if session is None or "x-session-affinity" not in headers:
@@ -200,7 +205,7 @@ def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read a conversation id in one of the common fields, of any client."""
+    """Read a conversation id that any client may send in one of the common fields."""
     metadata = _object(body.get("metadata"))
     conversation = body.get("conversation")
     session = _first_tag(
@@ -213,7 +218,8 @@ def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read a tag that a client uses for all conversations of a user, or with a common prefix."""
+    """Read a tag that a client uses for all conversations of a user, or for all with a common
+    prefix."""
     del headers
     user_id = _object(body.get("metadata")).get("user_id")
     tag = _first_tag(
@@ -267,7 +273,7 @@ def _agent_header(request: Request) -> str | None:
 
 
 def _header_text(value: str) -> str:
-    """Return a header value decoded as UTF-8, as in a body or a path, else as Latin-1."""
+    """Return a header value decoded as UTF-8, as bodies and paths are, or else as Latin-1."""
     try:
         return value.encode("latin-1").decode()  # the raw bytes
     except UnicodeDecodeError:
@@ -287,8 +293,9 @@ _UNAUTHORIZED: Final = Problem(
 
 
 class AuthMiddleware:
-    """Replies 401 without a valid key, if there are keys, and 429 to a tenant above its fair share
-    of `max_requests`. Stores in the scope the key's tenant, or that the key is an operator's."""
+    """Replies 401 to a request without a valid key, if the server has keys, and 429 to a tenant
+    above its fair share of `max_requests`. Stores the key's tenant in the scope, or that the key is
+    an operator's."""
 
     def __init__(
         self,
@@ -345,14 +352,16 @@ def _too_many(own: int) -> Problem:
 
 
 def presented_keys(headers: Headers) -> list[str]:
-    """Return the keys of a request from both headers, as some clients send a stale key in one."""
+    """Return the keys of a request from both headers, because some clients send a stale key in
+    one.
+    """
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
 
 
 class ApiKeys:
-    """The API keys of a server, as digests, so that the log can never contain a key. False without
+    """The API keys of a server, as digests, so that the log can never contain a key. Falsy without
     keys: then every request belongs to the tenant ""."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:

@@ -86,7 +86,7 @@ class Lifecycle:
         self._ready(serving)
 
     async def _look_at_memory(self) -> None:
-        """Measure memory while nothing computes: other programs may need some."""
+        """Measure memory even while nothing computes, because other programs may need memory."""
         while not self._is_over.is_set():
             if self._context.memory is not None:
                 await self._context.memory.look_at_memory()
@@ -110,7 +110,7 @@ class Lifecycle:
         try:
             await self._serving.close()
         except SemanticError as error:
-            self.failure = error  # the server still exits in order; the caller reports it
+            self.failure = error  # the server still exits in order; the caller reports the error
 
 
 def _figures(serving: RunnableServing) -> Figures:
@@ -121,7 +121,7 @@ def _figures(serving: RunnableServing) -> Figures:
 def read_public_prefix(path: Path) -> Chat:
     """Read a public prefix, the start of a conversation whose cache all tenants share, from `path`.
     A .json file has the fields `messages` and optionally `tools` of a chat completion request. Any
-    other file is the text of a system message. Raises InvalidRequestError."""
+    other file is the text of a system message. Raises InvalidRequestError for an unusable file."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -136,7 +136,9 @@ def read_public_prefix(path: Path) -> Chat:
 
 
 def build_validators() -> None:
-    """Build the validators of bodies before the first requests, in 0.1 seconds. Thread-safe."""
+    """Build the validators of bodies before the first requests arrive, in 0.1 seconds.
+    Thread-safe.
+    """
     validators()
     chat_adapter()
     completion_adapter()

@@ -1,5 +1,5 @@
 """The server's log on stderr, as text or JSON lines: configuration, a line per request, progress of
-long prefills, and warnings once each. Never logs a prompt, a key, a body or a sent path."""
+long prefills, and each warning once. Never logs a prompt, a key, a body or a requested path."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as objects: `time`, `level`, `event`, the fields, and any `trace`."""
+    """Formats records as objects: `time`, `level`, `event`, the fields, and `trace` if there is
+    one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -83,7 +84,7 @@ def configure_logs(form: Literal["text", "json"], level: str) -> None:
 
 
 def is_not_duplicate(record: logging.LogRecord) -> bool:
-    """Filter: drop uvicorn's records of events that this server's log or response has."""
+    """Filter: drop uvicorn's records of events that this server already logs or answers."""
     known = ("Exception in ASGI application", "Invalid HTTP request", "ASGI callable returned")
     return not record.getMessage().startswith(known)
 
@@ -109,13 +110,13 @@ _MAX_WARNINGS: Final = 1000
 
 
 class WarnOnce:
-    """Logs each distinct warning once; nothing more after `_MAX_WARNINGS` of them."""
+    """Logs each distinct warning once, and nothing after the first `_MAX_WARNINGS` of them."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def warn(self, message: str) -> None:
-        """Log `message` as a warning, the first time."""
+        """Log `message` as a warning unless it was logged before."""
         if message not in self._logged and len(self._logged) < _MAX_WARNINGS:
             self._logged.add(message)
             logger.warning("%s", message)
@@ -147,7 +148,7 @@ class RequestLogEntry(Observer):
         errors = [record.error for record in self._records if record.error]
         misses = [miss for record in self._records if (miss := lost_tokens(record.match))]
         worst = max(misses, key=lambda miss: miss.tokens, default=None)
-        model = self._records[0].model  # of one of several
+        model = self._records[0].model  # "" unless the server has several models
         return {
             **({"model": model} if model else {}),
             "agent": self._records[0].agent,
@@ -217,7 +218,7 @@ class RequestLogMiddleware:
 
 
 def _method(scope: Scope) -> str:
-    """Return a known HTTP method, or "?", so that the log has no text of clients."""
+    """Return a known HTTP method, or "?", so that the log contains no text from clients."""
     known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
     method: str = scope["method"]
     return method if method in known else "?"
@@ -230,7 +231,7 @@ def _pattern(scope: Scope) -> str:
 
 
 PROGRESS_INTERVAL: Final = 5.0
-"""Seconds between two progress lines; shorter prefills log none."""
+"""Seconds between two progress lines; shorter prefills log no progress."""
 
 
 class ProgressLog(Observer):

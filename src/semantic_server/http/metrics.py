@@ -20,11 +20,11 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _TOKENS: Final = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 
 _RESTORED: Final = ("memory", "disk", "remote")
-"""Tiers that restore tokens; tokens still in the pool need no restore."""
+"""Tiers that restore tokens; tokens still in the pool need no restoring."""
 
 
 class Metrics(Observer):
-    """Prometheus metrics, by model if there are several; else all of `model`."""
+    """Prometheus metrics, by model on a server with several; otherwise all belong to `model`."""
 
     def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
         self.registry = CollectorRegistry()
@@ -54,7 +54,7 @@ class Metrics(Observer):
         self._restored = self._counter_from("semantic_restored_tokens", "Prompt tokens restored.")
         self._saved = self._counter(
             "semantic_prefill_seconds_saved",
-            "Seconds that cached prompt tokens would have taken at the mean speed so far.",
+            "Seconds that computing the cached prompt tokens would have taken at the mean speed.",
         )
         self._times = {
             name: self._histogram(f"vllm:{name}_seconds", documentation, _SECONDS)
@@ -141,7 +141,7 @@ _TIMES: Final = {
     "time_to_first_token": "Seconds from the request to its first piece.",
     "inter_token_latency": "Seconds between two pieces of an answer.",
     "e2e_request_latency": "Seconds from the request to its end.",
-    "request_queue_time": "Seconds before the first piece without computation.",
+    "request_queue_time": "Seconds before the first piece in the queue or in restoring.",
     "request_prefill_time": "Seconds of prefill.",
     "request_decode_time": "Seconds from the first piece to the end.",
 }
@@ -210,7 +210,7 @@ class _EngineCollector(Collector):
 
         yield self._gauge(
             "vllm:kv_cache_usage_perc",
-            "Share of the pool in use, 1 is all.",
+            "Share of the pool in use; 1 is all of it.",
             of(lambda one: one.pool_used_bytes / (one.pool_bytes or 1)),
         )
         yield self._gauge(
@@ -291,7 +291,7 @@ def _of_wear(wear: Wear) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "semantic_disk_writes_held_back",
-        "1 after the daily limit, while the store writes only ends of turns.",
+        "1 once the daily limit is reached, while the store writes only ends of turns.",
         value=wear.holds_back,
     )
     if wear.max_a_day is not None:

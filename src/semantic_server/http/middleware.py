@@ -1,6 +1,6 @@
-"""ASGI middleware at the edge: shutdown, request limits, Host and Origin checks. `app` lists it in
-request order. Knows sizes, clocks and headers, no routes. `server` handles everything before a
-connection's request is complete."""
+"""ASGI middleware at the edge: shutdown, request limits, Host and Origin checks. `app` lists the
+middleware in request order. Knows sizes, clocks and headers, but no routes. `server` handles
+everything before a connection's request is complete."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _STOPPING: Final = Problem(
 
 
 class ShutdownMiddleware:
-    """Replies 503 to a request cancelled before its response has started. Only a shutdown cancels a
-    request's task, once answers have had the time to end; `receive` reports a disconnect. A
-    response that has started ends without its final event."""
+    """Replies 503 to a request that is cancelled before its response has started. Only a shutdown
+    cancels a request's task, once answers have had time to finish; `receive` reports a disconnect
+    instead. A response that has started ends without its final event."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -66,18 +66,18 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 
 UPLOADS: Final = frozenset({("POST", "/v1/agents/import")})
-"""Method and path of requests whose body is a file that may be larger than memory. The route bounds
-its size by the beginning of the file."""
+"""Method and path of requests whose body is a file that may be larger than memory. The route limits
+the size by what the beginning of the file says."""
 _UPLOAD_STEP: Final = 1 << 20
-"""Bytes of an upload that must arrive within the time of a whole body elsewhere."""
+"""Bytes of an upload that must arrive within the time that other routes allow for a whole body."""
 
 
 class RequestLimitsMiddleware:
     """Replies 431 to too many header fields, 413 to a large body, 408 to a slow one.
 
     Replies 505 to anything but HTTP/1, and 415 to an encoding outside `_ENCODINGS`. Counts a body
-    without Content-Length while it arrives, and a compressed one while decoding. In `UPLOADS` each
-    MiB has the time of another body, and the size has no limit here.
+    without Content-Length while it arrives, and a compressed one while decoding. In `UPLOADS`, each
+    MiB may take as long as the whole body of another route, and the size has no limit here.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -133,7 +133,7 @@ def _is_upload(scope: Scope) -> bool:
 
 class _LimitedBody:
     """A request body with a size limit and a deadline; `receive` raises WireError beyond them. An
-    upload has no size limit, and another deadline for each of its steps."""
+    upload has no size limit, and a new deadline for each of its steps."""
 
     def __init__(self, receive: Receive, settings: ServerSettings, *, is_upload: bool) -> None:
         self._receive = receive
@@ -174,7 +174,7 @@ class _LimitedBody:
 
 _ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 _DECODED_STEP: Final = 1 << 18
-"""Bytes to decode at once, in less than a millisecond."""
+"""Bytes to decode at once, which takes less than a millisecond."""
 
 
 def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -182,20 +182,20 @@ def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 
 class _DecodedBody:
-    """A compressed request body, in decoded pieces of at most `_DECODED_STEP` bytes. "deflate" is
-    zlib's format, or its bare stream, as some clients send. `receive` raises WireError for
-    others."""
+    """A compressed request body, in decoded pieces of at most `_DECODED_STEP` bytes. "deflate"
+    means zlib's format, or the bare deflate stream that some clients send. `receive` raises
+    WireError for data in neither format."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._decoder: zlib._Decompress | None = None
         self._left = b""
-        self._has_more = False  # in `_left` or in the decoder
+        self._has_more = False  # more decoded bytes wait in `_left` or in the decoder
         self._is_last = False
 
     async def receive(self) -> Message:
         if self._has_more:
-            await asyncio.sleep(0)  # gives others their turn
+            await asyncio.sleep(0)  # lets other tasks run
         else:
             message = await self._receive()
             if message["type"] != "http.request":
@@ -317,8 +317,8 @@ class HostMiddleware:
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """Turn a request for http://HOST/PATH, as proxies get it, into one for PATH at that HOST,
-    ignoring its Host header (RFC 9112, 3.2.2)."""
+    """Turn a request for http://HOST/PATH, the form for proxies, into a request for PATH at that
+    HOST, ignoring the Host header (RFC 9112, 3.2.2)."""
     scheme, mark, rest = scope["path"].partition("://")
     if not mark or scheme.lower() not in ("http", "https"):
         return scope

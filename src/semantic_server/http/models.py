@@ -1,5 +1,6 @@
 """/v1/models, /api/v0/models, /tokenize, /detokenize: the served models, names and tokenizers.
-Models have both client families' or LM Studio's fields; tokenization follows vLLM's routes."""
+/v1/models has the fields of both client families, /api/v0/models those of LM Studio; tokenization
+follows vLLM's routes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ AnyModel = ServedModel | EmbeddingModel
 
 
 class Capabilities(BaseModel):
-    """Capabilities of a model. `tools`: by the chat template, or as text if its form is unknown."""
+    """Capabilities of a model. `tools` says how prompts describe tools: in the form of the chat
+    template, or as plain text if that form is unknown."""
 
     reasoning: bool
     tools: ToolSupport
@@ -52,13 +54,13 @@ class Model(BaseModel):
     context_length: int
     max_input_tokens: int
     state: Annotated[
-        ModelState, Field(description="State of one of several models; a request loads it.")
+        ModelState, Field(description="State, if the server has several models; requests load it.")
     ] = "loaded"
     memory_bytes: Annotated[
         int | None,
         Field(
-            description="Bytes of weights and pool, with several models. The first loaded "
-            "one counts the weights that several share."
+            description="Bytes of weights and pool, on a server with several models. Shared "
+            "weights count for the first loaded model."
         ),
     ] = None
     capabilities: Capabilities | None = None
@@ -68,15 +70,15 @@ class Model(BaseModel):
     pinned: Annotated[bool | None, Field(description="True if it stays loaded.")] = None
     running: Annotated[int | None, Field(description="Running requests; not for tenants.")] = None
     waiting: Annotated[
-        int | None, Field(description="Requests that wait for it; not for tenants.")
+        int | None, Field(description="Requests that wait for the model; not for tenants.")
     ] = None
     expires_in: Annotated[
-        float | None, Field(description="Seconds until the server unloads it, without a request.")
+        float | None, Field(description="Seconds until the server unloads it if no request comes.")
     ] = None
 
 
 class Models(BaseModel):
-    """All names, or the first of them."""
+    """All names, or the first `limit` of them."""
 
     object: Literal["list"] = "list"
     data: list[Model]
@@ -112,7 +114,8 @@ async def show_model(request: Request, model_id: str) -> Model:
 
 
 def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]:
-    """Return all models, the embedding model last, with the states of several."""
+    """Return all models with their states, the embedding model last. The state is None for the
+    embedding model, and for the only model of a server."""
     context = context_of(request)
     first = serving_of(request).model
     rows: list[tuple[AnyModel, ModelStatus | None]] = [(first, None)]
@@ -123,7 +126,9 @@ def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]
 
 
 def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | None]:
-    """Return the first model that accepts `name`, and any state. Raises ModelNotFoundError."""
+    """Return the first model that accepts `name`, and its state, if any. Raises
+    ModelNotFoundError.
+    """
     rows = listed_models(request)
     for served, status in rows:
         if served.accepts(name):
@@ -132,20 +137,21 @@ def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | N
 
 
 def context_length(served: AnyModel) -> int:
-    """Return the tokens of the longest prompt and answer, or of the longest text."""
+    """Return the most tokens of a prompt with its answer, or of a text to embed."""
     return served.context_tokens if isinstance(served, ServedModel) else served.max_tokens
 
 
 @router.post("/v1/models/{model_id:path}/load", tags=["models"], response_model_exclude_none=True)
 async def load_model(request: Request, model_id: str) -> Model:
-    """Load one of several models if need be. A server with keys requires an operator's."""
+    """Load one of several models unless it is loaded. A server with keys requires an operator's
+    key."""
     return await _changed(request, model_id, lambda models: models.load(model_id))
 
 
 @router.post("/v1/models/{model_id:path}/unload", tags=["models"], response_model_exclude_none=True)
 async def unload_model(request: Request, model_id: str) -> Model:
-    """Unload one of several models after its requests; its agents stay in the store. A server with
-    keys requires an operator's."""
+    """Unload one of several models once its requests have finished; its agents stay in the store. A
+    server with keys requires an operator's key."""
     return await _changed(request, model_id, lambda models: models.unload(model_id))
 
 
@@ -160,8 +166,8 @@ async def _changed(
     models = context_of(request).models
     if models is None:
         raise InvalidRequestError(
-            "cannot load or unload the only model of this server: expected a server of several, "
-            "or one with --model-ttl"
+            "cannot load or unload the only model of this server: expected a server with several "
+            "models, or with --model-ttl"
         )
     await request.body()
     status = await until_disconnect(request, change(models))
@@ -188,7 +194,7 @@ def _model(
         parent=served.parent if isinstance(served, ServedModel) else None,
     )
     details = served.details if "anthropic-version" not in request.headers else None
-    if isinstance(served, ServedModel) and details is not None:  # Anthropic's has other members
+    if isinstance(served, ServedModel) and details is not None:  # Anthropic's API has other members
         model.capabilities = Capabilities(
             reasoning=details.thinks, tools=details.tools, tool_call_parser=details.call_parser
         )
@@ -233,12 +239,12 @@ async def list_as_lm_studio(request: Request) -> LmStudioModels:
 
 @router.get("/api/v0/models/{model_id:path}", tags=["models"])
 async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
-    """One of the names, as LM Studio shows a model."""
+    """Return one of the names, as LM Studio shows a model."""
     return _as_lm_studio(model_id, *model_called(request, model_id))
 
 
 def is_loaded(status: ModelStatus | None) -> bool:
-    """Return whether a model with this state is loaded, which it always is without one."""
+    """Return whether a model with this state is loaded. A model without a state always is."""
     return status is None or status.state == "loaded"
 
 
@@ -327,8 +333,8 @@ _CONVERSATION: Final[dict[str, object]] = {
     "/tokenize", tags=["tokens"], openapi_extra=_body(Tokenize.model_json_schema(), _CONVERSATION)
 )
 async def tokenize(request: Request) -> Tokenized:
-    """Return the tokens of a text, or of a conversation as a chat completion of this caller has
-    them: the tokens of known answers, and the rest from the chat template."""
+    """Return the tokens of a text, or of a conversation as in this caller's chat completions: known
+    answers keep their tokens, and the chat template gives the rest."""
     body = await read_json(request)
     serving, tenant = serving_of(request, body.get("model")), tenant_of(request)
     if "messages" in body:

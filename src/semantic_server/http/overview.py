@@ -1,6 +1,6 @@
-"""/v1/overview, the savings, contents and activity of the server, and /v1/requests, to list or
-cancel. A tenant sees its own requests and savings. Figures about all tenants are for operators, and
-for all clients of a server without keys. No texts and no tokens."""
+"""/v1/overview: the savings, contents and activity of the server; and /v1/requests, to list or
+cancel requests. A tenant sees its own requests and savings. Figures about all tenants are for
+operators, and for all clients of a server without keys. Shows no texts and no tokens."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ requests: Final = APIRouter(prefix="/v1/requests", tags=["Agents"])
 
 
 class Running(BaseModel):
-    """A running or waiting request. `read_tokens` of its prompt are in the cache: computed, or the
-    `cached_tokens` from before."""
+    """A running or waiting request. `read_tokens` of its prompt are in the cache: the tokens
+    computed so far, and the `cached_tokens` that were there before."""
 
     object: Literal["request"] = "request"
     id: str
@@ -77,8 +77,8 @@ class Cancelled(BaseModel):
 
 @requests.delete("/{request_id}")
 async def cancel(request: Request, request_id: str) -> Cancelled:
-    """Cancel a running or waiting request. Its client gets a 499, which it does not repeat, and the
-    cache keeps the computed tokens."""
+    """Cancel a running or waiting request. Its client gets a 499, after which it does not repeat
+    the request, and the cache keeps the computed tokens."""
     owner = None if is_operator(request) else tenant_of(request)
     if not await agents_of(request).cancel(request_id, owner):
         raise WireError(
@@ -114,18 +114,18 @@ Bytes = tuple[int, int]
 Role = Literal["local", "tenant", "operator"]
 
 MOST_SPANS: Final = 300
-"""Requests in one document; the newest."""
+"""Most requests in one document: the newest."""
 MOST_REQUESTS: Final = 200
 
 
 class Saved(BaseModel):
-    """Prompt tokens of answers, and the cached ones among them."""
+    """Prompt tokens of answers, and the cached tokens among them."""
 
     since: Annotated[float, Field(description="Seconds since 1970.")]
     prompt_tokens: int
     cached_tokens: int
     seconds: Annotated[
-        float, Field(description="Prefill time of the cached ones, at the mean speed so far.")
+        float, Field(description="Time to prefill the cached tokens, at the mean speed.")
     ]
 
 
@@ -158,7 +158,7 @@ class Written(BaseModel):
     since: Annotated[str, Field(description="Day of the first write: 2026-01-31.")]
     days: Annotated[dict[str, int], Field(description="The last days with writes, oldest first.")]
     max_a_day: Annotated[int | None, Field(description="Daily limit; null without one.")]
-    held_back: Annotated[bool, Field(description="Limit reached: it writes turns' ends.")]
+    held_back: Annotated[bool, Field(description="Limit reached: only ends of turns.")]
     failed: Annotated[int, Field(description="Failed writes, as on a full disk.")]
     rated_share: Annotated[
         float | None,
@@ -170,7 +170,7 @@ class LiveRow(Running):
     """A request that runs or waits."""
 
     tokens_per_second: Annotated[
-        float | None, Field(description="Speed of the last second; null in its first.")
+        float | None, Field(description="Speed of the last second; null at first.")
     ]
 
 
@@ -190,8 +190,8 @@ class TimelineSpan(BaseModel):
 
 
 class ModelRow(BaseModel):
-    """One of several models. Only operators, and all clients of a server without keys, see the load
-    of all tenants."""
+    """One of several models. The load of all tenants is visible only to operators, and to all
+    clients of a server without keys."""
 
     id: str
     parent: Annotated[str | None, Field(description="Base model, if this one is an adapter on it.")]
@@ -201,14 +201,14 @@ class ModelRow(BaseModel):
     ]
     pinned: Annotated[bool, Field(description="True if it stays loaded.")]
     expires_in: Annotated[
-        float | None, Field(description="Seconds until the server unloads it, without a request.")
+        float | None, Field(description="Seconds until the server unloads it if no request comes.")
     ]
     idle_for: Annotated[
         float | None, Field(description="Seconds since its last request; null while one uses it.")
     ] = None
     running: Annotated[int | None, Field(description="Requests that use it.")] = None
     waiting: Annotated[int | None, Field(description="Requests that wait for its load.")] = None
-    agents: Annotated[int | None, Field(description="Running or cached in its pool.")] = None
+    agents: Annotated[int | None, Field(description="Agents running or cached in its pool.")] = None
     weights_bytes: Annotated[
         int | None, Field(description="Bytes of its memory without its pool; null if not loaded.")
     ] = None
@@ -229,7 +229,7 @@ class Changes(BaseModel):
         list[BudgetSample] | None, Field(description="null for a tenant: they cover all tenants.")
     ]
     written: Annotated[
-        Written | None, Field(description="null without a disk, and as for `samples`.")
+        Written | None, Field(description="null without a disk, and for a tenant.")
     ] = None
     models: Annotated[
         list[ModelRow] | None, Field(description="null on a server of a single model.")
@@ -261,14 +261,16 @@ async def overview(request: Request) -> Overview:
 
 @router.get("/stream", include_in_schema=False)
 async def stream(request: Request) -> Response:
-    """Send an event `overview`, then one named `changes` each second, until the server stops."""
+    """Send an event named `overview`, then one named `changes` each second, until the server
+    stops.
+    """
     viewer = _Viewer(request)
     context_of(request).watch.require_room(viewer.tenant)
     return event_stream(request, viewer.events())
 
 
 class _Viewer:
-    """A viewer: a tenant, or an operator, whose `tenant` is None."""
+    """The viewer of an overview: a tenant, or an operator, whose `tenant` is None."""
 
     def __init__(self, request: Request) -> None:
         self._operator = is_operator(request)
@@ -288,7 +290,7 @@ class _Viewer:
                 yield sse_event(self.changes().model_dump(mode="json"), "changes")
 
     async def overview(self) -> Overview:
-        """Return everything visible."""
+        """Return everything that the viewer may see."""
         context, agents = self._context, self._context.agents
         ids = await agents.tenants() if self._operator and agents is not None else None
         keyed: Role = "operator" if self._operator else "tenant"
@@ -302,7 +304,7 @@ class _Viewer:
         )
 
     def changes(self) -> Changes:
-        """Return the changes since the last call; at first all records."""
+        """Return the changes since the last call; the first call returns all records."""
         watch = self._context.watch
         spans = watch.recorder.spans(self.tenant, self._version)[-MOST_SPANS:]
         self._version = max([self._version, *(one.version for one in spans)])

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_SPELLINGS: Final = 32
-"""Most unknown fields of a body to check for a misspelling, and their longest name."""
+"""Most unknown fields of a body to check for a misspelling, and the longest name to check."""
 _ALIKE: Final = 0.85
 
 MAX_DEPTH: Final = 64
@@ -35,25 +35,25 @@ MAX_DEPTH: Final = 64
 
 MAX_VALUES: Final = 1_200_000
 """Maximum number of values in a request: parsed values take many times the memory of their text. A
-prompt of 2^20 token ids has fewer."""
+prompt of 2^20 token ids has fewer values."""
 
 MAX_MEMBERS: Final = 200_000
 """Maximum number of members of objects in a request.
 
-The parser and pydantic hold the interpreter during a whole call, also on a worker thread, so one
-call may cost only the time that the event loop may wait: 2 to 4 ms for a MiB of text, half a
-microsecond for a member, a tenth of one for any other value. 16 MiB within these limits take 0.13 s
-at worst.
+The parser and pydantic hold the interpreter for the whole of a call, even on a worker thread, so
+one call may take only as long as the event loop may wait: 2 to 4 ms for a MiB of text, half a
+microsecond for a member, a tenth of that for any other value. 16 MiB within these limits take 0.13
+s at worst.
 """
 
 _MOST_ERRORS: Final = 2000
 _MOST_ENTRIES: Final = 20
-"""Entries of each field to validate again in a body with more errors. Pydantic describes all errors
-or none, for microseconds each, and a response reports only one."""
+"""Entries of each field to validate again if a body has more errors than that. Pydantic describes
+all errors or none, at microseconds each, and a response reports only one."""
 
 _OFFLOAD_BYTES: Final = 1 << 16
-"""Size from which a worker thread parses a body: walking through a smaller one takes the event loop
-a few milliseconds at most."""
+"""Size from which a worker thread parses a body: a smaller body takes the event loop a few
+milliseconds at most."""
 
 
 _LARGE_BYTES: Final = 1 << 20
@@ -64,7 +64,8 @@ _THREADS: Final = 2
 
 
 class LargeBodies:
-    """Bounds the bytes of large bodies in memory, and shares the parser threads. For one loop."""
+    """Bounds the bytes of large bodies in memory, and shares the parser threads. For one event
+    loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
         """Hold at most `most` bytes; a body waits at most `timeout` seconds for its turn."""
@@ -74,8 +75,8 @@ class LargeBodies:
         self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
 
     async def take(self, n_bytes: int, tenant: str = "") -> None:
-        """Wait for room for `n_bytes`, in the order of arrival; `give` frees it. Raises
-        OverloadedError if there is none in time."""
+        """Wait for room for `n_bytes`, in the order of arrival; `give` frees the room. Raises
+        OverloadedError if there is no room in time."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(own := (tenant, n_bytes, turn))
         self._start()
@@ -92,16 +93,16 @@ class LargeBodies:
             if own in self._waiting:
                 self._waiting.remove(own)
                 self._start()
-            elif not is_taken:  # got room after its caller left
+            elif not is_taken:  # the caller left just as it got room
                 self.give(n_bytes, tenant)
 
     def give(self, n_bytes: int, tenant: str = "") -> None:
-        """Free `n_bytes` taken before."""
+        """Free `n_bytes` that `take` reserved."""
         self._room.give(tenant, n_bytes)
         self._start()
 
     def _start(self) -> None:
-        passed = set[str]()  # only by other tenants: a tenant's own do not overtake
+        passed = set[str]()  # other tenants may pass; a tenant's own requests do not overtake
         for one in [one for one in self._waiting if not one[2].done()]:
             tenant, n_bytes, turn = one
             if tenant in passed or not self._room.leaves_room(tenant, n_bytes):
@@ -115,8 +116,8 @@ class LargeBodies:
 
 
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
-    """Raise FieldError for an `unknown` field spelled like a `known` one, which it suggests.
-    `within` is the path prefix of a nested object."""
+    """Raise FieldError for an `unknown` field that is spelled like a `known` one; the error
+    suggests the known field. `within` is the path prefix of a nested object."""
     for name in islice(unknown, _MOST_SPELLINGS):
         if len(name) > _MOST_SPELLINGS:
             continue
@@ -130,17 +131,17 @@ def check_spelling(unknown: Iterable[str], known: Collection[str], within: str =
 
 async def read_json(request: Request) -> dict[str, object]:
     """Read the body as a JSON object; an empty body is an error. Raises InvalidRequestError for a
-    body that is not UTF-8, not JSON, not an object or nested deeper than `MAX_DEPTH`; TooLargeError
-    for too many bytes or values; and as `read_body`."""
+    body that is not UTF-8, not JSON, not an object or nested deeper than `MAX_DEPTH`, TooLargeError
+    for too many bytes or values, and the same errors as `read_body`."""
     async with read_body(request) as data:
         return await parse_offloaded(request, data)
 
 
 @asynccontextmanager
 async def read_body(request: Request) -> AsyncIterator[bytes]:
-    """Read the body; a large one counts as one in memory until the block ends. Raises TooLargeError
-    for too many bytes, ClientDisconnectedError if the client disconnects, and OverloadedError if
-    other large bodies leave no room."""
+    """Read the body; a large body keeps its share of the memory until the block ends. Raises
+    TooLargeError for too many bytes, ClientDisconnectedError if the client disconnects, and
+    OverloadedError if other large bodies leave no room."""
     bodies: LargeBodies = request.app.state.bodies
     data, taken, tenant = bytearray(), 0, getattr(request.state, "tenant", "")
     try:
@@ -158,7 +159,7 @@ async def read_body(request: Request) -> AsyncIterator[bytes]:
 
 
 async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
-    """Call `parse_object`; for a body that is not small, on a worker thread."""
+    """Call `parse_object`, on a worker thread unless the body is small."""
     if len(data) < _OFFLOAD_BYTES:
         return parse_object(data)
     return await on_thread(request, parse_object, data)
@@ -167,7 +168,8 @@ async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
 async def on_thread(
     request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call `function` on a worker thread that tenants share by time, as bodies may be large."""
+    """Call `function` on a worker thread; tenants share the threads by time, as bodies may be
+    large."""
     bodies: LargeBodies = request.app.state.bodies
     is_short = _size_of(request) < _OFFLOAD_BYTES
     tenant = getattr(request.state, "tenant", "")
@@ -202,8 +204,9 @@ def parse_object(data: bytes) -> dict[str, object]:
 
 
 def _with_whole_characters(data: bytes) -> bytes:
-    """Return `data` with U+FFFD for each escape of half a surrogate pair. JavaScript writes one
-    when it cuts a text within an emoji, and the text stays in a history."""
+    """Return `data` with U+FFFD in place of each escape of half a surrogate pair. JavaScript writes
+    such an escape when it cuts a text within an emoji, and the text stays in a conversation's
+    history."""
     if not _HALF.search(data) or b"\0" in data:
         return data
     marked = data.replace(rb"\\", b"\0\0")  # an escaped backslash starts no escape
@@ -226,14 +229,15 @@ class LazyAdapter(Generic[T]):
 
 
 async def read_as(adapter: TypeAdapter[T], request: Request) -> T:
-    """Read the body and validate it with `adapter` on a worker thread. Raises like both."""
+    """Read the body and validate it with `adapter` on a worker thread. Raises the same errors as
+    `read_json` and `validated`."""
     body = await read_json(request)
     return await on_thread(request, validated, adapter, body)
 
 
 def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
-    """Validate `body` with `adapter`. Raises FieldError for the first wrong field. For a union, it
-    is that of the branch that matched furthest, which has the deepest errors."""
+    """Validate `body` with `adapter`. Raises FieldError for the first wrong field. For a union,
+    that is the field of the branch that matched furthest, which has the deepest errors."""
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
@@ -265,7 +269,8 @@ def _beginning(value: object) -> object:
 
 
 def _require_few_values(data: bytes) -> None:
-    """Raise TooLargeError before building too many values. Marks in texts count only if need be."""
+    """Raise TooLargeError before building too many values. Ignores marks inside texts only if
+    counting them would exceed a limit."""
     if _within_limits(data):
         return
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -342,8 +347,9 @@ def described(
     body: str,
     stream: str | None = None,
 ) -> dict[str, object]:
-    """Return the OpenAPI description of a route that reads its own body, described by `body`, with
-    schemas of `required` fields and `more`. `stream` is the media type of streamed replies."""
+    """Return the OpenAPI description of a route that reads its own body. `body` describes the body,
+    `required` and `more` have schemas of its fields. `stream` is the media type of streamed
+    replies."""
     schema = {
         "type": "object",
         "description": body,

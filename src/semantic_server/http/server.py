@@ -1,5 +1,6 @@
 """The HTTP server process: one socket, one event loop, the number of connections, shutdown. Knows
-uvicorn, signals and open files, no routes, and of connections only their number."""
+uvicorn, signals and open files, but no routes; counts connections but knows nothing else of them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ KILLED_EXIT_CODE: Final = 130
 _BACKLOG: Final = 512
 
 _ITERATIONS_TO_OPEN: Final = 3
-"""Iterations of asyncio's loop that open all accepted connections: it accepts in the first one."""
+"""Iterations of asyncio's loop until all accepted connections are open: it accepts in the first."""
 
 _OPEN_FACTOR: Final = 4
 """Open connections allowed per connection with a request."""
@@ -44,7 +45,7 @@ _OPEN_FACTOR: Final = 4
 
 class HttpServer(uvicorn.Server):
     """A server that shuts down gracefully on the first signal, and exits at once on the second. The
-    latter loses only the computation since the last save: the store is crash-safe."""
+    second signal loses only the computation since the last save: the store is crash-safe."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
         context: ServerContext = app.state.context
@@ -56,7 +57,7 @@ class HttpServer(uvicorn.Server):
         self._ending = context.ending
 
     def refresh_connection_limits(self) -> None:
-        """Recompute the connection limits: loading a model may change the limit of open files."""
+        """Recompute the connection limits: loading a model may change the limit on open files."""
         self._connections.limits = _limits(self._settings)
 
     def stop(self) -> None:
@@ -72,7 +73,8 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle SIGINT, SIGTERM and SIGHUP, which a closed terminal sends; not under nohup."""
+        """Handle SIGINT, SIGTERM, and, unless started with nohup, SIGHUP, which a closed terminal
+        sends."""
         with super().capture_signals():
             in_main = threading.current_thread() is threading.main_thread()
             if not in_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -85,7 +87,7 @@ class HttpServer(uvicorn.Server):
                 signal.signal(signal.SIGHUP, before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting requests, let running ones end, and save."""
+        """Stop accepting requests, let running requests finish, and save."""
         self._on_stop()
         self._watch.close()  # an open page never ends by itself
         await self._finish_accepting()
@@ -96,8 +98,8 @@ class HttpServer(uvicorn.Server):
 
     async def _finish_accepting(self) -> None:
         """Accept no more connections, and open the accepted ones. uvicorn closes open connections,
-        and asyncio opens one two iterations of the loop after accepting it. A connection in between
-        would leak, or open afterwards and hold the shutdown until the stop timeout."""
+        but asyncio opens a connection two iterations of the loop after accepting it. A connection
+        in between would leak, or open afterwards and delay the shutdown until the stop timeout."""
         loop = asyncio.get_running_loop()
         for server in self.servers:
             for listening in server.sockets:
@@ -109,13 +111,14 @@ class HttpServer(uvicorn.Server):
 def make_server(
     app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
-    """Create a server of `app`; run it by `run(sockets=[...])`. Calls `on_stop` on shutdown."""
+    """Create a server of `app`, to be run with `run(sockets=[...])`. It calls `on_stop` on
+    shutdown."""
     let_streams_finish()
     return HttpServer(app, settings, on_stop)
 
 
 def let_streams_finish() -> None:
-    """Let running streams finish: `Ending` ends the rest after `stop_timeout`."""
+    """Let running streams finish: `Ending` ends the remaining ones after `stop_timeout`."""
     AppStatus.enable_automatic_graceful_drain = False
 
 
@@ -124,7 +127,7 @@ def _config(
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        loop="asyncio",  # shutdown depends on how it accepts
+        loop="asyncio",  # shutdown depends on how this loop accepts
         http=protocol,
         ws="none",
         lifespan="on",
@@ -141,12 +144,12 @@ def _config(
 
 
 def _limits(settings: ServerSettings) -> ConnectionLimits:
-    """Return the configured number of connections, within the limit of open files."""
+    """Return the configured number of connections, within the limit on open files."""
     configured = settings.max_connections
     most_open = connections_within_file_limit(configured * _OPEN_FACTOR)
     most = min(configured, max(1, most_open // 2))
     if most < configured:
-        logger.warning("the limit of open files allows only %d connections", most)
+        logger.warning("the limit on open files allows only %d connections", most)
     return ConnectionLimits(settings.header_timeout, settings.send_timeout, most, most_open)
 
 
@@ -160,7 +163,7 @@ def listen(settings: ServerSettings) -> socket.socket:
         family, kind, _, _, own = found[0]
         bound = socket.create_server(own[:2], family=family, backlog=_BACKLOG)
         # Connections inherit the protocol, here one without a name. asyncio disables Nagle's
-        # algorithm only if the protocol is TCP by name.
+        # algorithm only if the protocol is named TCP.
         return socket.socket(family, kind, socket.IPPROTO_TCP, fileno=bound.detach())
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -179,9 +182,9 @@ _RESERVED_FILES: Final = 256
 
 
 def connections_within_file_limit(wanted: int) -> int:
-    """Return how many of `wanted` connections fit the limit of open files; raise the soft limit if
-    possible. A process without free descriptors can neither accept a connection, even to refuse it,
-    nor read its store. Under a low limit connections get half of it."""
+    """Return how many of `wanted` connections fit the limit on open files; raise the soft limit if
+    possible. A process without free descriptors can neither accept a connection, not even to refuse
+    it, nor read its store. Under a low limit, connections get half of the descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _raise_soft_limit(soft, hard, wanted + _RESERVED_FILES)
     return (
@@ -190,7 +193,8 @@ def connections_within_file_limit(wanted: int) -> int:
 
 
 def _raise_soft_limit(soft: int, hard: int, needed: int) -> int | None:
-    """Raise the soft limit as far as possible and return it; None if it allows `needed`."""
+    """Raise the soft limit to `needed` or as far as possible and return it; return None if the
+    limit already allows `needed`."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

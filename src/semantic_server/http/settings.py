@@ -1,5 +1,5 @@
 """Server settings: validation, and loading from flags, environment and file. Records the origin of
-every value. Knows no flags by name; secrets never show their text."""
+every value. Knows no flags by name; never shows the text of secrets."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class ServerSettings(BaseSettings, DeclaredSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return only explicit values: `load_settings` reads the sources and records origins."""
+        """Return only explicit values, because `load_settings` reads the sources and records
+        origins."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
@@ -83,7 +84,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     @field_validator("model", mode="before")
     @classmethod
     def _several_models(cls, given: object) -> object:
-        """Take a text as one model: a folder's name may have commas."""
+        """Take a text as one model, because a folder's name may contain commas."""
         return (given,) if isinstance(given, str) else given
 
     @field_serializer("model")
@@ -93,7 +94,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     @field_validator("api_keys", "operator_keys", mode="before")
     @classmethod
     def _require_key(cls, given: object) -> object:
-        """Reject an empty text: an unset variable must not open the server."""
+        """Reject an empty text: an unset variable must not open the server to everybody."""
         if isinstance(given, str) and not given.strip(" ,"):
             raise ValueError("expected at least one key")
         return given
@@ -147,7 +148,7 @@ def is_loopback(host: str) -> bool:
 
 
 KEY_FILES: Final = {"api_keys": "api_key_file", "operator_keys": "operator_key_file"}
-"""Settings of keys, and the settings of files with more of them."""
+"""The settings of keys, and for each the setting that names a file with more keys."""
 SECRET_NAMES: Final = frozenset(KEY_FILES)
 """Settings whose values must never show."""
 
@@ -162,14 +163,14 @@ _LARGEST_FILE: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
     """Settings, and the origin of each by name: "flag", "env NAME", "file PATH" or "default".
-    `file` is the settings file; a default one need not exist."""
+    `file` is the settings file; the default file need not exist."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
     file: Path
 
     def as_json(self) -> dict[str, object]:
-        """Return the values as JSON, masking secrets, also in a URL."""
+        """Return the values as JSON, with secrets masked, even within a URL."""
         values: dict[str, object] = self.settings.model_dump(mode="json")
         if self.settings.remote_store is not None:
             values["remote_store"] = _SECRET_IN_URL.sub(_MASK, self.settings.remote_store)
@@ -185,9 +186,12 @@ def default_file() -> Path:
 
 
 def load_settings(flags: Mapping[str, object], file: Path | None = None) -> LoadedSettings:
-    """Load settings: flags override the environment, which overrides `file`, then the defaults.
-    `flags` has values by field name. Without `file`, read the user's default file if it exists.
-    Raises InvalidRequestError with the setting, its origin and the expected value."""
+    """Load settings: flags override the environment, which overrides `file`, which overrides
+    defaults.
+
+    `flags` has values by field name. Without `file`, reads the user's default file if it exists.
+    Raises InvalidRequestError with the setting, its origin and the expected value.
+    """
     path = default_file() if file is None else file
     environment = _without_empty(EnvSettingsSource(ServerSettings)())
     in_file = _read_toml(path, must_exist=file is not None)
@@ -219,13 +223,14 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _require_one_tenant_for_events(settings: ServerSettings) -> None:
-    """Refuse several tenants: a router compares tokens, so its choices reveal other prompts."""
+    """Refuse several tenants: a router compares tokens, so its choices reveal other tenants'
+    prompts."""
     if settings.kv_events is not None and len(settings.api_keys) > 1:
-        raise InvalidRequestError("kv_events: expected at most one API key, it shows its prompts")
+        raise InvalidRequestError("kv_events: expected at most one API key: events show prompts")
 
 
 def _require_operators_apart(settings: ServerSettings) -> None:
-    """Require separate keys of tenants: without any, the server would allow any request."""
+    """Require separate keys for tenants: without any, the server would allow any request."""
     if settings.operator_keys and not settings.api_keys:
         raise InvalidRequestError("operator_keys: expected api_keys too, got none")
     if {*settings.operator_keys} & {*settings.api_keys}:
@@ -233,15 +238,16 @@ def _require_operators_apart(settings: ServerSettings) -> None:
 
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
-    """Drop empty variables, which count as unset. Validation rejects an empty list of keys, as it
-    must not open a server."""
+    """Drop empty variables, which count as unset. An empty list of keys stays, so that validation
+    rejects it and does not open a server to everybody."""
     return {
         name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
     }
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """Return the settings that a layer voids: `store` and `no_store` exclude each other."""
+    """Return the settings of earlier layers that this layer overrides: `store` and `no_store`
+    exclude each other."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 
@@ -267,7 +273,8 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text. Raises InvalidRequestError for an unreadable file, and FileNotFoundError."""
+    """Return the text. Raises InvalidRequestError for an unreadable file, FileNotFoundError if
+    missing."""
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
@@ -284,7 +291,7 @@ def _read_text(path: Path) -> str:
 
 
 def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> ServerSettings:
-    """Add the keys in `path` to those in the setting `name`: one per line, `#` starts a comment."""
+    """Add the keys in the file `path` to the setting `name`: one per line, `#` starts a comment."""
     file_name, given = KEY_FILES[name], getattr(settings, name)
     try:
         lines = [line.strip() for line in _read_text(path).splitlines()]
@@ -304,7 +311,9 @@ def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> Serve
 
 
 def _first_problem(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """Return a line with the setting, its origin and the expected value, never the given value."""
+    """Return a line with the setting, its origin and the expected value, but never the given
+    value.
+    """
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     message = message.replace("Input should be", "expected")

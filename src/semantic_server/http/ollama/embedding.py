@@ -47,7 +47,9 @@ _REPLY: Final = "The vectors."
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Fields of a body. `keep_alive`: seconds for the model to stay loaded afterwards."""
+    """Fields of a body. `keep_alive` is the time in seconds that the model stays loaded
+    afterwards.
+    """
 
     model: str
     texts: tuple[str, ...]

@@ -1,6 +1,6 @@
 """POST /api/chat and /api/generate: the parts of a stream, and the reply that they add up to. Reply
-and stream use the same parts, so they cannot differ. Calls come whole, as their arguments are
-objects here, not texts. Durations are in nanoseconds."""
+and stream use the same parts, so they cannot differ. A tool call comes in one part, because its
+arguments are an object here, not a text. Durations are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from semantic_server.http.openai.requests import Caller, caller_of
 from semantic_server.http.request_body import described, on_thread, read_json
 
 _RAW: Final = "raw_arguments"
-"""The argument that has the model's text if that is not an object."""
+"""The argument that contains the model's text if that text is not an object."""
 
 Route = Literal["chat", "generate"]
 LoadReason = Literal["load", "unload"]
@@ -76,7 +76,8 @@ class _Call:
     written: list[str] = field(default_factory=list)
 
     def as_object(self, *, cut: bool) -> Json:
-        """Return the member of `tool_calls`; `cut` arguments have only their certain part."""
+        """Return the call's member of `tool_calls`. If `cut`, the arguments keep only their certain
+        part."""
         function = {"index": self.index, "name": self.name, "arguments": self._arguments(cut=cut)}
         return {"id": self.id, "function": function}
 
@@ -92,7 +93,7 @@ class _Call:
 
 class ReplyWriter:
     """Builds one reply: `write` takes an answer's events in order, and returns the parts to send.
-    `clock` returns nanoseconds; the request `began` at one."""
+    `clock` returns nanoseconds; `began` is its value when the request began."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class ReplyWriter:
         messages: tuple[Message, ...] = (),
     ) -> None:
         """`model` is the name in the request. The last part of /api/generate has the context of
-        `messages` and the answer, if there are any."""
+        `messages` and the answer, unless `messages` is empty."""
         self._route: Route = route
         self._model = model
         self._clock = clock
@@ -224,7 +225,8 @@ class ReplyWriter:
 
 
 def _usage(usage: Usage) -> Json:
-    """Return token counts. Cached tokens count in the prompt, and apart in `semantic`."""
+    """Return token counts. The prompt's count includes cached tokens, which `semantic` counts
+    again."""
     own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {
@@ -254,13 +256,13 @@ def _described(required: str, optional: str) -> dict[str, object]:
 
 @router.post("/api/chat", openapi_extra=_described("model", "messages"))
 async def chat(request: Request) -> Response:
-    """Answer a conversation, as Ollama does; a stream unless `stream` is false."""
+    """Answer a conversation, as Ollama does: as a stream unless `stream` is false."""
     return await _respond(request, "chat", chat_request)
 
 
 @router.post("/api/generate", openapi_extra=_described("model", "prompt"))
 async def generate(request: Request) -> Response:
-    """Answer a prompt, as Ollama does; a stream unless `stream` is false."""
+    """Answer a prompt, as Ollama does: as a stream unless `stream` is false."""
     return await _respond(request, "generate", generate_request)
 
 
@@ -285,16 +287,16 @@ async def _respond(request: Request, route: Route, parse: Parse) -> Response:
 
 
 def _keep(request: Request, name: str, seconds: float) -> None:
-    """Unload one of several models after `seconds` without a request. On a server with keys models
-    belong to all tenants, and a setting decides how long they stay."""
+    """Unload one of several models after `seconds` without a request. On a server with keys, models
+    belong to all tenants, and a setting decides instead how long they stay."""
     models = context_of(request).models
     if models is not None and not settings_of(request).api_keys:
         models.keep(name, None if math.isinf(seconds) else seconds)
 
 
 async def _loaded(request: Request, name: str, keep_alive: float | None) -> LoadReason:
-    """Load the model that a request without a prompt names, or unload it with a `keep_alive` of 0.
-    A server's only model stays loaded."""
+    """Load the model that a request without a prompt names, or unload it if `keep_alive` is 0. A
+    server's only model stays loaded."""
     models = context_of(request).models
     if models is None:
         return "load"

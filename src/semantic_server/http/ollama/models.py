@@ -1,6 +1,6 @@
 """/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served models in Ollama's form,
-and refusals of its other routes. Each name of a model has a tag, as Ollama's do. Knows Ollama's
-shapes; omits unknown facts of a model."""
+and refusals of its other routes. Each model name has a tag, as in Ollama. Knows Ollama's shapes;
+omits unknown facts of a model."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from semantic_server.http.request_fields.table import Field, fields_of
 router: Final = APIRouter(tags=["Ollama"])
 
 API_VERSION: Final = "0.12.11"
-"""The version of Ollama with this interface: clients compare it before they use a field."""
+"""The version of Ollama that has this interface: clients compare it before they use a field."""
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
 """The expiry of a model that stays loaded."""
 
 _SHORT: Final = 12
-"""Characters of a version in a status."""
+"""Characters of a model's version that a status shows."""
 _PULLING: Final[Json] = {"status": "pulling manifest"}
 _SUCCESS: Final[Json] = {"status": "success"}
 
@@ -76,7 +76,7 @@ def of_a_model(reply: str, *, streams: bool = False) -> dict[str, object]:
 @router.get("/api/version")
 @router.head("/api/version", include_in_schema=False)
 async def version() -> dict[str, str]:
-    """Return the version of Ollama with this interface."""
+    """Return the version of Ollama that has this interface."""
     return {"version": API_VERSION}
 
 
@@ -131,8 +131,8 @@ async def show(request: Request) -> Response:
 
 @router.post("/api/pull", openapi_extra=of_a_model("The progress of the download.", streams=True))
 async def pull(request: Request) -> Response:
-    """Download a model that `--allow-pull` permits, and serve it; succeed at once for a served one.
-    A server with keys requires an operator's."""
+    """Download a model that `--allow-pull` permits, and serve it; succeed at once if the model is
+    already served. A server with keys requires an operator's key."""
     body = await read_json(request)
     name = _name(body, PULL_FIELDS)
     stream = read_flag(body, "stream", default=True)
@@ -155,13 +155,15 @@ def _succeeded(*, stream: bool) -> Response:
 
 
 def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> ModelsPort:
-    """Return the port that fetches models. Raises WireError unless the operator allows this one."""
+    """Return the port that fetches models. Raises WireError unless the operator allows this
+    model.
+    """
     models, settings = context_of(request).models, settings_of(request)
     if models is None or not settings.allow_pull:
         raise WireError(
             HTTPStatus.FORBIDDEN,
-            f"{unknown}; it pulls none: run `semantic models pull` and start it with --model, or "
-            "start it with --allow-pull",
+            f"{unknown}; this server pulls no models: run `semantic models pull` and restart with "
+            "--model, or restart with --allow-pull",
             param="model",
         )
     if not any(fnmatchcase(hub_id, pattern) for pattern in settings.allow_pull):
@@ -176,7 +178,7 @@ def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> Mo
 
 
 async def _fetch(models: ModelsPort, hub_id: str, on_arrived: OnArrived) -> None:
-    """Call `ModelsPort.fetch`; pass on the reason of a failure of the hub or the disk."""
+    """Call `ModelsPort.fetch`. Raises WireError with the reason if the hub or the disk fails."""
     try:
         await models.fetch(hub_id, on_arrived)
     except OperatorError as error:
@@ -184,7 +186,8 @@ async def _fetch(models: ModelsPort, hub_id: str, on_arrived: OnArrived) -> None
 
 
 async def _arrivals(models: ModelsPort, hub_id: str) -> AsyncGenerator[Arrived, None]:
-    """Yield the progress of a download. Raises as `_fetch`; closing stops it."""
+    """Yield the progress of a download. Raises the same errors as `_fetch`; closing this generator
+    stops the download."""
     queue: asyncio.Queue[Arrived | None] = asyncio.Queue()
     fetching = asyncio.ensure_future(_fetch(models, hub_id, queue.put_nowait))
     fetching.add_done_callback(lambda _: queue.put_nowait(None))
@@ -231,13 +234,13 @@ async def refuse(request: Request) -> Response:
 
 
 def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
-    """Return the model that a body names, in older clients as `name`."""
+    """Return the model that a body names in `model`, or as older clients do in `name`."""
     known = fields_of(body, table, {}, warnings)
     return known.get("model") or known.get("name")
 
 
 def _accepting(name: object, request: Request) -> AnyModel:
-    """Return the model of this name, tagged or not. Raises FieldError, ModelNotFoundError."""
+    """Return the model with this name, tagged or not. Raises FieldError, ModelNotFoundError."""
     return model_called(request, untagged(name))[0]
 
 
@@ -268,7 +271,8 @@ def _details(served: AnyModel) -> Json:
 
 
 def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
-    """Yield Ollama's facts under the names that clients look for; the context is the served one."""
+    """Yield Ollama's facts under the names that clients look for; the context length is the served
+    one."""
     details = served.details
     if details is None:  # one of several models, not loaded yet
         return

@@ -1,6 +1,7 @@
-"""Request fields of Ollama's API, and the shared ones: `options`, `keep_alive`, `think`, `format`
-and log-probabilities. A test compares the tables with the fields of Ollama's own client. Sampling
-parameters start from the served model's defaults. Knows no messages."""
+"""Request fields of Ollama's API, and readers of the fields that its routes share: `options`,
+`keep_alive`, `think`, `format` and log-probabilities. A test compares the tables with the fields of
+Ollama's own client. Sampling parameters start from the served model's defaults. Knows no messages.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "tool_choice": refused("not in this API; use /v1/chat/completions", "auto"),
     "tools": refused("a field of /api/chat", []),
 }  # fmt: skip
-"""Fields of other APIs and routes. The server refuses by name any that would change an answer."""
+"""Fields of other APIs and routes. The server refuses a field that would change an answer, and
+names it."""
 
 
 _OPTIONS: Final = "options"
@@ -169,7 +171,7 @@ _EFFORTS: Final = ("low", "medium", "high", "max")
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to answer. `max_tokens` is None for the server's default; `context_tokens` limits prompt
-    and answer together, with None to the model's limit."""
+    and answer together, and is None for the model's limit."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -178,7 +180,7 @@ class Options:
 
 @with_config(ConfigDict(strict=True))
 class _Numbers(TypedDict, total=False):
-    """The members of `options` with an effect, but for `stop`."""
+    """The members of `options` that have an effect, except `stop`."""
 
     frequency_penalty: float
     min_p: float
@@ -220,22 +222,22 @@ def read_options(value: object, model: ServedModel) -> Options:
     return Options(
         _with_window(sampling, numbers, model),
         _max_tokens(numbers, model),
-        numbers.get("num_ctx") or None,  # 0 is the model's own
+        numbers.get("num_ctx") or None,  # 0 means the model's own limit
     )
 
 
 def _whole(value: object) -> object:
-    """Convert a number without a fraction to an integer, as Ollama does: 4096.0 of a slider."""
+    """Convert a number without a fraction to an integer, as Ollama does: a slider sends 4096.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _own(text: str) -> str:
-    """Rename OpenAI's field at the start of a text to its name in `options`."""
+    """Replace OpenAI's name of a field, at the start of a text, by the name in `options`."""
     return text.replace("repetition_penalty", "repeat_penalty", 1)
 
 
 def _renamed(numbers: _Numbers) -> CompletionBody:
-    """Return the numbers that OpenAI's APIs have too, under their names there."""
+    """Return the numbers that OpenAI's APIs have too, under OpenAI's names."""
     found: CompletionBody = {"model": "", "prompt": ""}
     if "repeat_penalty" in numbers:
         found["repetition_penalty"] = numbers["repeat_penalty"]
@@ -261,14 +263,14 @@ def _with_window(sampling: SamplingParams, numbers: _Numbers, model: ServedModel
 
 
 def _max_tokens(numbers: _Numbers, model: ServedModel) -> int | None:
-    """Return the answer's limit; 0 and below are the rest of the context."""
+    """Return the limit on answer tokens; 0 and below mean the rest of the context."""
     wanted = numbers.get("num_predict")
     return model.context_tokens if wanted is not None and wanted <= 0 else wanted
 
 
 def read_keep_alive(value: object) -> float | None:
-    """Read `keep_alive`: the seconds for the model to stay loaded after the request. None without
-    one, infinity for a negative one and for decades. Raises FieldError."""
+    """Read `keep_alive`: the seconds that the model stays loaded after the request. Returns None if
+    the field is missing, and infinity for a negative value or for decades. Raises FieldError."""
     if value is None:
         return None
     seconds = _duration(value) if isinstance(value, str) else value
@@ -281,7 +283,8 @@ def read_keep_alive(value: object) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Return the seconds of a duration in Go's form, or of a number in a text; None for others."""
+    """Return the seconds of a duration in Go's form, or of a number in a text; None for other
+    texts."""
     if len(text) > _LONGEST_DURATION:
         return None
     sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]

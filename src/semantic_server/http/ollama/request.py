@@ -1,9 +1,9 @@
 """Requests of POST /api/chat and /api/generate, translated to the domain's types.
 
-Validates every field before generating. Clients keep no ids of calls: some drop them, some make
-their own. So a call's number is its place in the conversation, and a result belongs to the
-preceding call with its id, else with its name, else to the next one without a result. Knows neither
-HTTP, nor replies, nor chat templates.
+Validates every field before generating. Clients do not keep the ids of calls: some drop them, some
+make their own. So the server numbers calls by their place in the conversation. A result belongs to
+the preceding call with the result's id, or else with its name, or else to the next call without a
+result. Knows neither HTTP, nor replies, nor chat templates.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _ROLES: Final = ("system", "user", "assistant", "tool")
 
 
 class _OpenCalls:
-    """The calls of one message without a result yet. Lookups take constant time."""
+    """The calls of one message that have no result yet. Lookups take constant time."""
 
     def __init__(self) -> None:
-        self._open: dict[str, ToolCall] = {}  # by their ids here
-        self._ids: dict[str, str] = {}  # those ids, by the client's own
+        self._open: dict[str, ToolCall] = {}  # by the server's ids
+        self._ids: dict[str, str] = {}  # the server's ids, by the client's
         self._named: dict[str, deque[str]] = {}
 
     def add(self, call: ToolCall, given_id: object) -> None:
@@ -56,7 +56,8 @@ class _OpenCalls:
             self._ids[given_id] = call.id
 
     def take(self, given_id: object, name: str | None) -> ToolCall | None:
-        """Return a result's call: the one with its id, else the next of its name, else of any."""
+        """Return the call of a result: the call with this id, or else the next one with this name;
+        without a name, the next call of any name."""
         if isinstance(given_id, str):
             found = self._open.pop(self._ids.get(given_id, given_id), None)
             if found is not None:
@@ -85,7 +86,7 @@ class ConversationReader:
 
     def _message(self, path: str, value: object) -> Message:
         given = object_at(path, value)
-        # Skip others without effect: there may be many messages.
+        # Skip other fields, which have no effect: there may be many messages.
         known = {name: value for name, value in given.items() if name in MESSAGE_FIELDS}
         message = fields_of(known, MESSAGE_FIELDS, {}, warnings, f"{path}.")
         content = text_at(f"{path}.content", message.get("content", ""))
@@ -166,15 +167,15 @@ _BYTE: Final = 256
 
 
 def as_context(messages: tuple[Message, ...]) -> list[int]:
-    """Return the field `context` for a conversation: its texts, a number for each byte. Tokens
-    would not do: a template renders a message after others unlike the same message alone."""
+    """Return the field `context` for a conversation: its texts, with one number for each byte.
+    Tokens would not work: after other messages, a template may render a message differently."""
     turns = [[one.role, one.content, one.reasoning] for one in messages]
     text = json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
     return list(_MARK + text.encode("utf-8", "surrogatepass"))
 
 
 def read_context(value: object) -> tuple[Message, ...]:
-    """Return the conversation in `context`. Raises FieldError for another server's."""
+    """Return the conversation in `context`. Raises FieldError for another server's context."""
     if value in (None, []):
         return ()
     numbers = list_at("context", value)
@@ -209,14 +210,14 @@ def _foreign_context() -> FieldError:
 
 
 LATEST: Final = ":latest"
-"""The tag of a model whose name has none."""
+"""The tag that a model name without a tag stands for."""
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
     """A parsed request. `ask` is None without a prompt, which only loads the model. `model` is the
-    given name. `keep_alive`: seconds for the model to stay loaded, None for the server's
-    setting."""
+    name in the request. `keep_alive` is the time in seconds that the model stays loaded, or None
+    for the server's setting."""
 
     model: str
     ask: Ask | None
@@ -225,7 +226,7 @@ class OllamaRequest:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation to answer; empty for a prompt without one."""
+        """The conversation to answer; empty if the prompt is not a conversation."""
         prompt = None if self.ask is None else self.ask.prompt
         return prompt.messages if isinstance(prompt, Chat) else ()
 
@@ -259,7 +260,9 @@ def generate_request(
 
 
 def _new_system(system: str, before: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the system message to add: none if it repeats the last one, as clients do."""
+    """Return the system message to add; none if it repeats the last one, as clients send it
+    again.
+    """
     last = next((one for one in reversed(before) if one.role == "system"), None)
     is_said = last is not None and last.content == system
     return () if is_said or not system else (Message("system", system),)

@@ -85,7 +85,8 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """A piece of tool call number `index`; the first has the id. A custom tool's call is whole."""
+    """A piece of tool call number `index`; the first piece has the id. A custom tool's call comes
+    in one piece."""
 
     index: int
     id: str
@@ -95,7 +96,7 @@ class CallDelta(TypedDict, total=False):
 
 
 class MessageDelta(TypedDict, total=False):
-    """A chunk's addition to a message. Reasoning has both names that clients read."""
+    """A chunk's addition to a message. Reasoning comes under both names that clients read."""
 
     role: Literal["assistant"]
     content: str
@@ -132,8 +133,8 @@ async def chat_deltas(
     serving: ServingPort,
     custom: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[ChatDelta, None]:
-    """Yield the deltas of all choices as their events arrive; `custom` has names of custom tools.
-    Raises WireError for a failed answer; closes `events` in any case."""
+    """Yield the deltas of all choices as their events arrive; `custom` has the names of custom
+    tools. Raises WireError for a failed answer; closes `events` in any case."""
     choices: dict[int, _Choice] = {}
     async with aclosing(events):
         async for index, event in events:
@@ -144,7 +145,8 @@ async def chat_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state for a finish reason. `held` is a custom tool's call until it is whole."""
+    """The state of one choice that decides its finish reason. `held` is a custom tool's call until
+    that call is complete."""
 
     index: int
     custom: frozenset[str]
@@ -154,7 +156,7 @@ class _Choice:
     arguments: list[str] = field(default_factory=list)
 
     async def deltas(self, event: AnswerEvent, serving: ServingPort) -> list[ChatDelta]:
-        """Return the deltas of `event`; none for an event that this API does not report."""
+        """Return the deltas of `event`; [] for an event that this API does not report."""
         if self.held is not None and isinstance(event, ToolCallDelta):
             self.arguments.append(event.arguments)
             return []
@@ -217,7 +219,7 @@ class _Choice:
         last = ChatDelta(self.index, finish_reason=reason, usage=end.usage)
         if self.has_text or self.has_calls:
             return [last]
-        # The content of an empty answer is ""; null is the content of a message of tool calls.
+        # The content of an empty answer is ""; null is for a message that has only tool calls.
         return [ChatDelta(self.index, {"content": ""}), last]
 
 
@@ -294,7 +296,7 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion: an engine request per choice, reply options, names of custom tools."""
+    """A chat completion: an engine request per choice, reply options, and names of custom tools."""
 
     choices: tuple[Ask, ...]
     options: StreamOptions

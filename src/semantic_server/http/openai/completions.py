@@ -57,7 +57,8 @@ FinishReason = Literal["stop", "length"]
 @dataclass(slots=True)
 class LegacyLogprobs:
     """Log-probabilities as four lists with one entry per token. A token without a predecessor has
-    none. `text_offset` is the position of a token in the choice's text, in characters."""
+    no log-probability. `text_offset` is the position of a token in the choice's text, in
+    characters."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
@@ -148,8 +149,8 @@ class _Choice:
                 return None
 
     async def _started(self) -> CompletionDelta:
-        """Return the first delta of every choice: the echoed prompt, but empty without an echo, or
-        if its log-probabilities are to come with it."""
+        """Return the first delta of every choice: the echoed prompt, or an empty text if there is
+        no echo or the echo comes later, with its log-probabilities."""
         echo = self.request.echo and not self.request.logprobs
         return self._delta(await self._prompt_text() if echo else "")
 
@@ -186,7 +187,8 @@ class _Choice:
 
     def _textless(self, completion: int) -> LegacyLogprobs:
         """Return entries without values for generated tokens without text, such as an end token.
-        Clients that score a prompt count from both ends of the lists, so no token may lack one."""
+        Clients that score a prompt count from both ends of the lists, so every token must have an
+        entry."""
         if not (self.request.echo and self.request.logprobs):
             return LegacyLogprobs()
         n = max(completion - self.n_scored, 0)
@@ -201,7 +203,7 @@ async def _logprobs(
     length: int,
 ) -> LegacyLogprobs:
     """Return the entries of `tokens`; their text begins at `offset` and has `length` characters.
-    The offset of a token inside a character is at most the character's end."""
+    The offset of a token that is part of a character is at most that character's end."""
     texts = await texts_of(serving, tokens, logprobs)
     found = LegacyLogprobs()
     end = offset + length
@@ -215,7 +217,8 @@ async def _logprobs(
 
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
-    """Return the likeliest tokens and the actual one; of two with one text the likelier counts."""
+    """Return the likeliest tokens and the actual one; if two have the same text, the likelier
+    counts."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]

@@ -40,7 +40,7 @@ _PART_SEPARATOR: Final = "\n"
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 
 _CONTINUED: Final = ("prefix", "partial")
-"""Fields by which clients of other servers continue a message of the assistant."""
+"""Fields with which clients of other servers ask to continue an assistant message."""
 
 _PLAIN_ROLES: Final[Mapping[str, Role]] = {
     "system": "system",
@@ -53,7 +53,7 @@ _SYNTAXES: Final = ("lark", "regex")
 _FORMAT: Final = "response_format"
 
 _NO_THINKING_EFFORTS: Final = frozenset({"none", "minimal"})
-"""Efforts that switch reasoning off in models that can do without."""
+"""Efforts that switch reasoning off in models that can work without it."""
 
 _RESERVED_OPTIONS: Final = frozenset(
     {
@@ -100,7 +100,7 @@ def _message(path: str, value: object) -> Message:
     for name in _CONTINUED:
         if message.get(name):
             raise FieldError(
-                f"{path}.{name} must be False: this server cannot continue an answer",
+                f"{path}.{name} must be false: this server cannot continue an answer",
                 param=f"{path}.{name}",
             )
     return reader(path, message)
@@ -156,7 +156,7 @@ def _content(path: str, message: Mapping[str, object]) -> _Content:
 def content_of(
     path: str, value: object, read: Callable[[str, object], str | tuple[str, Attachment]]
 ) -> _Content:
-    """Return the parts of a list, each as `read` returns it, as one text with attachments."""
+    """Return the parts of a list as one text with attachments; `read` converts each part."""
     texts, attachments = [], []
     for i, one in enumerate(list_at(path, value)):
         part = read(f"{path}[{i}]", one)
@@ -190,7 +190,7 @@ def _part(path: str, value: object) -> str | tuple[str, Attachment]:
 
 
 def _reasoning(path: str, message: Mapping[str, object]) -> str:
-    """Return an assistant message's reasoning: clients send either of the two names of replies."""
+    """Return an assistant message's reasoning, under either of the two names that replies use."""
     given = (_text(path, message, name) for name in _REASONING_FIELDS)
     return next(filter(None, given), "")
 
@@ -260,7 +260,7 @@ def _tool(path: str, value: object) -> Tool | None:
 
 
 def read_custom_tool(path: str, given: Mapping[str, object]) -> Tool:
-    """Read a custom tool from the fields `given` at `path`. Raises FieldError."""
+    """Read a custom tool; `given` has its fields at `path`. Raises FieldError."""
     name = name_at(path, given)
     description = text_at(f"{path}.description", given.get("description", ""))
     return custom_tool(name, description, _expected(f"{path}.format", given.get("format")))

@@ -33,7 +33,7 @@ from semantic_server.http.request_fields.table import (
 router: Final = APIRouter(tags=["openai"])
 
 MAX_INPUTS: Final = 2048
-"""OpenAI's documented limit of texts in one request."""
+"""OpenAI's documented limit on texts in one request."""
 
 _TOKENS: Final = (
     "token ids of another model: send texts (in LangChain check_embedding_ctx_length=False)"
@@ -94,7 +94,7 @@ def check_embedding_model(name: object, model: EmbeddingModel, tag: str = "") ->
 
 
 def texts_at(path: str, value: object) -> tuple[str, ...]:
-    """Read a text, or a list of at most `MAX_INPUTS`. Raises FieldError."""
+    """Read a text, or a list of at most `MAX_INPUTS` texts. Raises FieldError."""
     if isinstance(value, str):
         return (value,)
     given = list_at(path, value)
@@ -126,7 +126,8 @@ def _data(found: Embedded, as_text: Callable[[Vector], str]) -> Iterator[str]:
 
 
 def as_numbers(vector: Vector) -> str:
-    """Return `vector` as a JSON list. One vector a call lets other threads run in between."""
+    """Return `vector` as a JSON list. Converting one vector per call lets other threads run in
+    between."""
     return json.dumps(vector.tolist())
 
 

@@ -1,8 +1,8 @@
 """Request fields of OpenAI's APIs: the supported ones, and checks of their JSON values.
 
-Tables have every field that OpenAI documents, as supported, ignored or refused; a test compares
-them with the SDK. They also have fields of other servers that clients send and that change an
-answer. Knows names and JSON types, not the meaning of a field.
+Tables list every field that OpenAI documents, as supported, ignored or refused; a test compares the
+tables with the SDK. They also list fields that clients send to other servers and that would change
+an answer. Knows names and JSON types, not the meaning of a field.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ CHAT_REASONING_FIELDS: Final[dict[str, Field]] = {
     **supported("effort enabled max_tokens"),
     "exclude": refused("replies always have reasoning", False),
 }
-"""The object `reasoning` of clients of many servers; OpenAI's own API has `reasoning_effort`."""
+"""The object `reasoning` that clients of many servers send; OpenAI's own API has
+`reasoning_effort`."""
 
 COMPLETION_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
@@ -140,7 +141,7 @@ OTHER_SERVERS: Final[dict[str, Field]] = {
     "tools": refused("a field of /v1/chat/completions", []),
 }
 """Fields for other servers or routes that are missing in the route's own table. The server refuses
-by name any that would change an answer."""
+a field that would change an answer, and names it."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
     "continuous_usage_stats": SUPPORTED,

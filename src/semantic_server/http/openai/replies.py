@@ -111,9 +111,9 @@ _VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
 async def merged_events(
     serving: ServingPort, choices: Sequence[Ask]
 ) -> AsyncGenerator[IndexedEvent, None]:
-    """Yield the events of all answers as they arrive, once every answer has started. So an error of
-    `ServingPort.answer` comes before the first event. If one answer fails, all end. Closing this
-    generator cancels the running answers."""
+    """Yield the events of all answers as they arrive, once every answer has started, so an error of
+    `ServingPort.answer` comes before the first event. If one answer fails, all answers end. Closing
+    this generator cancels the running answers."""
     if len(choices) == 1:  # nothing to merge: no task for each event
         answer = serving.answer(choices[0])
         try:
@@ -179,18 +179,18 @@ async def _end(
 @dataclass(slots=True)
 class UsageSum:
     """Sums the usage of a request with `n` choices per prompt. A prompt counts once, whatever its
-    number of choices; its cached tokens are those that none of the choices computed. `match` is
-    that of the prompt with the most recomputed tokens."""
+    number of choices; its cached tokens are those that none of its choices computed. `match` is the
+    report for the prompt with the most recomputed tokens."""
 
     n: int = 1
     _ended: dict[int, Usage] = field(default_factory=dict)
 
     def add(self, index: int, usage: Usage) -> None:
-        """Count choice number `index`, which has ended."""
+        """Count choice number `index`, which has finished."""
         self._ended[index] = usage
 
     def total(self) -> Usage:
-        """Return the usage of the ended choices."""
+        """Return the usage of the finished choices."""
         prompts: dict[int, Usage] = {}
         for index, usage in self._ended.items():
             prompt = index // self.n
@@ -280,9 +280,9 @@ class Reply(Generic[D]):
         self._model = model.id
 
     async def respond(self, request: Request, deltas: AsyncGenerator[D, None]) -> Response:
-        """Return the HTTP response, once the first chunk or the whole object is there. Raises any
-        error of `deltas` until then, which becomes an HTTP error. A later error is the last event
-        of the stream, which clients raise."""
+        """Return the HTTP response once the first chunk or the whole object is ready. An error of
+        `deltas` before that is raised, and becomes an HTTP error. A later error becomes the last
+        event of the stream, which clients raise."""
         if not self._options.stream:
             return JSONResponse(await until_disconnect(request, self._whole(deltas)))
         chunks = await start_stream(request, self._chunks(deltas))
@@ -298,8 +298,8 @@ class Reply(Generic[D]):
         return self._object(self._kind.name, choices) | self._total_usage()
 
     async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
-        """Yield the chunks. If the client requests usage, each has the member `usage`, as OpenAI's
-        have; else the last one has it."""
+        """Yield the chunks. If the client requests usage, each chunk has the member `usage`, as in
+        OpenAI's streams; otherwise at most the last chunk has it."""
         name, options = self._kind.chunk_name, self._options
         last: Json | None = None  # the end of a choice, until another chunk follows
         async with aclosing(deltas):
@@ -349,7 +349,8 @@ async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
 
 @lru_cache(maxsize=16)
 def _fingerprint(model_id: str) -> str:
-    """Return a digest of the model and the packages: all that may change the answer to a seed."""
+    """Return a digest of everything that may change the answer to a seed: the model and the
+    packages."""
     versions = (f"{name} {_version(name)}" for name in _VERSIONED)
     named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
     return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"

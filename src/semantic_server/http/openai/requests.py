@@ -54,8 +54,9 @@ _SEEDS: Final = 2**63
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The origin of a request: its agent's name, if any, its tenant and client identity. With
-    `force_usage` streams end with a chunk of usage without a request for it. Without `keep` nothing
-    of the request stays after its end. `hints` are the agent's own."""
+    `force_usage`, streams end with a usage chunk even if the client did not request it. Without
+    `keep`, nothing of the request stays after its end. `hints` are the agent's hints about itself.
+    """
 
     agent: str | None = None
     tenant: str = ""
@@ -144,8 +145,8 @@ _PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
 
 
 def without_elements(known: Mapping[str, object]) -> dict[str, object]:
-    """Return `known` for validation with the SDK's types, without the fields that need validation
-    by element, whose errors have the element's path. An empty value replaces required ones."""
+    """Return `known` for validation with the SDK's types, without the fields that are validated by
+    element so that errors name the element. An empty value replaces a required field."""
     plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
     return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
 
@@ -155,7 +156,7 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
 
 def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
     """Return the form of an answer that one of vLLM's fields requires, or None. Raises FieldError
-    for an invalid constraint, and for several."""
+    for an invalid constraint, and for more than one."""
     given = {f"guided_{kind}": kind for kind in _FORMS}
     found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
     if _STRUCTURED in known:
@@ -240,8 +241,8 @@ _FORMS: Final[dict[str, Callable[[str, object], AnswerFormat]]] = {
 def sampling_of(
     body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
 ) -> SamplingParams:
-    """Return the sampling parameters of `body` and of its unvalidated field `stop`; `model` has the
-    defaults. Raises FieldError for a value out of range."""
+    """Return the sampling parameters of `body` and of its unvalidated field `stop`; `model`
+    supplies the defaults. Raises FieldError for a value out of range."""
     usual = model.sampling
     sampling = replace(
         usual,
@@ -329,7 +330,9 @@ find it by default, or a chunk of its own after that."""
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How to send a reply. `running_usage` adds the usage of ended choices to their last chunks."""
+    """How to send a reply. `running_usage` adds the usage of finished choices to their last
+    chunks.
+    """
 
     stream: bool = False
     usage: UsagePlace = "finish"
@@ -337,7 +340,7 @@ class StreamOptions:
 
 
 def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
-    """Return the options in a body with validated types; with `force_usage` usage has its own
+    """Return the options in a body with validated types; with `force_usage`, usage has its own
     chunk. Raises FieldError for stream options without a stream."""
     stream = body.get("stream") is True
     value = body.get("stream_options")

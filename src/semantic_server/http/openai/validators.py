@@ -1,6 +1,6 @@
 """Pydantic validators for OpenAI's own request types, with the extensions of local servers.
-Validation is strict: a string is not a number. Validates by element the lists and unions that
-OpenAI's types leave lazy; see `requests.without_elements`."""
+Validation is strict: a string is not a number. Lists and unions that OpenAI's types leave lazy are
+validated by element; see `requests.without_elements`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ _MESSAGES: Final[Mapping[str, type[_Message]]] = {
     "user": ChatCompletionUserMessageParam,
 }
 message_adapters: Final = {role: LazyAdapter(kind) for role, kind in _MESSAGES.items()}
-"""By role; content and tool calls stay lazy."""
+"""Validators of messages, by role; content and tool calls stay lazy."""
 
 _Format = ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONSchema
 _FORMATS: Final[Mapping[str, type[_Format]]] = {
@@ -113,7 +113,7 @@ _FORMATS: Final[Mapping[str, type[_Format]]] = {
     "json_schema": ResponseFormatJSONSchema,
 }
 format_adapters: Final = {name: LazyAdapter(kind) for name, kind in _FORMATS.items()}
-"""`response_format`, by type."""
+"""Validators of `response_format`, by type."""
 
 tool_adapter: Final = LazyAdapter(ChatCompletionFunctionToolParam)
 tool_call_adapter: Final = LazyAdapter(ChatCompletionMessageFunctionToolCallParam)
@@ -139,4 +139,4 @@ _TEXT_FORMATS: Final[Mapping[str, type[_TextFormat]]] = {
     "json_schema": ResponseFormatTextJSONSchemaConfigParam,
 }
 text_format_adapters: Final = {name: LazyAdapter(kind) for name, kind in _TEXT_FORMATS.items()}
-"""`text.format`, by type."""
+"""Validators of `text.format`, by type."""

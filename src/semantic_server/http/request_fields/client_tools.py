@@ -1,6 +1,6 @@
-"""Client tools other than functions, as functions for the model, and their calls. A custom tool is
-a function of one text, `input`. Its API defines every other one. Knows the forms of tools and of
-calls, neither requests nor replies."""
+"""Client tools other than functions, presented to the model as functions, and their calls. A custom
+tool is a function of one text, `input`. The API defines every other such tool. Knows the forms of
+tools and of calls, neither requests nor replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = dict[str, object]
 CUSTOM: Final = "custom"
 
 _AS_WRITTEN: Final = "-as-written"
-"""Ends the id of a call whose input is the text of all its arguments."""
+"""Suffix of the id of a call whose input is the text of all its arguments."""
 
 _TEXT: Final[Json] = {"type": "string"}
 _NUMBER: Final[Json] = {"type": "integer"}
@@ -76,7 +76,7 @@ OPENAI_TOOLS: Final = {
         ),
     )
 }
-"""By type, which is also the name."""
+"""OpenAI's tools by type, which is also their name."""
 
 _EDITED: Final[dict[str, Json]] = {
     "path": _TEXT,
@@ -116,7 +116,7 @@ ANTHROPIC_TOOLS: Final = {
         ),
     )
 }
-"""By type without its date."""
+"""Anthropic's tools by type, without the date at its end."""
 
 
 # Custom tools
@@ -129,8 +129,8 @@ def custom_tool(name: str, description: str, expected: str) -> Tool:
 
 
 def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
-    """Return a custom tool's call for the client: its id and its input. Arguments other than one
-    text `input` become the input unchanged, as the id then tells."""
+    """Return a custom tool's call for the client: its id and its input. If the arguments are not
+    exactly one text `input`, they become the input unchanged, and a suffix of the id says so."""
     match _parsed(arguments):
         case {"input": str(text), **others} if not others:
             return call_id, text
@@ -138,7 +138,9 @@ def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
 
 
 def written_call(call_id: str, name: str, text: str) -> ToolCall:
-    """Return the call as the model wrote it, but for white space: the inverse of `custom_call`."""
+    """Return the call as the model wrote it, except for white space: the inverse of
+    `custom_call`.
+    """
     if call_id.endswith(_AS_WRITTEN):
         return ToolCall(written_id(call_id), name, text)
     return ToolCall(call_id, name, json.dumps({"input": text}, ensure_ascii=False))
@@ -152,11 +154,13 @@ def written_id(call_id: str) -> str:
 # Calls of OpenAI's tools
 
 _FOLDER: Final = "working_directory"
-"""The field's name in the item."""
+"""Name of the field in the item."""
 
 
 def item_fields(kind: str, arguments: str) -> Json | None:
-    """Return the fields of a call's item in its own form; None for arguments of another form."""
+    """Return the fields of a call's item in its own form, or None if the arguments do not fit
+    it.
+    """
     given = _parsed(arguments)
     if not isinstance(given, dict) or not _fits(given, OPENAI_TOOLS[kind].parameters):
         return None

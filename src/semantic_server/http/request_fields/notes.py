@@ -1,8 +1,9 @@
-"""Notes for content that a text model cannot process: pictures, sounds, documents, other blocks.
+"""Notes in place of content that a text model cannot process: pictures, sounds, documents, other
+blocks.
 
 Clients resend such content in every later request, so a refusal would end their session for good.
-The same bytes make the same note, which keeps a prompt's beginning. Decodes only the first bytes of
-a picture. Knows the blocks of all APIs, not when to refuse a picture.
+The same bytes make the same note, so prompts keep a common beginning. Decodes only the first bytes
+of a picture. Knows the blocks of all APIs, not when to refuse a picture.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from semantic.domain.chat import Attachment
 
 _TEXT_ONLY: Final = "this model reads text only"
 _HEAD: Final = 1 << 16
-"""Bytes of a picture in which to look for its size."""
+"""Bytes at the start of a picture in which to look for its size."""
 _KB: Final = 1000
 _SHORTEST: Final = 24
-"""Fewest characters of base64: a name is shorter, or has others."""
+"""Fewest characters of base64: names are shorter, or have other characters."""
 _LONGEST_NOTE: Final = 4000
 _LONGEST_NAME: Final = 80
 _DATA_URL: Final = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?[^,]*;base64,", re.ASCII)
@@ -33,11 +34,13 @@ _SIZE_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SAID: Final = (
     "text", "title", "url", "name", "tool_name", "query", "code", "stdout", "stderr", "content",
 )  # fmt: skip
-"""Members of foreign blocks that are texts for readers."""
+"""Members of foreign blocks that contain text for readers."""
 
 
 def picture(source: str) -> tuple[str, Attachment]:
-    """Return note and attachment of a picture: base64, a data URL, or another URL or name."""
+    """Return the note and the attachment of a picture: base64, a data URL, another URL, or a
+    name.
+    """
     found = _DATA_URL.match(source[:200])
     data = source if found is None else source[found.end() :]
     head = _decoded(data[: _HEAD * 4 // 3])
@@ -58,7 +61,8 @@ def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
 
 
 def file_note(file: Mapping[str, object]) -> tuple[str, Attachment]:
-    """Return the note of a file of OpenAI's APIs, by its name and the field with its data."""
+    """Return the note and attachment of a file of OpenAI's APIs, by its name and the field with its
+    data."""
     fields = ("file_data", "file_url", "file_id")
     data = next((one for one in map(file.get, fields) if isinstance(one, str)), "")
     return attachment("document", str(file.get("filename", "")), data)
@@ -77,7 +81,8 @@ def _note(what: str, data: str) -> tuple[str, Attachment]:
 
 
 def _decoded(data: str) -> bytes | None:
-    """Return the bytes of the beginning of a base64 text; None if it is not one, like an id."""
+    """Return the bytes at the beginning of a base64 text; None if the text is not base64, like an
+    id."""
     if len(data) < _SHORTEST:
         return None
     try:
@@ -92,7 +97,8 @@ def _size(data: str) -> str:
 
 
 def _described(head: bytes) -> str:
-    """Return `1024 x 768 PNG`; the format alone without a size, "" for an unknown format."""
+    """Return a text such as `1024 x 768 PNG`: only the format if the size is unknown, "" for an
+    unknown format."""
     name = next((name for magic, name in _FORMATS.items() if head.startswith(magic)), "")
     if not name or (name == "WebP" and head[8:12] != b"WEBP"):
         return ""

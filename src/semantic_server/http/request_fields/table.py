@@ -1,9 +1,9 @@
 """Field tables: the fields that an API supports, ignores or refuses, and checks of JSON values.
 
-Refuses fields outside the tables that look like a known one, and logs others once. All APIs share
-the fields that clients send to other servers, and the field `semantic`, whose members may also be
-in headers: `X-Semantic-` and a name. Knows names, JSON types and neutral values, not the meaning of
-a field.
+Refuses a field outside the tables if its name resembles a known field, and logs any other such
+field once. All APIs share the fields that clients send to other servers, and the field `semantic`,
+whose members may also be in headers named `X-Semantic-` and the member. Knows names, JSON types and
+neutral values, not the meaning of a field.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_NAME: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Support for one field. With a `refusal` it accepts only the values in `unless`."""
+    """Support for one field. With a `refusal`, it accepts only the values in `unless`."""
 
     refusal: str | None = None
     unless: tuple[object, ...] = ()
@@ -45,7 +45,7 @@ class Field:
 SUPPORTED: Final = Field()
 
 IGNORED: Final = Field()
-"""Accepted without effect: accounting tags and hints that change no answer."""
+"""A field accepted without effect, such as accounting tags and hints that change no answer."""
 
 
 def supported(names: str) -> dict[str, Field]:
@@ -72,7 +72,7 @@ def fields_of(
 ) -> dict[str, object]:
     """Return the fields of `body` that are in the table and not null. `others` are fields of other
     servers and APIs that the table may lack. `within` is the path prefix of a nested `body`. Raises
-    FieldError for a refused field, and for a misspelling of a known one."""
+    FieldError for a refused field, and for a misspelled one."""
     given = {name: value for name, value in body.items() if value is not None}
     unknown = sorted(given.keys() - table.keys())
     for name in unknown:
@@ -89,7 +89,7 @@ def fields_of(
 
 @dataclass(frozen=True, slots=True)
 class WireFields:
-    """The fields of one maker's APIs; `others` are those of other servers and APIs."""
+    """The fields of one maker's APIs; `others` are fields of other servers and APIs."""
 
     others: Mapping[str, Field]
     warnings: WarnOnce
@@ -97,7 +97,8 @@ class WireFields:
     def known(
         self, body: Mapping[str, object], table: Mapping[str, Field], within: str = ""
     ) -> dict[str, object]:
-        """Return `fields_of` a body, or of the nested object at the path prefix `within`."""
+        """Return the result of `fields_of` for a body, or for the nested object at the path prefix
+        `within`."""
         return fields_of(body, table, {} if within else self.others, self.warnings, within)
 
 
@@ -195,11 +196,12 @@ FOREIGN: Final[dict[str, Field]] = {
     "top_a": refused(ONE_SAMPLER, 0, 0.0),
     "transforms": refused("this server never changes prompts", []),
 }
-"""The server refuses by name any field that would change an answer, unless its value is neutral."""
+"""The server refuses a field that would change an answer, unless its value is neutral, and names
+it."""
 
 
 def at_least_one(name: str, value: int | None) -> int | None:
-    """Return `value`. Raises FieldError for one below 1."""
+    """Return `value`. Raises FieldError if it is below 1."""
     if value is not None and value < 1:
         raise FieldError(f"{name} must be at least 1, got {value}", param=name)
     return value
@@ -282,18 +284,18 @@ _members: Final = LazyAdapter(_Members)
 
 
 class OwnField(NamedTuple):
-    """The agent's wish to `keep` anything of its request after its end, and hints about itself."""
+    """The agent's hints about itself. `keep` is False if nothing of its request may stay."""
 
     keep: bool
     hints: Hints
 
 
 def own_field_of(request: Request, body: Mapping[str, object]) -> OwnField:
-    """Return the field `semantic`, else the headers. The server keeps nothing of a request if
-    either the header X-Semantic-Keep or the field `semantic.keep` is false.
+    """Return the field `semantic`, or else its members in the headers. The server keeps nothing of
+    a request if either the header X-Semantic-Keep or the field `semantic.keep` is false.
 
     Raises FieldError for a value of another type or out of range, for an unknown member, which may
-    be misspelt, and for `back_in` of an agent that is done.
+    be misspelled, and for `back_in` of an agent that is done.
     """
     own, sent = _own(body), _sent(request)
     keep = False not in (own.get("keep"), sent.get("keep"))

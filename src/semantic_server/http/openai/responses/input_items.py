@@ -69,15 +69,16 @@ class ResponseInput:
 
 
 def input_of(value: object, tools: ToolSet, kept: KeptItems | None = None) -> ResponseInput:
-    """Read `input`, and add the tools that its items load to `tools`. Replace a reference by the
-    item of `kept` that it names. Raises FieldError for an invalid item, and as `KeptItems.item`."""
+    """Read `input`, and add the tools that its items load to `tools`. An item of `kept` replaces
+    each reference to it. Raises FieldError for an invalid item, and the same errors as
+    `KeptItems.item`."""
     if isinstance(value, str):
         return ResponseInput((Message("user", value),))
     if not isinstance(value, list):
         raise FieldError(f"{_PATH}: expected a text or a list of items", param=_PATH)
     reader = _Reader(tools)
     items = [_item(f"{_PATH}[{i}]", one, kept) for i, one in enumerate(list_at(_PATH, value))]
-    for item in items:  # first, as calls may precede the item that loads their tool
+    for item in items:  # first, because calls may precede the item that loads their tool
         if item.kind in _LOADING:
             reader.loaded += tools.add_loaded(f"{item.path}.tools", item.fields.get("tools"))
     for item in items:
@@ -112,9 +113,9 @@ def _item(path: str, value: object, kept: KeptItems | None) -> _Item:
 
 
 class _MessageAssembler:
-    """Assembles messages from items in their order. In this API reasoning, text and calls of one
-    assistant message are separate items. Adjacent items with ids belong to one message. Without ids
-    a text or reasoning after a text or a call begins another message."""
+    """Assembles messages from items in order. In this API the reasoning, text and calls of one
+    assistant message are separate items. Adjacent items with ids belong to one message. Without
+    ids, a text or reasoning that follows a text or a call begins another message."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
@@ -244,7 +245,7 @@ class _Reader:
         self.messages.add(Message("tool", content, tool_call_id=_call_id(item)))
 
     def compacted(self, item: _Item) -> None:
-        """Add a note for a summary that another service encrypted."""
+        """Add a note in place of a summary that another service encrypted."""
         self.messages.add(Message("system", block_note(item.kind, {"text": _COMPACTED})))
 
     def nothing(self, item: _Item) -> None:
@@ -276,14 +277,14 @@ _LOADING: Final = frozenset({"additional_tools", "tool_search_output"})
 
 
 def _reasoning_text(path: str, fields: Json) -> str:
-    """Return the first non-empty one of: content, encrypted content, summary."""
+    """Return the first non-empty text among content, encrypted content and summary."""
     content = _text_of(f"{path}.content", fields.get("content", []))
     encrypted = text_at(f"{path}.encrypted_content", fields.get("encrypted_content", ""))
     return content or decoded_reasoning(encrypted) or _text_of(f"{path}.summary", fields["summary"])
 
 
 def _call_id(item: _Item) -> str:
-    """Return the id of the call; some items have it as their own id."""
+    """Return the id of the call: the item's `call_id`, or its `id` if it has no `call_id`."""
     return item.text("call_id" if "call_id" in item.fields else "id")
 
 

@@ -1,8 +1,8 @@
 """Output items of a response: their JSON objects, and the events of a stream that build them up.
 
 Raw reasoning is the `content` of a reasoning item; this server writes no `summary`. An item's id
-contains that of its response, so inputs can refer to it without an index of items. Knows OpenAI's
-shapes, not the answer's events.
+contains the id of its response, so inputs can refer to the item without an index of items. Knows
+OpenAI's shapes, not the answer's events.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class KeptItems:
         self._read: dict[str, dict[str, Json]] = {}
 
     def item(self, path: str, given: str) -> Json:
-        """Return the item with the id `given`, to which a request refers at `path`. Raises
-        WireError if the store lacks its response, and StoreError for a failed read."""
+        """Return the item whose id is `given`. A request refers to the item at `path`. Raises
+        WireError if the store lacks the item or its response, and StoreError for a failed read."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:
@@ -66,7 +66,7 @@ class KeptItems:
 Status = Literal["in_progress", "completed", "incomplete"]
 
 _CONTENT_INDEX: Final = 0
-"""Every item has at most one part."""
+"""The index of an item's content part: every item has at most one."""
 
 ID_BYTES: Final = 24
 _ENCODED_PREFIX: Final = "semantic.thought."
@@ -79,13 +79,13 @@ def new_response_id(route: str = "") -> str:
 
 def encoded_reasoning(text: str) -> str:
     """Return `text` as the field `encrypted_content`, which clients return unread. Does not encrypt
-    it: only its own client receives it."""
+    the text: only its own client receives it."""
     data = text.encode("utf-8", "surrogatepass")
     return _ENCODED_PREFIX + base64.urlsafe_b64encode(data).decode("ascii")
 
 
 def decoded_reasoning(encoded: str) -> str:
-    """Invert `encoded_reasoning`; return "" for damaged text and for another service's."""
+    """Invert `encoded_reasoning`; return "" for damaged text and for another service's text."""
     if not encoded.startswith(_ENCODED_PREFIX):
         return ""
     try:
@@ -248,18 +248,18 @@ class CallItem:
 
 @dataclass(slots=True)
 class ClientCallItem:
-    """A call of a tool of another `kind` than a function. Its form depends on all arguments, so all
-    its events come at its end."""
+    """A call of a tool whose `kind` is not function. The item's form depends on all arguments, so
+    all its events come at its end."""
 
     kind: str
     call: CallItem
 
     def begin(self) -> list[Json]:
-        """Return no event."""
+        """Return []."""
         return []
 
     def grow(self, arguments: str) -> list[Json]:
-        """Take more of the arguments; return no event."""
+        """Take more of the arguments; return []."""
         self.call.texts.append(arguments)
         return []
 
@@ -280,7 +280,8 @@ class ClientCallItem:
         return [_added(call.index, begun), *events, _done(call.index, item)]
 
     def as_object(self, status: Status) -> Json:
-        """Return the item with its content so far; a function call unless it has its own form."""
+        """Return the item with its content so far: a function call if its arguments do not fit the
+        tool's own form."""
         item = self.call.as_object(status)
         arguments = str(item["arguments"])
         if self.kind == CUSTOM:
@@ -324,6 +325,6 @@ def _reasoning_part(text: str) -> Json:
 
 
 def _logprob(one: ChatTokenLogprob) -> Json:
-    """Convert to this API's shape: `bytes` of a part of a character is [], not null."""
+    """Convert to this API's shape: `bytes` is [] for a part of a character, not null."""
     top = [{**other, "bytes": other["bytes"] or []} for other in one["top_logprobs"]]
     return {**one, "bytes": one["bytes"] or [], "top_logprobs": top}

@@ -1,5 +1,5 @@
 """The body of a response's request, parsed into one engine request. Validates every field before
-generating, and prepends the history of a previous response, through the chain of those before it.
+generating, and prepends the history: the previous response and all responses that it continues.
 Knows the API's fields, not its replies."""
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from semantic_server.http.request_fields.table import (
 
 
 class ResponseGoneError(InvalidRequestError):
-    """The store lacks a response, or one that it continues; `response_id` is its id."""
+    """The store lacks a response, or one that this response continues; `response_id` is the missing
+    id."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response {response_id!r:.200}")
@@ -53,7 +54,7 @@ class ResponseGoneError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation up to a response, the last agent, and the newest tool of each name."""
+    """A conversation up to a response, its last agent, and the newest tool of each name."""
 
     messages: tuple[Message, ...]
     agent: str
@@ -118,7 +119,8 @@ REASONING_FIELDS: Final[dict[str, Field]] = {
     "mode": Field("this server has one mode only", ("standard",)),
     "summary": IGNORED,
 }
-"""Replies have verbatim reasoning, also with a requested summary. OpenAI has no `max_tokens`."""
+"""Replies have verbatim reasoning, even if the request asks for a summary. OpenAI has no
+`max_tokens` here."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
     "format": SUPPORTED,
@@ -147,7 +149,7 @@ CHECKED_BY_ELEMENT: Final = frozenset(
         "tools",
     }
 )
-"""Fields with a validation of their own, so that errors have the element's path."""
+"""Fields that are validated separately, so that errors have the element's path."""
 
 
 _MAX_TOP_LOGPROBS: Final = 20
@@ -165,13 +167,13 @@ _INCLUDE_WITHOUT_EFFECT: Final = frozenset(
         "web_search_call.results",
     }
 )
-"""Optional fields of items that no response of this server has."""
+"""Optional fields of item types that this server's responses never have."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A request for a response. `input` is that of this request alone, `tools` maps function names.
-    `reply_fields` are the fields of the response object that the request determines.
+    """A request for a response. `input` is the input of this request alone, `tools` maps function
+    names. `reply_fields` are the fields of the response object that the request determines.
     `encrypted_reasoning` and `logprobs` switch on optional fields of the output."""
 
     ask: Ask
@@ -189,7 +191,7 @@ def response_request(
     body: Mapping[str, object], model: ServedModel, caller: Caller, store: ResponsesPort
 ) -> ResponseRequest:
     """Parse `body`. May block on `store`. Raises InvalidRequestError, ModelNotFoundError, and
-    WireError if the store lacks the previous response, or that of a referenced item."""
+    WireError if the store lacks the previous response or the response of a referenced item."""
     known = known_fields(body, RESPONSE_FIELDS)
     checked = validated(
         response_adapter(),
@@ -252,7 +254,8 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if only the body wants it."""
+    """Return whether to store the response. Raises FieldError if the body requests it without
+    `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError("store must be false or missing: keep is false", param="store")
@@ -317,7 +320,7 @@ def _history(store: ResponsesPort, tenant: str, previous: str) -> History:
 def _messages(
     instructions: str | None, history: History | None, own_input: ResponseInput
 ) -> tuple[Message, ...]:
-    """Return the whole conversation. Instructions of previous requests do not carry over."""
+    """Return the whole conversation. The instructions of previous requests do not carry over."""
     system = () if instructions is None else (Message("system", instructions),)
     previous = () if history is None else history.messages
     conversation = (*previous, *own_input.messages)
@@ -328,7 +331,8 @@ def _messages(
 
 @dataclass(frozen=True, slots=True)
 class _TextFormat:
-    """The form of texts; `answer_format` is None for free text, `reply_value` is for the reply."""
+    """The form of texts; `answer_format` is None for free text, and `reply_value` goes into the
+    reply."""
 
     answer_format: AnswerFormat | None = None
     reply_value: Json = field(default_factory=lambda: {"type": "text"})
@@ -359,7 +363,7 @@ def _reply_fields(
     text: _TextFormat,
     reasoning: Json,
 ) -> Json:
-    """Return the fields of the request that the response object repeats, with defaults."""
+    """Return the request's fields that the response object repeats, with defaults."""
     return {
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),

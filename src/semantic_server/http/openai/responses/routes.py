@@ -1,5 +1,6 @@
-"""/v1/responses: create a response; retrieve, delete and list the input of stored ones. Replies
-with events, or the last one's object, and stores before sending. Knows no shapes of events."""
+"""/v1/responses: create a response; retrieve or delete a stored one, or list its input. Replies
+with events, or with the last event's object, and stores before sending. Knows no shapes of events.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class ResponseReply:
         store: ResponsesPort,
         route: str = "",
     ) -> None:
-        """`route` is that of the request in a fleet."""
+        """`route` is the request's routing key in a fleet."""
         self._parsed = parsed
         self._answer = answer
         self._serving = serving
@@ -71,8 +72,8 @@ class ResponseReply:
         return self._writer.response
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream; an error is the last event. Some clients take only events
-        with data as a sign of life, so the heartbeat is an event of the response."""
+        """Yield the events of a stream; an error is the last event. The heartbeat is an event of
+        the response, because some clients accept only events with data as a sign of life."""
         seconds = settings_of(request).keep_alive
         try:
             async with aclosing(
@@ -113,8 +114,8 @@ class ResponseReply:
 async def with_heartbeat(
     events: AsyncGenerator[T, None], seconds: float, heartbeat: Callable[[], T]
 ) -> AsyncGenerator[T, None]:
-    """Yield `events` as they arrive, and `heartbeat()` after every `seconds` without one. Closing
-    this closes `events`, also while it waits for the next one."""
+    """Yield `events` as they arrive, and `heartbeat()` after every `seconds` without an event.
+    Closing this generator closes `events`, even while it waits for the next event."""
     pending: asyncio.Future[list[T]] | None = None
     try:
         while True:
@@ -155,7 +156,7 @@ _NO_COMPACTION: Final = (
 
 
 class _ResponseIdConvertor(StringConvertor):
-    """Any id but the names of routes next to `{response_id}`, which have other methods."""
+    """Any id except the names of routes next to `{response_id}`, which have other methods."""
 
     regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
 
@@ -167,7 +168,7 @@ ResponseId = Annotated[str, Path(description="Id of the response, from its body.
 
 @router.post("", openapi_extra=openai_body("input"))
 async def create_response(request: Request) -> Response:
-    """Answer a conversation as a response, which requests can continue by its id."""
+    """Answer a conversation as a response, which later requests can continue by its id."""
     body = await read_json(request)
     serving, store = serving_of(request, body.get("model")), stored.store_of(request)
     caller = caller_of(request, body)
@@ -182,7 +183,8 @@ async def create_response(request: Request) -> Response:
 
 @router.post("/input_tokens", openapi_extra=openai_body("input"))
 async def count_input_tokens(request: Request) -> Response:
-    """Return the tokens of a response's prompt: instructions, tools, and the continued history."""
+    """Return the number of tokens of a response's prompt: instructions, tools, and the continued
+    history."""
     body = await read_json(request)
     serving, store = serving_of(request, body.get("model")), stored.store_of(request)
     body = {"model": serving.model.id, **body}
@@ -196,7 +198,7 @@ async def count_input_tokens(request: Request) -> Response:
 
 @router.post("/compact", include_in_schema=False)
 async def compact_response(request: Request) -> Response:
-    """Refuse: an opaque summary would change answers unseen."""
+    """Refuse: an opaque summary would change answers invisibly."""
     serving_of(request)
     raise WireError(HTTPStatus.NOT_FOUND, _NO_COMPACTION, code="not_offered")  # not a 5xx
 
@@ -205,9 +207,9 @@ async def compact_response(request: Request) -> Response:
 async def retrieve_response(
     request: Request,
     response_id: ResponseId,
-    stream: Annotated[bool, Query(description="Only false: stored ones are whole.")] = False,
+    stream: Annotated[bool, Query(description="Only false: a stored one is complete.")] = False,
 ) -> Response:
-    """Return a stored response, as its request got it."""
+    """Return a stored response as its request received it."""
     if stream:
         raise FieldError("stream must be false: a stored response is complete", param="stream")
     serving_of(request)  # 503 until the model loads
@@ -217,7 +219,7 @@ async def retrieve_response(
 
 @router.delete("/{response_id:response_id}")
 async def delete_response(request: Request, response_id: ResponseId) -> Response:
-    """Delete a stored response. Responses that continue it cannot continue any more."""
+    """Delete a stored response. Responses that continue it can no longer be continued."""
     serving_of(request)
     await stored.delete_response(request, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})

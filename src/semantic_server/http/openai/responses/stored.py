@@ -43,7 +43,7 @@ async def put_response(
 
 
 async def get_response(request: Request, response_id: str) -> StoredResponse:
-    """Return the tenant's response with this id. Raises WireError if it is missing."""
+    """Return the tenant's response with this id. Raises WireError if there is none."""
     store, tenant = store_of(request), tenant_of(request)
     with store_errors():
         found = await on_thread(request, store.get, tenant, response_id)
@@ -53,7 +53,7 @@ async def get_response(request: Request, response_id: str) -> StoredResponse:
 
 
 async def delete_response(request: Request, response_id: str) -> None:
-    """Delete the tenant's response with this id. Raises WireError if it is missing."""
+    """Delete the tenant's response with this id. Raises WireError if there is none."""
     store, tenant = store_of(request), tenant_of(request)
     with store_errors():
         deleted = await on_thread(request, store.delete, tenant, response_id)
@@ -63,7 +63,8 @@ async def delete_response(request: Request, response_id: str) -> None:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn StoreError into a WireError 503 without its cause, which may disclose details."""
+    """Turn StoreError into a WireError with status 503, without its cause, which may disclose
+    details."""
     try:
         yield
     except StoreError as error:
@@ -79,7 +80,7 @@ def _put(
     store: ResponsesPort, request: ResponseRequest, writer: ResponseWriter, agent: str
 ) -> None:
     response = writer.response
-    # Store it as a parser would read it back from the client.
+    # Store the answer as a parser would read it back from the client.
     output = input_of(response["output"], request.tools)
     store.put(
         request.ask.tenant,
@@ -105,7 +106,7 @@ def _not_found(response_id: str) -> WireError:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """At most `limit` items in this order, after the one with the id `after`."""
+    """At most `limit` items in this order, after the item with the id `after`."""
 
     after: str | None = None
     limit: int = 20
@@ -113,8 +114,9 @@ class Page:
 
 
 def input_list(response: StoredResponse, page: Page) -> Json:
-    """Return one page of the input items of the response's own request. The prompt's messages yield
-    the items; their ids are the same every time. Raises FieldError for an unknown `page.after`."""
+    """Return one page of the input items of the response's own request. The items are made from the
+    prompt's messages; their ids are the same every time. Raises FieldError for an unknown
+    `page.after`."""
     items = _items(response)
     if page.order == "desc":
         items.reverse()

@@ -1,8 +1,8 @@
 """Tools of a response's request: the callable functions, their names, and the choice.
 
-A function in a namespace keeps its own name for the model unless another function has it; the
-client receives its calls with the namespace. The prompt lacks a namespace's description. Drops
-hosted tools with one warning, as this server runs none.
+The model sees a function in a namespace under its own name, unless another function has that name;
+the client receives its calls with the namespace. The prompt lacks a namespace's description. Drops
+hosted tools with one warning, because this server runs none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class FunctionName:
 
 @dataclass(slots=True)
 class ToolSet:
-    """Functions by their name for the model. `reply_tools` is the field `tools` of the reply."""
+    """Functions by the name that the model sees. `reply_tools` is the field `tools` of the
+    reply.
+    """
 
     reply_tools: list[Json] = field(default_factory=list)
     _tools: dict[str, Tool] = field(default_factory=dict)
@@ -62,33 +64,34 @@ class ToolSet:
         """Add the tools at `path`. Raises FieldError for an invalid tool or duplicate function."""
         found = _functions(path, value)
         self.reply_tools += [one.reply_tool for one in found if one.reply_tool is not None]
-        # Functions outside of namespaces first: they keep their names.
+        # Functions outside of namespaces first, so that they keep their names.
         for one in sorted(found, key=lambda one: one.name.namespace is not None):
             if one.name in self._names.values():
                 raise FieldError(f"{one.path}: duplicate tool {one.name.name!r}", param=one.path)
             self._add(one)
 
     def add_loaded(self, path: str, value: object) -> tuple[Tool, ...]:
-        """Add the tools of an input item, replacing those of the same name, and return them."""
+        """Add the tools of an input item, replacing tools of the same name, and return them."""
         return tuple(self._tools[self._add(one)] for one in _functions(path, value))
 
     def add_previous(self, tools: Sequence[Tool]) -> None:
-        """Add the tools of previous responses, except those whose name is in use."""
+        """Add the tools of previous responses, except tools whose name is already in use."""
         for tool in tools:
             if tool.name not in self._tools:
                 self._tools[tool.name] = tool
                 self._names[tool.name] = FunctionName(tool.name)
 
     def model_name(self, name: FunctionName) -> str:
-        """Return the function's name for the model; its own name if it is not in this set."""
+        """Return the name under which the model sees a function; its own name if it is not in this
+        set."""
         return next((known for known, one in self._names.items() if one == name), name.name)
 
     def client_name(self, model_name: str) -> FunctionName:
-        """Invert `model_name`."""
+        """Return the function that the model calls `model_name`: the inverse of `model_name()`."""
         return self._names.get(model_name, FunctionName(model_name))
 
     def kind_of(self, model_name: str) -> str:
-        """Return the type of the tool with this name for the model."""
+        """Return the type of the tool that the model calls `model_name`."""
         tool = self._tools.get(model_name)
         return "function" if tool is None else tool.kind
 
@@ -108,8 +111,8 @@ class ToolSet:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function; `path` is that of its name. `reply_tool` is the reply's tool that contains the
-    function; in a namespace only the first function has it."""
+    """A function; `path` is the path of its name. `reply_tool` is the reply's tool that contains
+    the function; in a namespace only the first function has a `reply_tool`."""
 
     path: str
     name: FunctionName
@@ -138,7 +141,7 @@ def _functions(path: str, value: object, namespace: str | None = None) -> list[_
 
 
 def _is_local(tool: Json) -> bool:
-    """Return False for a shell in a container of OpenAI's, which no client runs."""
+    """Return False for a shell in one of OpenAI's containers, which no client runs."""
     environment = tool.get("environment")
     return not isinstance(environment, dict) or environment.get("type") == "local"
 
@@ -183,7 +186,7 @@ def _custom(path: str, given: Json, namespace: str | None) -> _Function:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The callable tools and the choice among them; `reply_value` is the reply's field."""
+    """The callable tools and the choice among them; `reply_value` is the choice in the reply."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
@@ -214,7 +217,7 @@ def _chosen(tools: ToolSet, given: Json) -> Choice:
             param=path,
         )
     known, reply_value = _known(tools, _CHOICE, given)
-    if kind == "local_shell":  # no choice in OpenAI's types
+    if kind == "local_shell":  # OpenAI's types do not define this choice
         reply_value = {"type": "function", "name": known}
     return Choice(tools.tools, ToolChoice("required", known), reply_value)
 
@@ -241,8 +244,8 @@ def _allowed(tools: ToolSet, given: Json) -> Choice:
 
 
 def _known(tools: ToolSet, path: str, given: Json) -> tuple[str, Json]:
-    """Return the model's name of the tool chosen at `path`, and the reply's choice of it. Raises
-    FieldError for an unknown tool."""
+    """Return the model's name of the tool chosen at `path`, and the choice as the reply repeats it.
+    Raises FieldError for an unknown tool."""
     kind = given["type"]
     if isinstance(kind, str) and kind in OPENAI_TOOLS:
         check_known(kind, tools.tools, path)

@@ -37,9 +37,9 @@ from semantic_server.http.request_fields.client_tools import CUSTOM
 
 _SERVER_ERROR: Final = "server_error"
 _CLIENT_ERROR: Final = "invalid_prompt"
-"""The code also of a cancelled request: Codex repeats a stream that fails with `server_error`."""
+"""The code of a cancelled request too: Codex repeats a stream that fails with `server_error`."""
 _OVERFLOW: Final = "context_length_exceeded"
-"""Missing in OpenAI's types, but sent by OpenAI; clients then shorten their history."""
+"""A code missing in OpenAI's types, but sent by OpenAI; clients then shorten their history."""
 
 _UNFINISHED: Final[Json] = {
     "status": "in_progress",
@@ -47,7 +47,7 @@ _UNFINISHED: Final[Json] = {
     "incomplete_details": None,
     "usage": None,
 }
-"""The fields of an unfinished response that its end sets."""
+"""The fields of an unfinished response that get their values at its end."""
 
 
 class ResponseWriter:
@@ -60,7 +60,7 @@ class ResponseWriter:
         route: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`route` is that of the request in a fleet."""
+        """`route` is the request's routing key in a fleet."""
         self._request = request
         self._clock = clock
         self._items: list[OutputItem] = []
@@ -101,7 +101,9 @@ class ResponseWriter:
         return {**self._response, "output": items}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """Return the events for `event` and its `logprobs`. Raises WireError on a failure."""
+        """Return the events to send for `event` and its `logprobs`. Raises WireError on a
+        failure.
+        """
         match event:
             case AnswerStarted():
                 return [*self._created_once(), self.heartbeat()]
@@ -110,8 +112,9 @@ class ResponseWriter:
         return self._output(event, logprobs)
 
     def heartbeat(self) -> Json:
-        """Return `response.created` the first time, then `response.in_progress`. It never has the
-        fields of a finished response, which must not look finished before the store has it."""
+        """Return `response.created` the first time, then `response.in_progress`. The event never
+        has the fields of a finished response, which must not look finished before the store has it.
+        """
         kind, self._created = "in_progress" if self._created else "created", True
         return {"type": f"response.{kind}", "response": {**self.response, **_UNFINISHED}}
 
@@ -224,7 +227,7 @@ def _code(problem: Problem) -> str:
 
 
 def _message(problem: Problem) -> str:
-    """Return the message of the corresponding HTTP error: clients match some of them."""
+    """Return the message of the corresponding HTTP error: clients match some of these messages."""
     error = openai_error(problem)["error"]
     return str(error["message"]) if isinstance(error, dict) else problem.message
 
