@@ -1,1 +1,3 @@
-"""The fleet: stores that replicas share, replicas on Ray, ranks of one model, and commands."""
+"""The fleet: stores that replicas share, replicas on Ray, ranks of one model, and their
+commands.
+"""

@@ -1,5 +1,5 @@
-"""A fleet's object store: the stores that processes share, a janitor's pass, a tenant's deletion.
-Imports adapters inside functions. Knows no engine."""
+"""A fleet's object store: opening the stores that processes share, a pass of the janitor, and the
+deletion of a tenant. Imports adapters inside functions. Knows no engine."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _SHARING = threading.Lock()
 
 
 class FleetStore:
-    """Implements `SharedStorePort` with an object store. All stores of a process with one URL and
-    the same credentials share a connection. So they share its circuit breaker, and a request waits
-    once for a hanging store, and its log of outages."""
+    """Implements `SharedStorePort` with an object store. All stores of a process with the same URL
+    and credentials share a connection, and with it the circuit breaker and the log of outages. So a
+    request waits only once for a hanging store."""
 
     def __init__(self, url: str, secret: bytes, max_bytes: int | None = None) -> None:
         """See `OpensShared`."""
@@ -57,7 +57,8 @@ class FleetStore:
         self.objects = objects
 
     def blocks(self) -> RemoteStore:
-        """See `SharedStorePort.blocks`. A budget starts a janitor, on a connection of its own."""
+        """See `SharedStorePort.blocks`. If there is a budget, starts a janitor, on its own
+        connection."""
         from semantic_fleet.objects.remote_store import RemoteStore
 
         if self._max_bytes is None:
@@ -93,8 +94,8 @@ class FleetStore:
 
 
 def require_objects(settings: Settings) -> tuple[Objects, bytes]:
-    """Return a new silent connection for a command, and the fleet's secret. Raises
-    InvalidRequestError for settings without a URL, and as `FleetStore`."""
+    """Return a new connection for a command, which reports no outages, and the fleet's secret.
+    Raises InvalidRequestError if the settings have no URL, and the same errors as `FleetStore`."""
     place = shared_place(settings)
     if place is None:
         raise InvalidRequestError("remote_store must be a URL")
@@ -115,7 +116,7 @@ def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objec
 
 def try_objects(objects: Objects) -> float:
     """Write, read, list and delete an object; return the seconds that it took. Raises StoreError if
-    the store misbehaves, and as `objects`."""
+    the store misbehaves, and the same errors as the methods of `objects`."""
     path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
     started = time.monotonic()
     was_new = objects.create(path, data)
@@ -127,13 +128,13 @@ def try_objects(objects: Objects) -> float:
     if not was_new or again or found != data:
         raise StoreError("the object store overwrites objects that it should create only once")
     if not is_listed:
-        raise StoreError("the object store does not list its objects")
+        raise StoreError("the object store does not list an object that it has")
     return time.monotonic() - started
 
 
 def open_publisher(endpoint: str, topic: str) -> KVPublisher:
-    """Return the publisher of the tiers' changes. Raises as `KVPublisher`, and OperatorError if its
-    packages are missing. Warns of an address that other machines can reach."""
+    """Return the publisher of the tiers' changes. Raises the same errors as `KVPublisher`, plus
+    OperatorError if its packages are missing. Warns if other machines can reach the address."""
     from semantic_server.http.settings import is_loopback
 
     try:
@@ -149,7 +150,7 @@ def open_publisher(endpoint: str, topic: str) -> KVPublisher:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """The deleted data of a tenant in the object store."""
+    """A tenant's deleted data in the object store."""
 
     n_objects: int
     had_keys: bool
@@ -162,9 +163,9 @@ def evict_remote(
     wait: Callable[[float], None] = time.sleep,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Report | None:
-    """Make one pass of the janitor over the fleet's object store; None if another process does.
-    Waits for the lease of a dead process, and calls `notify` then. Raises as `require_objects`, and
-    StoreError if the object store fails."""
+    """Make one pass of the janitor over the fleet's object store; None if another process is the
+    janitor. If the lease may belong to a dead process, calls `notify` and waits. Raises the same
+    errors as `require_objects`, plus StoreError if the object store fails."""
     if settings.remote_bytes is None:
         raise InvalidRequestError("remote_gb: expected the GiB that the object store may use")
     objects, secret = require_objects(settings)
@@ -190,7 +191,8 @@ def evict_remote(
 
 
 def forget_tenant(settings: Settings, name: str) -> Forgotten:
-    """Delete the keys and all objects of the tenant `name`. Raises as `evict_remote`."""
+    """Delete the keys and all objects of the tenant `name`. Raises the same errors as
+    `evict_remote`."""
     objects, secret = require_objects(settings)
     from semantic_fleet.objects.remote_records import records_tag
     from semantic_fleet.objects.sealing import Vault
@@ -198,7 +200,7 @@ def forget_tenant(settings: Settings, name: str) -> Forgotten:
     vault = Vault(objects, secret)
     tags = tenant_tag(secret, name), records_tag(secret, turns_owner(name))
     with _failures():
-        # All keys first: from then on the objects are unreadable.
+        # All keys first: without them the objects are unreadable.
         had_keys = sum(vault.forget(tag) for tag in tags) > 0
         return Forgotten(sum(map(vault.erase, tags)), had_keys, objects.keeps_versions())
 

@@ -1,11 +1,11 @@
 """Publishes the contents of this machine's tiers over ZeroMQ, as vLLM does.
 
-Implements `BlockObserver`: a bounded queue holds changes, and one thread sends them. A message is
+Implements `BlockObserver`: changes wait in a bounded queue, and one thread sends them. A message is
 `topic, number, payload`. Numbers are 8 bytes, big-endian, without gaps, so a subscriber notices
-missed messages and requests them at the second socket. A payload is the msgpack of an array
-`[time, events, rank]`, an event a map with its name at "type". Fields have vLLM's names, and those
-that vLLM omits by default are missing. After the queue overflows, the thread publishes all stored
-blocks again. Knows sockets, not why blocks come and go.
+missed messages and requests them at the second socket. A payload is the msgpack encoding of an
+array `[time, events, rank]`; each event is a map with its name at "type". Fields have vLLM's names,
+and fields that vLLM omits by default are omitted. After the queue overflows, the thread publishes
+all stored blocks again. Knows sockets, not why blocks come and go.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.store import ListedTier
 
 _RANK: Final = 0
-"""A server has one rank."""
+"""A server has only one rank."""
 _NAME_BITS: Final = 64
 _MEDIA: Final = {Tier.MEMORY: "CPU", Tier.DISK: "STORAGE"}
 """vLLM's names for the tiers of one machine."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A run of stored blocks, each the parent of the next, with the tokens of all."""
+    """A run of stored blocks, each the parent of the next, with the tokens of all blocks."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -57,7 +57,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A tier listing follows; drop all blocks known before."""
+    """Drop all blocks known so far: a listing of the tiers follows."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
@@ -96,7 +96,8 @@ def encoded(time: float, events: Sequence[Event]) -> bytes:
 
 
 def events_of(changes: Sequence[Change]) -> list[Event]:
-    """Return `changes` in order; one event holds a run of a chain, or of removals."""
+    """Return `changes` in order as events; each event holds a run of a chain's blocks, or of
+    removals."""
     runs: list[list[Change]] = []
     for change in changes:
         if runs and _continues(runs[-1][-1], change):
@@ -140,10 +141,12 @@ MOST_WAITING: Final = 4096
 _BATCH: Final = 64
 """Changes in one message: 16,384 tokens."""
 _REPLAYED: Final = 1000
-"""Messages to keep for replays, and their bytes; all clients share them."""
+"""Most messages to keep for replays, and their bytes; all clients share them."""
 _REPLAYED_BYTES: Final = 32 << 20
 _UNREAD: Final = 1000
-"""Messages to queue for one subscriber; after that it misses some, and requests them."""
+"""Messages to queue for one subscriber; beyond that the subscriber misses some and requests
+them.
+"""
 _LONGEST_REQUEST: Final = 4096
 """Most bytes that a subscriber may send at once: a topic or a number."""
 _NUMBER_BYTES: Final = 8
@@ -153,14 +156,14 @@ _LISTING_SECONDS: Final = 0.25
 """Seconds between two listings of all stored blocks for new subscribers."""
 _LAST_PORT: Final = 65_535
 _LINGER_MS: Final = 500
-"""Time for the last messages at the end."""
+"""Time to send the last messages when the publisher closes."""
 
 
 class KVPublisher:
-    """A publisher that takes and sends nothing before `begin`."""
+    """A publisher. Before `begin` it neither takes nor sends changes."""
 
     def __init__(self, endpoint: str, topic: str = "", *, most_waiting: int = MOST_WAITING) -> None:
-        """Bind `endpoint` and the next one for replays, see `replay_endpoint`. Raises
+        """Bind `endpoint`, and for replays the address after it; see `replay_endpoint`. Raises
         InvalidRequestError for an invalid address, and OperatorError if binding fails."""
         self._topic = topic.encode()
         self._most_waiting = most_waiting
@@ -208,7 +211,7 @@ class KVPublisher:
                 self._wake()
 
     def close(self) -> None:
-        """Send the queue, for at most half a second, and free the addresses."""
+        """Send the queued changes, for at most half a second, and free the addresses."""
         with self._changed:
             self._closing = True
             self._wake()
@@ -269,10 +272,10 @@ class KVPublisher:
             if self._is_asked and not pause:
                 self._send_all_stored()
         while self._send_some():
-            """Send the changes from before the end."""
+            """Send the changes that came before the end."""
 
     def _send_some(self) -> bool:
-        """Send at most one message from the queue; return whether there was any change."""
+        """Send at most one message from the queue; return whether there was a change to send."""
         with suppress(BlockingIOError):
             self._woken.recv(_LONGEST_REQUEST)
         with self._changed:
@@ -303,7 +306,7 @@ class KVPublisher:
             self._send(events_of(some))
 
     def _all_stored(self) -> Iterator[Change]:
-        """Yield each chain from its beginning, as far as the tiers together have it."""
+        """Yield each chain from its beginning, as far as the tiers taken together have it."""
         roots = {root for one in self._tiers.values() for root in one.roots(self._namespace or b"")}
         waiting = [header for root in roots for header in self._after(root)]
         run: list[BlockHeader] = []
@@ -322,7 +325,9 @@ class KVPublisher:
         return list({one.link.hash: one for one in found if one.is_whole_block}.values())
 
     def _of_each_tier(self, run: Sequence[BlockHeader]) -> Iterator[Change]:
-        """Yield `run` in each tier that has it; no block comes before its parent, in any tier."""
+        """Yield `run` for each tier that has it; in every tier, a parent comes before its
+        children.
+        """
         keys = [header.key for header in run]
         found = {tier: one.find(keys) for tier, one in self._tiers.items()}
 
@@ -350,7 +355,8 @@ class KVPublisher:
         return came
 
     def _answer_replay(self) -> None:
-        """Send a subscriber all kept messages from the requested number on; ignore bad requests."""
+        """Send a subscriber all kept messages from the requested number on; ignore malformed
+        requests."""
         asked = self._replays.recv_multipart()
         if len(asked) != len(("client", "", "number")) or len(asked[2]) != _NUMBER_BYTES:
             return
@@ -364,7 +370,9 @@ class KVPublisher:
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Return the next port, or the path with "-replay". Raises InvalidRequestError."""
+    """Return `endpoint` with the next port, or its path with "-replay". Raises
+    InvalidRequestError.
+    """
     if re.fullmatch(r"ipc://.+", endpoint):
         return f"{endpoint}-replay"
     found = re.fullmatch(r"(tcp://(?:\*|\[[0-9a-fA-F:.]+\]|[\w.-]+)):(\d{1,5})", endpoint)

@@ -1,4 +1,4 @@
-"""`semantic cache janitor` and `forget-tenant`: a fleet's object store. Loads no model."""
+"""`semantic cache janitor` and `forget-tenant`: maintain a fleet's object store. Loads no model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from semantic_fleet.fleet_store import evict_remote, forget_tenant
 def janitor(fleet: FleetOptions, remote_gb: RemoteGb = None, as_json: AsJson = False) -> None:
     """Evict the least recently used objects from --remote-store, down to --remote-gb, once.
 
-    A server with --remote-gb does this by itself. While one has the lease, this does nothing.
+    A server with --remote-gb does this by itself. While a server holds the lease, this command does
+    nothing.
     """
     budget = gib("--remote-gb", remote_gb)
     with work_bar("evicting objects"):
@@ -42,18 +43,18 @@ def forget(
             show_default=False,
         ),
     ] = None,
-    local: Annotated[bool, typer.Option("--local", help="The tenant without a key.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="The tenant without an API key.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete all of a tenant's objects in --remote-store and their keys.
 
-    Remove the API key from all servers first. Their own disks keep their copies.
+    Remove the API key from all servers first. The servers' own disks keep their copies.
     """
     name = _tenant(key_variable, local=local)
     if not yes:
         if not is_interactive():
-            raise InvalidRequestError("this would delete all of the tenant; confirm with --yes")
+            raise InvalidRequestError("this would delete all of the tenant's data; add --yes")
         typer.confirm("Delete all stored objects of the tenant?", abort=True, err=True)
     done = forget_tenant(fleet.settings(), name)
     if as_json:
@@ -62,16 +63,16 @@ def forget(
         return
     had = done.n_objects or done.had_keys
     text = f"deleted {done.n_objects} objects and the tenant's keys"
-    typer.echo(text if had else "the object store has no objects of this tenant and secret")
+    typer.echo(text if had else "the object store has no objects of this tenant under this secret")
     if done.keeps_versions:
-        typer.echo("the bucket keeps readable old versions of all of it: delete those")
+        typer.echo("the bucket still has old, readable versions of these objects: delete them")
 
 
 FLEET_COMMANDS: dict[str, Callable[..., None]] = {"janitor": janitor, "forget-tenant": forget}
 
 
 def _tenant(key_variable: str | None, *, local: bool) -> str:
-    """Return the tenant's name. Raises InvalidRequestError."""
+    """Return the tenant's name. Raises InvalidRequestError unless the options name one tenant."""
     if local == (key_variable is not None):
         raise InvalidRequestError("expected exactly one of --key-variable and --local")
     if key_variable is None:

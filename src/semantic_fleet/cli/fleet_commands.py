@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _FLEET = "Fleet"
 _FOLDER = "fleet"
-"""Name of the folder next to that of a single server's store."""
+"""Name of the fleet's folder, next to the folder of a single server's store."""
 
 RayAddress = Annotated[
     str | None,
@@ -49,7 +49,7 @@ DrainTimeout = Annotated[
     typer.Option(
         min=0,
         max=86_400,
-        help="Seconds that a stopping replica waits for answers; then they end with an error.",
+        help="Seconds that a stopping replica gives its answers; then they end with an error.",
         rich_help_panel=_FLEET,
     ),
 ]
@@ -60,7 +60,7 @@ class ReplicaOptions:
     """The number of replicas and their resources."""
 
     replicas: Annotated[
-        int, typer.Option(min=1, max=256, help="Replicas, at least.", rich_help_panel=_FLEET)
+        int, typer.Option(min=1, max=256, help="Least number of replicas.", rich_help_panel=_FLEET)
     ] = 2
     max_replicas: Annotated[
         int | None,
@@ -77,7 +77,7 @@ class ReplicaOptions:
         typer.Option(
             min=0,
             max=86_400,
-            help="Seconds that requests must wait before Ray adds a replica.",
+            help="Seconds that requests must have waited before Ray adds a replica.",
             rich_help_panel=_FLEET,
         ),
     ] = 10.0
@@ -86,7 +86,7 @@ class ReplicaOptions:
         typer.Option(
             min=0,
             max=86_400,
-            help="Seconds that the other replicas must suffice before Ray removes one.",
+            help="Seconds that fewer replicas must have sufficed before Ray removes one.",
             rich_help_panel=_FLEET,
         ),
     ] = 120.0
@@ -95,7 +95,7 @@ class ReplicaOptions:
         typer.Option(
             min=1,
             max=1 << 16,
-            help="Concurrent requests of a replica; more go to another one. Default: --max-batch.",
+            help="Concurrent requests of a replica; others get more. Default: --max-batch.",
             show_default=False,
             rich_help_panel=_FLEET,
         ),
@@ -131,16 +131,16 @@ class ReplicaOptions:
 
     @property
     def per_machine(self) -> int:
-        """The most replicas on one machine."""
+        """The most replicas that run on one machine."""
         return self.replicas_per_machine or (self.most if self.ray_address is None else 1)
 
 
 def serve(options: ServeOptions, fleet: ReplicaOptions, config: ConfigFile = None) -> None:
     """Serve a model with several replicas behind one address, on Ray Serve.
 
-    Takes all options of `semantic serve` but --allow-pull. Each replica has its own memory and its
-    own folder in --store, and all share --remote-store. A session stays at one replica while that
-    has room. Needs semantic-engine[fleet].
+    Takes all options of `semantic serve` except --allow-pull. Each replica has its own memory and
+    its own folder in --store, and all share --remote-store. A session stays with one replica while
+    that replica has room. Needs semantic-engine[fleet].
     """
     from semantic_fleet.cli.served_replica import BuildServedReplica
     from semantic_fleet.replicas.ray_cluster import RayCluster
@@ -198,8 +198,8 @@ def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
         )
     if settings.allow_pull:
         raise InvalidRequestError(
-            "--allow-pull: not available in a fleet, where one replica alone would have the model; "
-            "`semantic models pull` on each machine, and --allow-model"
+            "--allow-pull: not available in a fleet, where only one replica would have the model; "
+            "run `semantic models pull` on each machine, and use --allow-model"
         )
     if settings.kv_events is not None:
         raise InvalidRequestError(
@@ -214,7 +214,8 @@ def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
 
 
 def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:
-    """Return the plan to run. Raises InvalidRequestError without a home folder or --store."""
+    """Return the plan to run. Raises InvalidRequestError if there is neither a home folder nor
+    --store."""
     from semantic_fleet.replicas.ray_cluster import FleetPlan
 
     return FleetPlan(
@@ -256,14 +257,14 @@ def _print_ready(where: str, settings: ServerSettings, fleet: ReplicaOptions) ->
 
 
 def _take_signals_back() -> None:
-    """Restore the signal handlers from before Ray started; it prints a stack for each signal."""
+    """Restore the signal handlers from before Ray started: Ray's print a stack for each signal."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.getsignal(number))
 
 
 class _FleetLife:
     """Starts the cluster with the server, and stops it after the last request. `failure` is the
-    first error of either."""
+    first error of starting or stopping."""
 
     def __init__(self, cluster: RayCluster, ready: Callable[[], None]) -> None:
         self._cluster = cluster
@@ -273,7 +274,7 @@ class _FleetLife:
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        """Run the cluster during the edge's life."""
+        """Run the cluster for as long as the edge runs."""
         import asyncio
 
         starting = asyncio.ensure_future(asyncio.to_thread(self._cluster.start))
@@ -281,7 +282,7 @@ class _FleetLife:
         try:
             yield
         finally:
-            await asyncio.wait((starting,))  # Ray cannot stop while it starts
+            await asyncio.wait((starting,))  # Ray cannot stop while it is starting
             try:
                 await asyncio.to_thread(self._cluster.stop)
             except SemanticError as error:

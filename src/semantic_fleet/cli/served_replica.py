@@ -1,5 +1,5 @@
 """The server of a replica: the application of `semantic serve` in a Ray process, without a socket.
-It gets complete settings. Knows neither Ray nor which replica it is."""
+It receives complete settings. Knows neither Ray nor which replica it is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BuildServedReplica:
 
     @asynccontextmanager
     async def __call__(self, folder: str, sharing: int) -> AsyncIterator[ServedReplica]:
-        """See `BuildReplica`. Raises as `load_model`."""
+        """See `BuildReplica`. Raises the same errors as `load_model`."""
         from semantic_server.http.app import create_app
         from semantic_server.http.context import ServerContext
         from semantic_server.http.errors import logger

@@ -1,16 +1,16 @@
 """Catalog: the objects that this process has put, read or looked up.
 
-An entry is a hint: the store may lack its object. The catalog never asks the store. `BodyTable`
-keeps the sizes of a million bodies in little memory. It maps a body's name (`name_of_body`) to a
-bytes record, which garbage collection skips:
+An entry is only a hint: the store may lack its object. The catalog never asks the store.
+`BodyTable` keeps the sizes of a million bodies in little memory. It maps a body's name (see
+`name_of_body`) to a record, a bytes object, which garbage collection skips:
 
     offset  bytes
          0      8  the first bytes of the hash, to tell two bodies of the same name apart
          8      8  the name of the full block before it
         16      4  its depth, see `depth_of`
-        20      8  bytes of the body; the lowest 16 bits are the number of its scope
+        20      8  size of the body; the lowest 16 bits are the number of its scope
 
-Generations hold the records by last use, so forgetting needs neither a search nor a comparison.
+Records are in generations by their last use, so forgetting needs no search and no comparison.
 Notices tell the janitor about uses and receive its evictions.
 """
 
@@ -45,9 +45,9 @@ from semantic_fleet.objects.objects import Objects, UnavailableError
 from semantic_fleet.objects.uses import LOG_SECONDS, Evictions, UseLog, name_of
 
 ENTRY_BYTES = 160
-"""Most memory for a body: 112 for its name and record, the rest for its places in a dictionary."""
+"""Most memory for a body: 112 for its name and record, the rest for its entries in dictionaries."""
 GENERATIONS = 12
-"""Number of generations. When the newest is full, the table forgets the oldest."""
+"""Number of generations. When the newest generation is full, the table forgets the oldest."""
 _RECORD = struct.Struct("<8sQIQ")
 _SCOPE_BITS = 16
 _MOST_SCOPES = 1 << _SCOPE_BITS
@@ -68,14 +68,14 @@ class BodyTable:
     def __init__(self, max_bytes: int) -> None:
         self._most = max(1, max_bytes // ENTRY_BYTES // GENERATIONS)
         self._generations: deque[dict[int, bytes]] = deque([{}], GENERATIONS)
-        self._scopes: list[Scope | None] = []  # None: the table no longer knows its records
+        self._scopes: list[Scope | None] = []  # None: the table has dropped this generation
         self._numbers: dict[Scope, int] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._generations))
 
     def add(self, header: BlockHeader, n_bytes: int) -> None:
-        """Record a body, used now. Ignore it if it belongs to a scope beyond the 65536th."""
+        """Record a body, used now. Ignores the body if its scope is beyond the 65536th."""
         scope = header.link.scope
         number = self._numbers.setdefault(scope, len(self._scopes))
         if number == len(self._scopes):
@@ -101,12 +101,12 @@ class BodyTable:
         return self._known(record) if record and record.startswith(_mark(key.hash)) else None
 
     def named(self, name: int) -> Known | None:
-        """Return the record of the body of this name, or None."""
+        """Return the record of the body with this name, or None."""
         record = self._record(name)
         return None if record is None else self._known(record)
 
     def use(self, keys: Iterable[BlockKey]) -> None:
-        """Record a use of the known ones among `keys`."""
+        """Record a use of each known body among `keys`."""
         for name in map(name_of_body, keys):
             if name not in self._generations[0] and (record := self._take(name)) is not None:
                 self._insert(name, record)
@@ -169,13 +169,13 @@ class Tally(Counts):
 CATALOG_BYTES = 256 << 20
 """Memory for the catalog: enough for a million bodies, and for manifests of ten million tokens."""
 _TAILS = 5 / 16
-"""The share for manifests, and for headers that no chain of full blocks names."""
+"""The share for manifests, and for headers of bodies that no chain of full blocks names."""
 _RECENT = 1 / 16
-"""The share for some of the other headers."""
+"""The share for recent headers of bodies that a chain of full blocks does name."""
 
 
 class KnownBody:
-    """A body in the object store; this process has its size only."""
+    """A body in the object store, of which this process knows only the size."""
 
     __slots__ = ("_n_bytes",)
 
@@ -193,20 +193,21 @@ class KnownBody:
 class Catalog:
     """Bodies and manifests that this process knows in the object store. Thread-safe.
 
-    For a body that a chain of full blocks names, the catalog keeps only the size. Lookups need the
-    tokens of other headers and of manifests, so it keeps these whole. It also keeps a few hundred
-    of the former headers, for prompts that share only the first tokens of a block.
+    For a body that a chain of full blocks names, the catalog keeps only the size. It keeps other
+    headers and manifests whole, because lookups need their tokens. It also keeps a few hundred
+    headers of the first kind, for prompts that share only the first tokens of a block.
     """
 
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
-        """Ignore each BlockKey or AgentName that `is_forgotten` holds for: its deletion is due."""
+        """Ignore each BlockKey or AgentName for which `is_forgotten` returns true: its deletion is
+        due."""
         for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
         self._table = BodyTable(max_bytes - for_tails - for_recent)
-        self._lock = threading.Lock()  # guards the table, and `learn` against `drop`
+        self._lock = threading.Lock()  # guards the table, and orders `learn` and `drop`
         self._max_bytes = max_bytes
         self.is_forgotten = is_forgotten
 
@@ -233,11 +234,12 @@ class Catalog:
             self._recent.drop(keys)
 
     def drop_named(self, names: AbstractSet[int] | None) -> None:
-        """Forget the bodies of these names, see `name_of_body`; with None, all bodies."""
+        """Forget the bodies with these names (see `name_of_body`), or all bodies if `names` is
+        None."""
         if names is None:
             with self._lock:
                 self._table.clear()
-        for name in names or ():  # a hundred thousand names: let others take the lock in between
+        for name in names or ():  # a hundred thousand names: release the lock in between
             with self._lock:
                 self._table.drop(name)
         for store in (self._tails, self._recent):
@@ -267,7 +269,7 @@ class Catalog:
         return None if found is None else found.n_bytes
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """Return the unknown ones among `keys`."""
+        """Return the unknown keys among `keys`."""
         return frozenset(keys) - self.find(keys).keys()
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
@@ -277,7 +279,9 @@ class Catalog:
         self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
-        """Return the scope of a body and the block that its tail follows, if any; or None."""
+        """Return the scope of a body, and the block that its tail follows, if any; None if
+        unknown.
+        """
         tail = self._tails.header(key)
         if tail is not None:
             return tail.link.scope, tail.link.parent
@@ -286,7 +290,8 @@ class Catalog:
         return None if known is None else (known.scope, None)
 
     def lineage(self, key: BlockKey) -> Iterator[tuple[int, int]]:
-        """Yield the name and depth of a body, see `names`, then of each known full block before."""
+        """Yield the name and depth of a body (see `names`), then of each known full block before
+        it."""
         name, tail = name_of_body(key), self._tails.header(key)
         if tail is not None:
             yield name, depth_of(tail)
@@ -327,7 +332,7 @@ class Catalog:
     # Life
 
     def stats(self) -> StoreStats:
-        """Return numbers and bytes of the known objects."""
+        """Return the number and bytes of the known objects."""
         [tails], [recent] = self._tails.stats(), self._recent.stats()
         with self._lock:
             n_named = len(self._table)
@@ -347,9 +352,9 @@ class Catalog:
 
 
 class Notices:
-    """The notices of one process. Thread-safe; counts failures of the object store. A use of a
-    block is a use of all blocks before it, so no block has a later use than its parent. Knows no
-    encoding of uses and evictions."""
+    """The notices of one process: its uses of objects, and the janitor's evictions. Thread-safe;
+    counts failures of the object store. A use of a block is a use of all blocks before it, so no
+    block has a later use than its parent. Knows no encoding of uses and evictions."""
 
     def __init__(
         self,
@@ -371,7 +376,7 @@ class Notices:
 
     def hear(self, within: float = LOG_SECONDS) -> None:
         """Forget the objects that the janitor deleted, so that this process writes them again. Does
-        nothing within `within` seconds of the last time. Raises UnavailableError."""
+        nothing if the last call was less than `within` seconds ago. Raises UnavailableError."""
         with self._hearing:
             if self._heard is not None and self._clock() - self._heard < within:
                 return
@@ -381,7 +386,8 @@ class Notices:
             self._catalog.drop_named(evicted)
 
     def record_new(self, header: BlockHeader) -> None:
-        """Record a use of a body that `put` is about to store, and so of the blocks before it."""
+        """Record a use of a body that `put` is about to store, and so of the blocks before this
+        body."""
         name = name_of_body(header.key)
         if name not in self._uses:
             self._uses.add(name, depth_of(header))
@@ -412,7 +418,7 @@ class Notices:
             self._uses.write()
 
     def _write_in_time(self) -> None:
-        """Write the log of uses now if it is due, else schedule it."""
+        """Write the log of uses now if it is due, or else schedule that."""
         left = self._uses.seconds_left
         if left == 0:
             with self._tally.misses():

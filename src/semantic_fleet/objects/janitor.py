@@ -2,12 +2,12 @@
 
 A pass lists the store twice: first to add up each tenant's bytes and their uses, then to delete. In
 between it holds `OBJECT_BYTES` for each object and no paths. Objects written or used meanwhile
-stay. Only the holder of the lease deletes. It renews the lease right before each batch, so a
-process that slept notices. To readers, an evicted object is a miss.
+stay. Only the holder of the lease deletes. The holder renews the lease right before each batch, so
+a process that slept notices that it lost the lease. To readers, an evicted object is a miss.
 
-Evicts the objects of deleted tenants first, then those of the largest tenants, like the disk quota,
-down to `TARGET` of the budget. Turns and responses have a share of their own: they are small and
-worth more. This machine's clock decides no eviction. Knows names and sizes, not contents.
+Evicts the objects of deleted tenants first, then objects of the largest tenants, as the disk quota
+does, down to `TARGET` of the budget. Turns and responses have a share of their own: they are small
+and worth more. This machine's clock decides no eviction. Knows names and sizes, not contents.
 """
 
 from __future__ import annotations
@@ -38,20 +38,22 @@ from semantic_fleet.objects.uses import (
 )
 
 PASS_SECONDS = 60.0, 600.0
-"""Seconds between two passes, at least and at most; in between, the time to fill the budget."""
+"""Least and most seconds between two passes; within these limits, the time to fill the budget."""
 TARGET = 19 / 20
-"""Share of the budget that an eviction leaves: the rest is room until the next pass."""
+"""Share of the budget that an eviction leaves in use: the rest is room until the next pass."""
 RECORDS = 1 / 16
-"""Share of the budget that turns and responses may always use; more if blocks need less."""
+"""Share of the budget that turns and responses may always use, and more if blocks need less."""
 OBJECT_BYTES = 100
-"""Most memory for an object in a pass: its use, size, table row and copies; 100 MB a million."""
+"""Most memory for an object in a pass: its use, size, table row and copies. 100 MB for a million
+objects."""
 _PAUSE = 0.2
-"""Seconds between two pages while a server runs: its processor is for answers."""
+"""Seconds between two pages while a server runs, because the processor is for answers."""
 REPORT = "janitor/report"
 _VICTIMS = 1 << 15
-"""Objects known by path at a time, some 16 MiB; the janitor deletes them in the order of uses."""
+"""Objects whose paths are known at a time, some 16 MiB; the janitor deletes them in the order of
+their uses."""
 _CHUNK = 8192
-"""Uses sorted at a time: one millisecond, in which the engine computes nothing."""
+"""Uses sorted at a time, which takes a millisecond in which the engine computes nothing."""
 _OURS = re.compile(
     r"(?P<kind>[0-9a-f]{64}|turns|responses)/(?P<folder>(?P<tenant>[0-9a-f]{32})-[0-9a-f]{16})/"
     r"(?P<inner>agents/|after/)?.+"
@@ -68,7 +70,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A candidate for eviction. `name` as in `uses`, `used` as `used_at` returns it."""
+    """A candidate for eviction. `name` is its name in `uses`, `used` is the result of `used_at`."""
 
     path: str
     n_bytes: int
@@ -81,14 +83,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a pass. `n_bytes` of `max_bytes` remain."""
+    """The result of a pass: `n_bytes` of `max_bytes` remain in use."""
 
     n_objects: int
     n_bytes: int
     max_bytes: int
     freed_bytes: int = 0
     evicted: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of evicted objects by kind: blocks, manifests, records."""
+    """Number of evicted objects of each kind: blocks, manifests, records."""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in self.evicted.items()) or "nothing"
@@ -127,7 +129,7 @@ class _Sizes:
             self._sort()
 
     def oldest(self, n_bytes: int) -> int:
-        """Return the use up to which the objects have at least `n_bytes`; 0 for no bytes."""
+        """Return the use up to which the oldest objects have at least `n_bytes`; 0 for no bytes."""
         self._sort()
         last = 0
         for used, size in heapq.merge(*(zip(*one, strict=True) for one in self._sorted)):
@@ -149,7 +151,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True, repr=False)  # repr=False: it holds a secret
 class Janitor:
-    """Passes over one object store, for the holder of a lease. Not thread-safe. The secret is the
+    """Passes over one object store, for the holder of a lease. Not thread-safe. `secret` is the
     fleet's, 32 bytes. A stopped pass raises StoppedError."""
 
     _objects: Objects
@@ -159,7 +161,8 @@ class Janitor:
     _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
-        """Make one pass. Raises UnavailableError, and LostLeaseError if another process took it."""
+        """Make one pass. Raises UnavailableError, and LostLeaseError if another process took the
+        lease."""
         self._lease.renew()
         reader = UseReader(self._objects, self._secret)
         table = reader.table(self._keep)
@@ -195,7 +198,7 @@ class Janitor:
             yield from page
 
     def _dead(self, folders: Mapping[str, set[str]]) -> frozenset[str]:
-        """Return those of `folders`, by tenant, whose key has been missing since the listing."""
+        """Return the `folders`, given by tenant, whose key has been missing since the listing."""
         pages = self._objects.pages(TENANTS)
         known = {one.path.rsplit("/", 1)[-1] for page in pages for one in page}
         doubtful = [one for one in folders if one not in known or len(folders[one]) > 1]
@@ -210,7 +213,8 @@ class Janitor:
         last: Mapping[Group, int],
         spared: frozenset[int],
     ) -> Counter[str]:
-        """Delete and count each object in a `dead` folder, or not `spared` and used by `last`."""
+        """Delete and count each object that is in a `dead` folder, or not `spared` and last used by
+        `last`."""
         done: Counter[str] = Counter()
         victims: list[Item] = []
         for one in self._listed():
@@ -227,12 +231,14 @@ class Janitor:
         return done
 
     def _delete(self, victims: Sequence[Item], done: Counter[str]) -> None:
-        """Delete in the order of uses, so that the rest of a chain is always its beginning."""
+        """Delete in the order of uses, so that the part of a chain that remains is always its
+        beginning."""
         ordered = sorted(victims, key=lambda item: item.used)
         for start in range(0, len(ordered), PAGE):
             batch = ordered[start : start + PAGE]
             names = dict.fromkeys(item.name for item in batch)
-            # Before, as this process may end midway, and after, as others may look in between.
+            # Announce before, as this process may end midway, and after, as others may look in
+            # between.
             announce(self._objects, self._secret, f"{self._lease.number:020}-next", names)
             self._keep()
             self._lease.renew()
@@ -248,7 +254,7 @@ class Janitor:
 
 
 class BackgroundJanitor:
-    """A thread that keeps the lease while no other process has it, and makes passes."""
+    """A thread that holds the lease unless another process has it, and makes passes."""
 
     def __init__(
         self,
@@ -261,8 +267,8 @@ class BackgroundJanitor:
         pass_seconds: tuple[float, float] = PASS_SECONDS,
     ) -> None:
         """`objects` needs its own connection: failures of the janitor must not open the readers'
-        breaker. `notify` gets a line for each pass that evicted something, and for the first that
-        failed."""
+        breaker. `notify` receives a line for each pass that evicted something, and for the first
+        failed pass."""
         self._lease = Lease(objects, period=lease_seconds)
         self._stop = threading.Event()
         stopped = partial(self._stop.wait, _PAUSE)
@@ -329,7 +335,8 @@ class BackgroundJanitor:
 
 
 def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
-    """Return the last use to evict of each group, so that all groups fit in `room` bytes."""
+    """Return, for each group that must shrink, the last use to evict so that all fit in `room`
+    bytes."""
     room = max(0, room)
     sizes = {group: one.n_bytes for group, one in groups.items()}
     blocks = [n for group, n in sizes.items() if not group.is_record]
@@ -344,7 +351,8 @@ def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, i
 
 
 def seconds_to_fill(before: float, last: Report, report: Report, now: float) -> float:
-    """Return the seconds until the budget is full if the store grows as since the last pass."""
+    """Return the seconds until the budget is full if the store keeps growing as since the last
+    pass."""
     grown = report.n_bytes + report.freed_bytes - last.n_bytes
     room = max(0, report.max_bytes - report.n_bytes)
     return room * (now - before) / grown if grown > 0 else float("inf")

@@ -1,11 +1,12 @@
-"""Lease: gives one process at a time a right on an object store, whatever the clocks say.
+"""Lease: gives one process at a time an exclusive right to an object store, whatever clocks say.
 
-    janitor/lease/NUMBER   one renewal by its holder; an empty object is a free lease
+    janitor/lease/NUMBER   one renewal by the holder; an empty object is a free lease
 
-The highest number counts. The store creates a number once, so only one of two processes that renew
-or take over succeeds. A lease is dead when its number has not changed for a whole `PERIOD` by the
-*observer's* clock, so machines need not agree on the time. The holder renews right before each
-exclusive action. Its own clock can only stop it, after a sleep. Knows no object but its own.
+The highest number counts. The store creates each number only once, so if two processes renew or
+take over at once, only one succeeds. A lease is dead when its number has not changed for a whole
+`PERIOD` by the *observer's* clock, so machines need not agree on the time. The holder renews right
+before each exclusive action. The holder's own clock matters only after it slept: then it stops.
+Knows only the objects of the lease.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from semantic_fleet.objects.objects import PAGE, Listed, Objects
 
 FOLDER = "janitor/lease"
 PERIOD = 120.0
-"""Seconds without a renewal after which others take a lease over. Longer than any single object
-store call of the holder, so that the call has ended before others act."""
+"""Seconds without a renewal after which other processes take a lease over. Longer than any single
+object store call of the holder, so that the call has finished before others act."""
 RENEWALS = 4
 """Renewals in a period while the holder does nothing that needs the lease."""
 
 
 class LostLeaseError(Exception):
-    """Another process has the lease now, or may have it."""
+    """Another process has the lease, or may have it."""
 
 
 def clock() -> float:
-    """Return seconds that also count sleep of the machine, unlike `time.monotonic`."""
+    """Return a time in seconds that also counts the machine's sleep, unlike `time.monotonic`."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Lease:
-    """One process's view of the lease. Not thread-safe. Every call raises UnavailableError."""
+    """One process's view of the lease. Not thread-safe. Every call may raise UnavailableError."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Lease:
         self._since = 0.0
         self._renewed = 0.0
         self.is_renewed = False
-        """True if another process renewed it while this one watched."""
+        """True if another process renewed the lease while this one watched."""
 
     @property
     def number(self) -> int:
@@ -60,8 +61,8 @@ class Lease:
         return self._own
 
     def acquire(self) -> bool:
-        """Renew the lease, or take it if it is free or dead; return whether this process has it.
-        Call again to notice when another process's lease has died."""
+        """Renew the lease, or take it if it is free or dead; return whether this process has the
+        lease. Call again to notice when another process's lease has died."""
         if self._own is not None:
             return self._follow(self._own)
         newest = max(self._listed(), key=_number, default=None)
@@ -76,15 +77,15 @@ class Lease:
 
     def renew(self) -> None:
         """Renew the lease right before an action that only its holder may take. Raises
-        LostLeaseError, also if the renewal took over half the period: one object store call must
-        still fit before others take over."""
+        LostLeaseError, even if only the renewal took over half the period: one object store call
+        must still fit before other processes take over."""
         if not self._follow(self.number):
             raise LostLeaseError("another process took the lease over")
         if self._clock() - self._renewed >= self._period / 2:
             raise LostLeaseError("renewing the lease took too long")
 
     def keep(self) -> None:
-        """Call `renew` if that is due; for long work to call from time to time."""
+        """Call `renew` if a renewal is due. Long work must call this from time to time."""
         if self._clock() - self._renewed >= self._period / RENEWALS:
             self.renew()
 
@@ -96,7 +97,8 @@ class Lease:
 
     def _follow(self, number: int, contents: bytes = b"held") -> bool:
         """Create the lease after `number`; return False if another process was first. A process
-        that slept may create a number that others had and deleted. Then a higher one exists."""
+        that slept may create a number that others created and deleted. In that case a higher number
+        exists."""
         begun, own = self._clock(), number + 1
         self._own = None
         if not self._objects.create(_path(own), contents):

@@ -1,8 +1,8 @@
 """Manifests: sealed manifests of agents in an object store, one object for each generation.
 
-Objects never change after their creation, so two replicas that save one agent at once get a
-generation each. The next saved turn deletes the partial blocks at the end of the turn before. Does
-not know which agents exist.
+Objects never change after their creation, so two replicas that save the same agent at once write
+separate generations. The next saved turn deletes the partial blocks at the end of the previous
+turn. Does not know which agents exist.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from semantic_fleet.objects.sealing import Vault, seal, unsealed
 _GENERATIONS = 4
 """Generations to try while other replicas save the same agent."""
 _MOST_NEW = 1 << 12
-"""Most partial blocks of this process to remember that no agent's turn has ended with yet."""
+"""Most partial blocks to remember that this process wrote and with which no turn has ended yet."""
 
 
 class Manifests:
-    """The manifests of all scopes in an object store. Thread-safe. Calls raise UnavailableError."""
+    """The manifests of all scopes in an object store. Thread-safe. Calls may raise
+    UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
         self._vault = vault
 
     def newest(self, scope: Scope, agent_id: str) -> Listed | None:
-        """Return the object of the newest manifest, see `generation_of`; or None."""
+        """Return the object of the newest manifest (see `generation_of`), or None."""
         listed = self._objects.listed(self._folder(scope).agent(agent_id), PAGE)
         return max(listed, key=generation_of, default=None)
 
@@ -61,15 +62,15 @@ class Manifests:
         return decode_manifest(contents, key, generation).manifest
 
     def save(self, manifest: Manifest, before: int) -> Manifest | None:
-        """Write the generation after `before` and all stored ones; return it. None if others were
-        faster each time."""
+        """Write the generation after `before` and after all stored ones; return it. None if other
+        writers were faster each time."""
         newest = self.newest(manifest.scope, manifest.agent_id)
         first = 1 + max(before, 0 if newest is None else generation_of(newest))
         for generation in range(first, first + _GENERATIONS):
             own = replace(manifest, generation=generation)
             if self._create(own):
                 if newest is not None:
-                    with suppress(UnavailableError):  # a newer one exists, wherever it is
+                    with suppress(UnavailableError):  # a newer one exists somewhere
                         self._objects.delete(newest.path)
                 return own
         return None
@@ -92,11 +93,11 @@ class Manifests:
 class Ends:
     """The partial blocks at the ends of agents' turns in one object store. Thread-safe.
 
-    The agent's next saved turn deletes them if it has ends of its own: those contain the same keys
-    and values and have their own checkpoints. Turns of several agents may end alike, as those of a
-    fork do. A turn that finds a block of another writer marks it once as shared, in an object next
-    to it, and a shared block stays. To an agent that begins with a block during its deletion, the
-    block is a miss.
+    The agent's next saved turn deletes these blocks if it has ends of its own, which contain the
+    same keys and values and have their own checkpoints. Turns of several agents may have the same
+    end, as a fork and its source do. A turn that ends with another writer's block marks that block
+    as shared, in an object next to it, and a shared block stays. If an agent begins with a block
+    while it is deleted, the block is a miss.
     """
 
     def __init__(self, bodies: Bodies, catalog: Catalog) -> None:
@@ -115,8 +116,9 @@ class Ends:
                 self._new.popitem(last=False)
 
     def saved(self, newer: Manifest, older: Manifest | None) -> int:
-        """Delete the ends that `newer` replaces; return how many blocks. `older` is the agent's
-        last turn known here; the catalog must not know `newer` yet. Raises UnavailableError."""
+        """Delete the ends that `newer` replaces; return the number of deleted blocks. `older` is
+        the agent's last turn known here; the catalog must not know `newer` yet. Raises
+        UnavailableError."""
         before = {} if older is None else _partial(ends_of_turn(older))
         own = _partial(ends_of_turn(newer))
         for name, link in own.items():
@@ -127,7 +129,7 @@ class Ends:
         links = list(newer.scope.chain(newer.token_ids))
         points = [link.key(Part.CHECKPOINT) for link in (*own.values(), *links[-1:])]
         has_points = bool(self._catalog.find(points))
-        # The end of a prompt has only checkpoints and the bodies they need.
+        # The end of a prompt has only checkpoints and the bodies that they need.
         ends = list(before.values()) if has_points else _ends_of_chain(older)
         replaced = [link for link in ends if link.hash not in own]
         agent = newer.scope, newer.agent_id
@@ -141,8 +143,8 @@ class Ends:
     def _replaced_parts(
         self, link: BlockLink, links: Sequence[BlockLink], *, has_points: bool
     ) -> list[Part]:
-        """Return the parts of a block that the newer turn, with `links`, has too. Some may be
-        missing: this process does not know everything that another replica stored."""
+        """Return the parts of a block that the newer turn, with `links`, also has. Some may be left
+        out: this process does not know everything that another replica stored."""
         later = links[min(link.start // BLOCK_TOKENS, len(links) - 1)].key(Part.FULL)
         full = [Part.FULL] if self._catalog.find([later]) else []
         return full + ([Part.WINDOW, Part.CHECKPOINT] if has_points else [])
@@ -155,8 +157,8 @@ class Ends:
         return True
 
     def _is_new(self, link: BlockLink) -> bool:
-        """Return whether this process wrote all known parts of a block and no turn ended with it
-        yet. Records that a turn now ends with it."""
+        """Return whether this process wrote all known parts of a block and no turn has ended with
+        the block yet. Records that a turn now ends with it."""
         known = self._catalog.find([link.key(part) for part in Part]).keys()
         with self._lock:
             is_new = known <= self._new.keys()

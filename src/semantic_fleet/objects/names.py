@@ -1,12 +1,12 @@
 """Names: the paths of blocks and agents in the store, and the identities that bind their contents.
 
     NAMESPACE/TENANT/HASH.PART             a body
-    NAMESPACE/TENANT/after/PARENT/HASH.PART  the header of a body that no full block names: of a
-                                           tail or a checkpoint, found by the block before it
-    NAMESPACE/TENANT/after/PARENT/HASH.shared  marks that turns of several agents end with it
+    NAMESPACE/TENANT/after/PARENT/HASH.PART  the header of a body that no full block names: a tail's
+                                           or a checkpoint's, found by the block before it
+    NAMESPACE/TENANT/after/PARENT/HASH.shared  says that turns of several agents end with the block
     NAMESPACE/TENANT/agents/KEY/GENERATION  a manifest; the highest generation counts
 
-All names are digests, TENANT as in `vault`. Knows neither contents nor which objects exist.
+All names are digests; see `Vault` for TENANT. Knows neither contents nor which objects exist.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Folder:
         return f"{self.after(parent)}/{block_entry(key).name}"
 
     def shared(self, link: BlockLink) -> str:
-        """Return the path of the mark that turns of several agents end with a block."""
+        """Return the path of the mark which says that turns of several agents end with a block."""
         return f"{self.after(link.parent)}/{link.hash.hex()}.shared"
 
     def agent(self, agent_id: str) -> str:
@@ -63,17 +63,18 @@ class Folder:
 
 
 def has_tail(header: BlockHeader) -> bool:
-    """Return whether no chain of full blocks can name a body."""
+    """Return whether a body's header needs its own object, as no chain of full blocks can name the
+    body."""
     return header.part is Part.CHECKPOINT or (header.part is Part.FULL and not header.link.is_full)
 
 
 def name_of_body(key: BlockKey) -> int:
-    """Return the name of a body and its tail in `uses`."""
+    """Return the name in `uses` of a body and its tail."""
     return name_of(block_entry(key).name)
 
 
 def depth_of(header: BlockHeader) -> int:
-    """Return the depth of a body: less than that of each body after it."""
+    """Return the depth of a body, which is less than the depth of each body after it."""
     return 2 * header.link.start + (header.part is not Part.FULL)
 
 
@@ -110,5 +111,5 @@ def tail_identity(key: BlockKey) -> bytes:
 
 
 def manifest_identity(agent: bytes, generation: int) -> bytes:
-    """Return the identity of a manifest; `agent` as `agent_key` returns it."""
+    """Return the identity of a manifest; `agent` is the result of `agent_key`."""
     return digest("remote-manifest-v1", agent, generation.to_bytes(8, "little"))

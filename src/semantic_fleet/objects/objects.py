@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 DEADLINE = 2.0
-"""Seconds for a request of few bytes."""
+"""Seconds for a request of a few bytes."""
 BODY_DEADLINE = 10.0
 """Seconds for a request of at most `READ_BYTES`, or for an upload."""
 PAGE = 1000
-"""Objects in a page of a listing, and the most that one call deletes; the limits of S3."""
+"""Objects in a page of a listing, and the most that one call deletes; both are S3's limits."""
 _LATE = 0.75 * DEADLINE
-"""Seconds after which an urgent call is late: before its waiter times out."""
+"""Seconds after which an urgent call is late: shortly before its waiter times out."""
 _CONNECT = timedelta(seconds=1)
 _MOST_BYTES = 64 << 20  # of a small object: a manifest has some bytes per token
 _MOST_CHARACTERS = 300
@@ -50,32 +50,32 @@ _REQUEST = re.compile(r"Error performing (\w+) ([^\s?]+)\S* in \S+ - (?:Server r
 _ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _NO_BUCKET = "<Code>NoSuchBucket<"
 _CAUSE = re.compile(r'(?:error|message): "([^"\n]+)"|Invalid\w+\(\s*(\w+)|(TimedOut)')
-"""The cause in the structure of an error whose first line says only that a request failed."""
-_NOT_LISTED = "cannot list the object store, other replicas' objects stay unknown"
-_NOT_DELETED = "cannot delete from the object store, deleted objects stay there"
+"""Finds the cause in the structure of an error whose first line says only that a request failed."""
+_NOT_LISTED = "cannot list the object store, so other replicas' objects stay unknown"
+_NOT_DELETED = "cannot delete from the object store, so deleted objects stay there"
 _CERTIFICATES = {
     "UnknownIssuer": "its certificate is from an unknown CA, SSL_CERT_FILE can name more",
     "NotValidForNameContext": "its certificate is for another name",
     "ExpiredContext": "its certificate has expired",
-    "NotValidYetContext": "its certificate is not valid yet, by the clock here",
+    "NotValidYetContext": "its certificate is not valid yet, by this machine's clock",
 }
-"""Texts for a refused server certificate, by the name in the error's structure."""
+"""Messages for a refused server certificate, by the name in the error's structure."""
 _NO_CREDENTIALS = {
     "://169.254.169.254/latest/": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "://169.254.169.254/metadata/": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "://metadata": "GOOGLE_APPLICATION_CREDENTIALS",
 }
-"""URLs that a client asks for credentials, as no variable gives any, and the variables to set."""
+"""URLs that a client asks for credentials if no variable supplies any, and the variables to set."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 
 
 class UnavailableError(Exception):
-    """The object store failed or was too slow, or the breaker is open after a failure."""
+    """The object store failed or was too slow, or the breaker is still open after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object of a listing. `written` is by the store's clock."""
+    """An object in a listing. `written` is a time on the store's clock."""
 
     path: str
     n_bytes: int
@@ -101,18 +101,18 @@ class Objects:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`large` has the longer deadline of bodies; by default it is `small`. `folder` is the
-        shared folder, if that may vanish.
+        shared folder, if the store is one that may vanish.
 
-        `notify` gets a sentence when the breaker opens, at most one a minute, when several writes
-        in a row fail, and when the credentials do not allow to list or delete. It gets another one
-        when that is over.
+        `notify` receives a sentence when the breaker opens (at most once a minute), when several
+        writes in a row fail, and when the credentials do not allow listing or deleting. It receives
+        another sentence when such a failure is over.
         """
         self._small = small
         self._large = large or small
         self._folder = folder
         self._clock = clock
         self._backoff = Backoff(clock)
-        self._urgent: dict[object, float] = {}  # when each began
+        self._urgent: dict[object, float] = {}  # start of each urgent call
         self._lock = threading.Lock()
         self._notify = notify or (lambda _: None)
         self._refused = 0
@@ -127,8 +127,8 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
-        """Return the prefix at `url` without a request. Raises InvalidRequestError for a URL
-        outside `SCHEMES` and for a missing folder."""
+        """Return the prefix at `url`, without sending a request. Raises InvalidRequestError for a
+        URL outside `SCHEMES` and for a missing folder."""
         folder = _folder_of(url)
         large = _connected(url, BODY_DEADLINE, signs_bodies=False)
         return cls(_connected(url, DEADLINE), large, folder=folder, notify=notify)
@@ -141,15 +141,15 @@ class Objects:
 
     @property
     def has_failed(self) -> bool:
-        """True if the breaker opened and no call succeeded since, or an `urgent` call is late. To
-        wait for the next call may be in vain."""
+        """True if the breaker opened and no call has succeeded since, or an `urgent` call is late.
+        Waiting for the next call may then be in vain."""
         with self._lock:
             late = self._clock() - _LATE
             return self._backoff.has_begun or any(at <= late for at in self._urgent.values())
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Mark the calls inside as urgent: the end of an answer waits for them, for no longer than
+        """Mark the calls inside as urgent: the end of an answer waits for them, but no longer than
         a small request takes."""
         this = object()
         with self._lock:
@@ -162,11 +162,11 @@ class Objects:
 
     @property
     def breaks(self) -> int:
-        """How often the breaker opened."""
+        """How many times the breaker has opened."""
         return self._backoff.times
 
     def size(self, path: str) -> int | None:
-        """Return the bytes of an object, or None if it is missing."""
+        """Return the size of an object in bytes, or None if it is missing."""
         with self._attempt():
             try:
                 return obstore.head(self._small, path)["size"]
@@ -174,13 +174,14 @@ class Objects:
                 return None
 
     def get(self, path: str) -> Buffer:
-        """Return a small object, or no bytes for a large one. Raises FileNotFoundError."""
+        """Return a small object, or no bytes if the object is large. Raises FileNotFoundError."""
         with self._attempt():
             found = obstore.get(self._small, path)
             return found.bytes() if found.meta["size"] <= _MOST_BYTES else b""
 
     def read(self, path: str, start: int, stop: int) -> Buffer:
-        """Return a range of an object, fewer bytes if it is shorter. Raises FileNotFoundError."""
+        """Return a range of an object, with fewer bytes if the object ends before. Raises
+        FileNotFoundError."""
         with self._attempt():
             try:
                 return obstore.get_range(self._large, path, start=start, end=stop)
@@ -190,7 +191,7 @@ class Objects:
                 raise
 
     def create(self, path: str, data: Buffer) -> bool:
-        """Write an object unless it exists; return whether it did not."""
+        """Write an object unless it exists; return whether it was written."""
         with self._attempt(writes=True):
             try:
                 obstore.put(self._large, path, data, mode="create", use_multipart=False)
@@ -199,7 +200,7 @@ class Objects:
             return True
 
     def replace(self, path: str, data: Buffer) -> None:
-        """Write an object, replacing any other."""
+        """Write an object, replacing any object at `path`."""
         with self._attempt(writes=True):
             obstore.put(self._large, path, data, use_multipart=False)
 
@@ -212,7 +213,8 @@ class Objects:
                 return
 
     def listed(self, folder: str, most: int) -> list[Listed]:
-        """Return at most `most` objects below a folder, in path order if the store has one."""
+        """Return at most `most` objects below a folder, in path order if the store orders its
+        listings."""
         found: list[Listed] = []
         with self._attempt("list"):
             for page in obstore.list(self._small, f"{folder}/", chunk_size=min(most, PAGE)):
@@ -238,7 +240,7 @@ class Objects:
             return list(obstore.list_with_delimiter(self._large, folder or None)["common_prefixes"])
 
     def delete_all(self, paths: Sequence[str]) -> None:
-        """Delete at most `PAGE` objects with as few requests as the store allows."""
+        """Delete at most `PAGE` objects, with as few requests as the store allows."""
         with self._attempt("delete"):
             try:
                 obstore.delete(self._large, list(paths))
@@ -249,7 +251,8 @@ class Objects:
 
     def keeps_versions(self) -> bool:
         """Return whether deleted objects stay as old versions, as in an S3 bucket with versioning.
-        Unknown for other stores: False. Writes and deletes an object."""
+        Returns False for stores of other kinds, where this is unknown. Writes and deletes an
+        object."""
         path = f"probes/{os.urandom(8).hex()}"
         with self._attempt(writes=True):
             version = obstore.put(self._small, path, b"probe", use_multipart=False)["version"]
@@ -257,7 +260,7 @@ class Objects:
         return isinstance(self._small, S3Store) and version not in (None, "null")
 
     def _ends_before(self, path: str, start: int) -> bool:
-        """Return whether a range failed because it begins after the object's end."""
+        """Return whether a range could not be read because it begins after the object's end."""
         with suppress(BaseError, OSError, ValueError):
             return obstore.head(self._small, path)["size"] <= start
         return False
@@ -265,7 +268,7 @@ class Objects:
     @contextmanager
     def _attempt(self, what: str = "", *, writes: bool = False) -> Iterator[None]:
         if self.is_open:
-            raise UnavailableError("not asked again yet, after it failed")
+            raise UnavailableError("not asked again yet after a failure")
         try:
             if self._folder is not None:
                 self._folder.require()
@@ -276,7 +279,7 @@ class Objects:
             if isinstance(error, FileNotFoundError) and not (writes or _NO_BUCKET in str(error)):
                 self._record(what, error=None)
                 raise
-            self._record(what, error, writes=writes)  # a write can miss only the bucket
+            self._record(what, error, writes=writes)  # in a write, only the bucket can be missing
             raise UnavailableError(_line(error)) from error
         self._record(what, error=None, writes=writes)
 
@@ -296,7 +299,8 @@ class Objects:
         self, what: str, error: Exception | None, *, writes: bool
     ) -> Iterator[str | None]:
         """Yield sentences to report after a call. The breaker stays closed for a full or read-only
-        store, which answers reads, and for one that does not list or delete, which takes writes."""
+        store, which can still be read, and for a store that does not list or delete, which can
+        still be written."""
         refuses = self._refuses.get(what)
         if error is None:
             yield self._fails.ended()
@@ -312,10 +316,10 @@ class Objects:
 
 class SharedFolder:
     """A folder that several machines have mounted. A write makes missing folders. Without a check
-    before each call it would make those of a lost mount on this machine's disk."""
+    before each call, a write to a lost mount would make the folder on this machine's own disk."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InvalidRequestError if the folder does not exist."""
+        """Raise InvalidRequestError if the folder does not exist."""
         self._path = path
         if not path.is_dir():
             raise InvalidRequestError(
@@ -325,7 +329,7 @@ class SharedFolder:
         self._mount = next(one for one in (real, *real.parents) if os.path.ismount(one))
 
     def require(self) -> None:
-        """Raise OSError if the folder or its mount is missing. It may come back."""
+        """Raise OSError if the folder or its mount is missing. The folder may come back."""
         if not self._path.is_dir():
             raise OSError(f"the folder {self._path} is gone")  # FileNotFoundError is for objects
         if not os.path.ismount(self._mount):
@@ -360,8 +364,9 @@ def _folder_of(url: str) -> SharedFolder | None:
 
 
 def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> ObjectStore:
-    """With `signs_bodies`, sign S3 requests with their body. Hashing it takes as long as encrypting
-    and sending it, and an uploaded body proves itself to readers."""
+    """Connect to the store at `url`. With `signs_bodies`, sign S3 requests with their body. Hashing
+    a body takes as long as encrypting and sending it, and readers verify an uploaded body anyway.
+    """
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise InvalidRequestError(
@@ -396,8 +401,8 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line: the request, without its query, and the reason. The query may
-    have a signature. The reason is the server's answer, or why there is none."""
+    """Return an error in one line: the request and the reason. Omits the request's query, which may
+    contain a signature. The reason is the server's answer, or why there is no answer."""
     line, _, structure = str(error).strip().partition("\n")
     found = _REQUEST.search(line)
     if found is None:

@@ -1,6 +1,6 @@
 """Reading: looks up which blocks of a prompt an object store has, in few requests, and reads
 bodies. The reader verifies sealed bodies. It treats a failed read as a miss and forgets the body,
-so that a writer can replace a missing or damaged one."""
+so that a writer can replace a missing or damaged body."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ THREADS = 8
 
 
 class Parallel:
-    """Threads for one kind of call: a call that waits for others of its own kind would deadlock."""
+    """Threads for one kind of call. A call that waits for others of its own kind would deadlock."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="remote")
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return the results of `action` in order; run a single one on the calling thread."""
+        """Return the results of `action` in order; a single action runs on the calling thread."""
         if len(items) <= 1:
             return [action(item) for item in items]
         return list(self._pool.map(action, items))
@@ -87,16 +87,16 @@ class Parallel:
 
 
 _SIZE = struct.Struct("<Q")
-"""Follows the header in a tail's object: the bytes of the body."""
+"""The size of the body, which follows the header in a tail's object."""
 
 
 class Bodies:
-    """The bodies and tail headers of all scopes in one store. Calls raise UnavailableError."""
+    """The bodies and tail headers of all scopes in one store. Calls may raise UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
         self._vault = vault
-        # Not shared with other calls: a body read on another thread waits for its parts.
+        # Not shared with other calls: a body that another thread reads waits for its parts.
         self._parts = Parallel()
         self._sealing = SealingMemory()
 
@@ -105,12 +105,13 @@ class Bodies:
         return Folder(scope, self._vault.tenant(scope.tenant))
 
     def n_bytes(self, folder: Folder, key: BlockKey) -> int | None:
-        """Return the bytes of a body; None if it is missing or its size is impossible."""
+        """Return the size of a body in bytes; None if it is missing or its size is impossible."""
         size = self._objects.size(folder.body(key))
         return None if size is None else contents_bytes(size)
 
     def size(self, header: BlockHeader) -> int:
-        """Return the bytes of a body. Raises FileNotFoundError, or DamagedError for the size."""
+        """Return the size of a body in bytes. Raises FileNotFoundError, or DamagedError if the size
+        is impossible."""
         size = self._objects.size(self.folder(header.link.scope).body(header.key))
         if size is None:
             raise FileNotFoundError
@@ -120,8 +121,8 @@ class Bodies:
         return n_bytes
 
     def read(self, header: BlockHeader, n_bytes: int, ahead: int) -> Iterator[memoryview]:
-        """Yield the verified body, reading `ahead` pieces at a time. Raises as `chunks`, and
-        FileNotFoundError."""
+        """Yield the verified body, reading `ahead` pieces at a time. Raises the same errors as
+        `chunks`, plus FileNotFoundError."""
         folder = self.folder(header.link.scope)
         path = folder.body(header.key)
         fetch = partial(
@@ -156,8 +157,8 @@ class Bodies:
     def tail(
         self, folder: Folder, path: str, key: BlockKey, layout: str
     ) -> tuple[BlockHeader, int] | None:
-        """Return the header in a tail's object, and the bytes of its body. None for another scope
-        or layout. Raises FileNotFoundError, DamagedError, MismatchError and NewerFormatError."""
+        """Return the header in a tail's object, and the size of its body. None for another scope or
+        layout. Raises FileNotFoundError, DamagedError, MismatchError and NewerFormatError."""
         data = unsealed(folder.tenant.key, tail_identity(key), self._objects.get(path))
         if len(data) != HEADER_BYTES + _SIZE.size:
             raise DamagedError("truncated")
@@ -169,7 +170,7 @@ class Bodies:
         return replace(header, link=link, layout=layout), n_bytes
 
     def delete(self, scope: Scope, key: BlockKey, tail_of: BlockHash | None) -> None:
-        """Delete a body; if it follows `tail_of`, delete its tail first."""
+        """Delete a body. If it follows the block `tail_of`, delete its tail first."""
         if tail_of is not None:
             self.delete_tail(scope, key, tail_of)
         self._objects.delete(self.folder(scope).body(key))
@@ -179,7 +180,7 @@ class Bodies:
         self._objects.delete(self.folder(scope).tail(key, parent))
 
     def share(self, link: BlockLink) -> None:
-        """Mark, for every process, that turns of several agents end with a block."""
+        """Mark a block, for every process, as the end of several agents' turns."""
         self._objects.create(self.folder(link.scope).shared(link), b"")
 
     def is_shared(self, link: BlockLink) -> bool:
@@ -198,7 +199,7 @@ class Bodies:
 
 
 _HEARD = 1.0
-"""Seconds within which a Reader fetches the evictions once, however many bodies it misses."""
+"""Seconds in which a Reader fetches the evictions only once, however many bodies are missing."""
 
 
 class Reader:
@@ -235,7 +236,8 @@ class Reader:
         return b"".join(map(bytes, self._bodies.read(header, n_bytes, THREADS)))
 
     def _verified(self, header: BlockHeader, read: Callable[[], T]) -> T | None:
-        """Return the result of `read` for a verified body; on failure count why and return None."""
+        """Return the result of `read` for a verified body; on failure, count the cause and return
+        None."""
         if self._catalog.is_forgotten(header.key):
             self._tally.count("misses")
             return None
@@ -248,13 +250,13 @@ class Reader:
         except NewerFormatError:
             self._tally.count("newer format")
         except MismatchError as error:
-            # The header's hash matches its tokens, so the object is at fault.
+            # The header's hash matches its tokens, so the object must be at fault.
             link = header.link
             if str(error) == "header" and link.hash == link.scope.hash_of(link.parent, link.tokens):
                 self._discard(header, "identity")
             else:
                 self._tally.count("mismatches", str(error))
-            if str(error) == "size":  # the known size, or the requested one
+            if str(error) == "size":  # either the known size or the requested one is wrong
                 self._catalog.drop([header.key])
         except UnavailableError:
             self._tally.count("unavailable")
@@ -265,7 +267,8 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget an evicted body. The request that misses it writes it and its successors."""
+        """Forget an evicted body. The request that missed it writes it again, and the blocks after
+        it."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):
@@ -295,18 +298,19 @@ def _scatter(pieces: Iterable[memoryview], segments: Sequence[memoryview]) -> No
 
 
 _MOST_UNLIKE = 8
-"""Tails after one block to look at although the prompt does not begin with them."""
+"""Most tails to look at after one block although the prompt does not begin with them."""
 _BLOCKS_BACK = 16
 """Blocks before the end of a stored chain after which to look for checkpoints. Further back, look
-only at the places where every prompt has some."""
+only at the places where every prompt has checkpoints."""
 _MOST_BACK = 64
-"""Places further back at which to look for a checkpoint."""
+"""Most places further back at which to look for a checkpoint."""
 
 
 class LookUp:
     """Looks up chains of blocks for one process, and adds them to the catalog. Thread-safe. The
-    janitor evicts chains from their ends, so a binary search finds the stored length. The last
-    block lists the bodies after it that no full block names. Reads one page of each listing."""
+    janitor evicts chains from their ends, so a binary search finds how much of a chain is stored.
+    Bodies that no full block names are listed after the last block. Reads one page of each listing.
+    """
 
     def __init__(self, objects: Objects, bodies: Bodies, catalog: Catalog, tally: Tally) -> None:
         self._objects = objects
@@ -332,13 +336,13 @@ class LookUp:
         self._threads.close()
 
     def _search(self, chain: _Chain, start: int) -> int:
-        """Return how many blocks of a chain have a stored FULL body. Does not ask for the first
-        `start`. Forgets known bodies further back."""
+        """Return how many blocks of a chain have a stored FULL body. Takes the first `start` for
+        granted. Forgets known bodies beyond that number."""
         full = [chain.header(link, Part.FULL) for link in chain.links if link.is_full]
         known = self._catalog.find([one.key for one in full])
         n_known = sum(1 for _ in takewhile(lambda one: one.key in known, full[start:]))
         low = begun = start + n_known
-        high, middle = len(full), low + 1  # first the next one: mostly it is missing
+        high, middle = len(full), low + 1  # try the next block first: mostly it is missing
         while low < high:
             is_there = self._is_stored(chain, full[middle - 1])
             low, high = (middle, high) if is_there else (low, middle - 1)
@@ -349,7 +353,9 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return whether a sound body is stored; a writer replaces one of another size."""
+        """Return whether a body of the right size is stored; a writer replaces one of another
+        size.
+        """
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
@@ -371,7 +377,7 @@ class LookUp:
         return alike + newest[:_MOST_UNLIKE]
 
     def _tail(self, chain: _Chain, listed: Listed) -> BlockHeader | None:
-        """Return the header in a tail's object if it is sound and of the chain's layout."""
+        """Return the header in a tail's object if it is sound and has the chain's layout."""
         key = parse_block(last_name(listed))
         if key is None:
             return None
@@ -393,7 +399,7 @@ class LookUp:
         return header
 
     def _look_for_windows(self, chain: _Chain, tails: Sequence[BlockHeader]) -> None:
-        """Look up the WINDOW bodies that the checkpoints among `tails` need."""
+        """Look up the WINDOW bodies that checkpoints among `tails` need."""
         links: dict[BlockHash, BlockLink] = {}
         for one in tails:
             if one.part is Part.CHECKPOINT:
@@ -419,17 +425,19 @@ class _Chain:
         return BlockHeader(link, part, self.layout.name)
 
     def n_bytes(self, header: BlockHeader) -> int:
-        """Return the bytes of a body that is not a checkpoint."""
+        """Return the size in bytes of a body that is not a checkpoint."""
         return self.layout.body_bytes(header.part, len(header.link.tokens))
 
     def names_after(self, place: int) -> frozenset[str]:
-        """Return the hashes of all beginnings of the prompt's next block after `place`."""
+        """Return the hashes of all beginnings of the block that follows `place` in the prompt."""
         parent, tokens = self.links[place].hash, self._tokens_after(place)
         beginnings = (tokens[: n + 1] for n in range(len(tokens)))
         return frozenset(self.folder.scope.hash_of(parent, one).hex() for one in beginnings)
 
     def resumes_at(self, header: BlockHeader) -> bool:
-        """Return whether `header` is a checkpoint whose tokens the prompt continues with."""
+        """Return whether `header` is a checkpoint whose tokens are the next tokens of the
+        prompt.
+        """
         own = header.link.tokens
         there = self._tokens_after(header.link.start // BLOCK_TOKENS - 1)
         return header.part is Part.CHECKPOINT and there[: len(own)] == own
@@ -439,12 +447,13 @@ class _Chain:
 
 
 def _places(n_stored: int) -> Iterator[Sequence[int]]:
-    """Yield the blocks of a stored chain at which to look for tails: the last, then some before it.
-    Further back, a few at a time, those after which every prompt has a checkpoint."""
+    """Yield the blocks of a stored chain at which to look for tails: first the last block, then
+    some before it. Further back, yield a few at a time of the blocks after which every prompt has a
+    checkpoint."""
     back = range(n_stored - 1, -1, -1)
     yield back[:1]
     yield back[1 : _BLOCKS_BACK + 1]
-    # A checkpoint is in the block that ends there, which the block before lists.
+    # A checkpoint belongs to the block in which it ends; the block before that lists it.
     grid = MOST_TOKENS // BLOCK_TOKENS
     further = [at for at in back[_BLOCKS_BACK + 1 :] if (at + 2) % grid == 0][:_MOST_BACK]
     for first in range(0, len(further), THREADS):

@@ -1,7 +1,8 @@
 """Turns and responses in the object store of a fleet, so that a conversation moves with its agent.
 
-Each is one sealed object below its tenant's folder. Readers try the local files first. A failing
-object store loses no record that this machine has too. Knows their encodings, not blocks.
+Each record is one sealed object in its tenant's folder. Readers try the local files first. If the
+object store fails, no record that this machine also has is lost. Knows the encodings of turns and
+responses, but no blocks.
 
     responses/TENANT/KEY   a response
     turns/TENANT/KEY       a turn
@@ -33,11 +34,13 @@ _MOST_TURNS = 1000
 _UPLOADS = 8
 """Responses to upload at a time."""
 _UPLOAD_BYTES = 64 << 20
-"""Most bytes of responses that wait for an upload; further ones stay on this machine only."""
+"""Most bytes of responses that wait for an upload; further responses stay on this machine only."""
 
 
 class Records:
-    """Small records of tenants, each under a 32-byte key. Thread-safe; raises for no failure."""
+    """Small records of tenants, each under a 32-byte key. Thread-safe; no failure raises an
+    error.
+    """
 
     def __init__(self, objects: Objects, secret: bytes, noun: str) -> None:
         self._objects = objects
@@ -61,7 +64,9 @@ class Records:
         return self._objects.has_failed
 
     def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:
-        """Write a record, over an existing one if it `replaces`; drop it if that fails."""
+        """Write a record, over an existing one if `replaces`; drop the record if the write
+        fails.
+        """
         with self._objects.urgent(), suppress(UnavailableError):
             tenant = self._vault.tenant(tag)
             sealed = seal(tenant.key, self._identity(key), data)
@@ -80,7 +85,8 @@ class Records:
         return True
 
     def tag(self, name: bytes) -> bytes:
-        """Return the tag of a tenant known by `name` only: as secret as its own tag."""
+        """Return the tag of a tenant whose `name` alone is known. It is as secret as the tenant's
+        own tag."""
         return records_tag(self._secret, name)
 
     def _path(self, folder: str, key: bytes) -> str:
@@ -95,14 +101,14 @@ def records_tag(secret: bytes, name: bytes) -> bytes:
 
 
 class SharedResponses:
-    """Implements `ResponsesPort` with the files of this machine and records of the fleet."""
+    """Implements `ResponsesPort` with this machine's files and the fleet's records."""
 
     def __init__(self, own: DiskResponsesPort, records: Records, secret: bytes) -> None:
         self._own = own
         self._records = records
         self._secret = secret
         self._uploads = Writes(_UPLOADS, _UPLOAD_BYTES, "remote")
-        self._uploading: dict[bytes, Future[None]] = {}  # by key, the last of each
+        self._uploading: dict[bytes, Future[None]] = {}  # the last upload of each key
         self._lock = threading.Lock()
 
     def disable_disk(self) -> None:
@@ -117,7 +123,7 @@ class SharedResponses:
 
     def put(self, tenant: str, response: StoredResponse) -> None:
         """See `ResponsesPort.put`. Waits at most `MOST_WAIT` for the upload, or not at all if the
-        object store failed last; the local write always ends first."""
+        last object store call failed; always waits for the local write."""
         is_in_doubt = self._records.has_failed
         uploading = self._upload(tenant, response)
         self._own.put(tenant, response)
@@ -125,12 +131,12 @@ class SharedResponses:
             wait((uploading,), MOST_WAIT)
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`: deletes here and in the fleet, not on other machines."""
+        """See `ResponsesPort.delete`. Deletes here and in the fleet, but not on other machines."""
         tag, key = tenant_tag(self._secret, tenant), key_of(tenant, response_id)
         with self._lock:
             uploading = self._uploading.get(key)
         if uploading is not None:
-            wait((uploading,))  # else the upload restores it
+            wait((uploading,))  # otherwise the upload would restore it
         there = self._records.delete(tag, key)
         return self._own.delete(tenant, response_id) or there
 
@@ -156,7 +162,7 @@ class SharedResponses:
 
 
 class RemoteTurns:
-    """Implements `SharedTurnsPort` with records of the fleet."""
+    """Implements `SharedTurnsPort` with the fleet's records."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -171,7 +177,7 @@ class RemoteTurns:
         self._records.put(tag, key, encoded_turn(turn), replaces=bool(turn.tokens))
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> list[Turn]:
-        """See `SharedTurnsPort.look_up`. Reads all if one of the two newest exists."""
+        """See `SharedTurnsPort.look_up`. Reads all turns only if one of the two newest exists."""
         newest = [self._get(owner, point) for point in points[-2:]]
         if not any(newest):
             return []

@@ -3,10 +3,10 @@
 Implements `StorePort` and `LookUpPort`. Only reads, writes and the methods of `LookUpPort` call the
 object store. All other methods answer from a catalog of the objects that this process put, read or
 looked up. A failed, late or unverified read is a miss. Forgetting never blocks, so the engine's
-stepping thread may do it: `Deletions` deletes on a thread, never during a write of the same object,
-and always before the next one. A janitor, here or in another process, evicts objects: it reads the
-logs of uses and announces its deletions. Knows no other tier, and no names, encryption or lookups
-of objects.
+stepping thread may do it: `Deletions` deletes an object on its own thread, never during a write of
+the same object, and always before the next write. A janitor, here or in another process, evicts
+objects: it reads the logs of uses and announces its deletions. Knows no other tier, and nothing
+about names, encryption or lookups of objects.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ class Deletions:
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Callable[[], None]] = {}
-        self._busy: set[Hashable] = set()  # objects in a write or a deletion now
+        self._busy: set[Hashable] = set()  # objects that are being written or deleted
         self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
 
     def begin(self, what: Hashable, delete: Callable[[], None]) -> None:
-        """Call `delete`, which must not raise, on the thread."""
+        """Call `delete`, which must not raise, on the thread of this object."""
         with self._changed:
             self._waiting.setdefault(what, delete)
         self._thread.submit(self._finish, what)
 
     def is_waiting(self, what: Hashable) -> bool:
-        """Return whether the object is forgotten but may still be stored."""
+        """Return whether an object is forgotten but possibly still stored."""
         with self._changed:
             return what in self._waiting
 
     @contextmanager
     def writing(self, what: Hashable) -> Iterator[None]:
-        """Guard a write of `what`: finish its pending deletion first, and hold off new ones."""
+        """Guard a write of `what`: finish its pending deletion first, and hold off a new one."""
         with self._alone_with(what):
             self._delete(what)
             yield
 
     def flush(self) -> None:
-        """Wait until all pending deletions have ended."""
+        """Wait until all pending deletions have finished."""
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
@@ -130,14 +130,14 @@ class RemoteAgents:
                 try:
                     self.catalog.learn_agent(self.manifests.read(scope, agent_id, newest))
                 except FileNotFoundError:
-                    return  # just replaced
+                    return  # another replica has just replaced it
                 except UnreadableError as error:
                     self.tally.count("damaged", f"damaged: {error}")
 
     def save(self, manifest: Manifest) -> bool:
         agent = manifest.scope, manifest.agent_id
         with self.deletions.writing(agent), self.tally.misses("write_errors"):
-            self.notices.hear()  # it may find everything on its own disk, and so never ask
+            self.notices.hear()  # needed if this process finds everything on its own disk
             known = self.catalog.agents.manifest(*agent)  # the janitor may evict the newest one
             saved = self.manifests.save(manifest, 0 if known is None else known.generation)
             if saved is None:
@@ -173,25 +173,25 @@ class RemoteAgents:
         return was_known
 
     def pinned(self, tenant: bytes) -> Pinned:  # noqa: ARG002
-        """See `AgentIndexPort.pinned`: zero, as this tier has no quota."""
+        """See `AgentIndexPort.pinned`. Returns zero, because this tier has no quota."""
         return Pinned(0, None)
 
     def _replace(self, saved: Manifest, older: Manifest | None) -> None:
-        """Delete the ends of the previous turn."""
+        """Delete the partial blocks at the end of the previous turn."""
         with self.tally.misses("write_errors"):
             n_deleted = self.ends.saved(saved, older)
             self.tally.count(*["superseded"] * n_deleted)
 
     def _delete_agent(self, scope: Scope, agent_id: str) -> None:
-        self.catalog.drop_agent(scope, agent_id)  # a save may have come meanwhile
+        self.catalog.drop_agent(scope, agent_id)  # the agent may have been saved again meanwhile
         with self.tally.misses("write_errors"):
             self.manifests.delete(scope, agent_id)
 
 
 class RemoteStore:
-    """Blocks and manifests of a fleet in one object store. Thread-safe. Methods without a
-    docstring: see `CacheStorePort`. None raises for a failing object store. `put` and `save`
-    upload, so put a write-behind queue in front."""
+    """Blocks and manifests of a fleet in one object store. Thread-safe. For methods without a
+    docstring, see `CacheStorePort`. No method raises if the object store fails. `put` and `save`
+    upload before they return, so put a write-behind queue in front of them."""
 
     def __init__(
         self,
@@ -202,8 +202,8 @@ class RemoteStore:
         janitor: BackgroundJanitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes: replicas with another one share nothing. The store
-        closes `janitor`, which works for this process."""
+        """`secret` is the fleet's, 32 bytes: replicas with different secrets share nothing. The
+        store closes `janitor`, which works for this process."""
         self._objects = objects
         self.secret = secret
         self._janitor = janitor
@@ -227,10 +227,10 @@ class RemoteStore:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Always False: no drive wears out."""
+        """See `CacheStorePort.holds_back`. Always False, because uploads wear out no drive."""
         return False
 
-    # Object store calls before the queue
+    # Object store calls before a request is queued
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
         self.agents.look_up(scope, agent_id)
@@ -250,7 +250,8 @@ class RemoteStore:
             return self._put(block)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Does not call the object store: the thread deletes later."""
+        """See `CacheStorePort.drop`. Does not call the object store: the thread deletes the bodies
+        later."""
         for key in dict.fromkeys(keys):
             place = self._catalog.place(key)
             self._deletions.begin(key, partial(self._delete_block, key, place))
@@ -293,14 +294,14 @@ class RemoteStore:
 
     def stats(self) -> Sequence[StoreStats]:
         """See `CacheStorePort.stats`. Numbers and bytes are the catalog's. "unavailable" counts
-        failed calls, "breaks" openings of the circuit breaker. The janitor's, if it runs here,
-        count its evictions for the fleet."""
+        failed calls, "breaks" counts how often the circuit breaker opened. If the janitor runs
+        here, its figures count its evictions for the fleet."""
         counts = {**self._tally.snapshot(), "breaks": self._objects.breaks}
         counts |= {} if self._janitor is None else self._janitor.counts()
         return [replace(self._catalog.stats(), tier=Tier.REMOTE, counts=counts)]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`: every upload has ended when its call returns."""
+        """See `CacheStorePort.flush`. Every upload has finished when its call returns."""
         self._deletions.flush()
         self._notices.write()
 
@@ -327,7 +328,7 @@ class RemoteStore:
             self._tally.count(*done)
             if done == ("written",):
                 self._ends.written(header)
-            if self._deletions.is_waiting(header.key):  # dropped meanwhile
+            if self._deletions.is_waiting(header.key):  # dropped during the upload
                 tail_of = header.link.parent if has_tail(header) else None
                 self._bodies.delete(header.link.scope, header.key, tail_of)
             else:
@@ -336,7 +337,7 @@ class RemoteStore:
         return False
 
     def _delete_block(self, key: BlockKey, place: tuple[Scope, BlockHash | None] | None) -> None:
-        self._catalog.drop([key])  # a `put` may have come meanwhile
+        self._catalog.drop([key])  # the block may have been put again meanwhile
         with self._tally.misses("write_errors"):
             if place is not None:
                 self._bodies.delete(place[0], key, place[1])

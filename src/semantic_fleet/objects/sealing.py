@@ -3,17 +3,17 @@
     offset  bytes
          0      8  magic
          8      4  format version
-        12      4  bytes of a chunk
-        16      8  bytes of the contents
+        12      4  size of a chunk
+        16      8  size of the contents
         24     16  random salt
         40     16  keyed digest of the identity
         56      8  xxh3-64 of the 56 bytes before it
         64      …  the contents in chunks of 1 MiB, each followed by its tag of 16 bytes
 
-HKDF derives each object's key from the tenant's key and the salt. A chunk's nonce is its number and
-whether it is the last. So a reader detects a changed, moved, dropped or foreign chunk, and verifies
-each before it reads the next. `SealingMemory` reuses the memory of bodies. The Vault has the keys
-of tenants and the places of their objects.
+HKDF derives each object's key from the tenant's key and the salt. A chunk's nonce consists of its
+number and whether it is the last chunk. So a reader detects a changed, moved, dropped or foreign
+chunk, and verifies each chunk before it reads the next. `SealingMemory` reuses the memory of
+bodies. `Vault` knows the tenants' keys and where their objects are.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ VERSION = 1
 CHUNK = 1 << 20
 TAG = 16
 READ_CHUNKS = 8
-"""Chunks that one request reads."""
+"""Number of chunks that one request reads."""
 IDLE_SECONDS = 5.0
-"""Seconds without a body after which to free sealing memory; it takes at most twice as long."""
+"""Seconds without a body after which to free sealing memory; freeing may take up to twice as
+long.
+"""
 
 _MAGIC = b"SEMSEAL1"
 _FIELDS = struct.Struct("<8sIIQ16s16s")
@@ -59,7 +61,9 @@ _NONCE = struct.Struct(">?xxxQ")
 _SALT_BYTES = 16
 
 Fetch = Callable[[Iterable[tuple[int, int]]], Iterator["Buffer"]]
-"""Yields the bytes of an object for each (start, stop), in order; fewer if it is shorter."""
+"""Yields the bytes of an object for each (start, stop), in order; fewer if the object ends
+before.
+"""
 
 
 def sealed_bytes(n_bytes: int) -> int:
@@ -82,7 +86,8 @@ def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
 def seal(
     key: bytes, identity: bytes, contents: Buffer, into: memoryview | None = None
 ) -> memoryview:
-    """Seal `contents` under `identity`: in `into`, of `sealed_bytes` bytes, or new memory."""
+    """Seal `contents` under `identity`, in `into`, which has `sealed_bytes` bytes, or in new
+    memory."""
     data = memoryview(contents).cast("B")
     salt = os.urandom(_SALT_BYTES)
     sealed = memoryview(bytearray(sealed_bytes(len(data)))) if into is None else into
@@ -101,8 +106,8 @@ class SealingMemory:
     """Reusable memory to seal bodies into. Thread-safe.
 
     Fresh memory takes several times as long as sealing: the kernel clears each page at its first
-    touch, and unmaps it under a lock that stops all threads. There are at most as many pieces as
-    were ever in use at once, and none `IDLE_SECONDS` after the last use.
+    touch, and unmaps it under a lock that stops all threads. There are never more pieces than were
+    in use at the same time, and none are left `IDLE_SECONDS` after the last use.
     """
 
     def __init__(self) -> None:
@@ -114,15 +119,15 @@ class SealingMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes not in use."""
+        """Bytes that are not in use."""
         with self._lock:
             return sum(map(len, self._free))
 
     @contextmanager
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
-        """Yield memory of arbitrary content, at least a byte, valid inside only. Reuse it unless an
-        error comes from inside, as a connection may then still send from it, or a reference
-        remains, as in an in-process object store."""
+        """Yield memory of arbitrary content, at least one byte, valid only inside the block. The
+        memory is used again unless an error comes from inside, because a connection may then still
+        send from it, or a reference remains, as in an in-process object store."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view
@@ -143,7 +148,7 @@ class SealingMemory:
                 self._free.clear()
 
     def close(self) -> None:
-        """Free all memory, and retain none from now on."""
+        """Free all memory, and keep none from now on."""
         with self._lock:
             self._is_closed = True
             self._free.clear()
@@ -156,7 +161,7 @@ class SealingMemory:
             if fits:
                 return self._free.pop(min(fits, key=lambda at: len(self._free[at])))
             if self._free:
-                self._free.pop()  # a larger one replaces it
+                self._free.pop()  # a larger piece replaces it
         return bytearray(n_bytes)
 
     def _give_back(self, memory: bytearray) -> None:
@@ -177,7 +182,7 @@ class SealingMemory:
 
 
 def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
-    """Return the contents of a small object. Raises as `chunks`."""
+    """Return the contents of a small object. Raises the same errors as `chunks`."""
     view = memoryview(data).cast("B")
     n_bytes = contents_bytes(len(view))
     if n_bytes is None:
@@ -188,8 +193,8 @@ def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
 
 def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[memoryview]:
     """Yield the verified contents of an object in pieces, each valid until the next. Raises
-    DamagedError, NewerFormatError, MismatchError if `identity` or `n_bytes` differ, and as
-    `fetch`."""
+    DamagedError, NewerFormatError, MismatchError if `identity` or `n_bytes` differ, and the same
+    errors as `fetch`."""
     n_chunks, cipher, header = _n_chunks(n_bytes), None, b""
     scratch = memoryview(bytearray(min(CHUNK, n_bytes)))
     firsts = range(0, n_chunks, READ_CHUNKS)
@@ -214,7 +219,8 @@ def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[
 
 
 def _range(first: int, n_bytes: int) -> tuple[int, int]:
-    """Return the range of the chunks read together from `first` on; the first has the frame."""
+    """Return the range of the chunks to read together from number `first` on; if that is 0, the
+    range includes the frame."""
     last = min(first + READ_CHUNKS, _n_chunks(n_bytes))
     start = FRAME + first * (CHUNK + TAG) if first else 0
     return start, min(FRAME + last * (CHUNK + TAG), sealed_bytes(n_bytes))
@@ -227,7 +233,7 @@ def _frame(key: bytes, identity: bytes, n_bytes: int, salt: bytes) -> bytes:
 
 
 def _opened_frame(key: bytes, identity: bytes, n_bytes: int, read: memoryview) -> bytes:
-    """Return the salt of an object that begins with `read`."""
+    """Return the salt of an object that begins with `read`, after verifying its frame."""
     if len(read) < FRAME:
         raise DamagedError("truncated")
     fields = bytes(read[: _FIELDS.size])
@@ -251,8 +257,8 @@ def _n_chunks(n_bytes: int) -> int:
 
 TENANTS = "tenants"
 SALT_SECONDS = 60.0
-"""Seconds between two reads of a salt. For so long after a deletion, other replicas may still read
-old objects, and lose the ones they write."""
+"""Seconds between two reads of a salt. For this long after a tenant's deletion, other replicas may
+still read old objects, and lose the objects that they write."""
 _TENANT_SALT_BYTES = 32
 _PROOF_BYTES = 16
 _NAME_BYTES = 16
@@ -260,7 +266,7 @@ _NAME_BYTES = 16
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tenant:
-    """A tenant's folder, and its key, which must never show."""
+    """A tenant's folder, and its key, which must never be shown."""
 
     folder: str
     key: bytes
@@ -270,12 +276,12 @@ class Vault:
     """Keys of the tenants of one fleet in one object store. Thread-safe.
 
     A tenant's key derives from the fleet's secret, its tag and a random salt in an object of its
-    own. Deleting that object deletes the tenant: its objects become unreadable, and later ones get
-    another key and another folder. Knows no contents.
+    own. Deleting that object deletes the tenant: the tenant's objects become unreadable, and later
+    objects get another key and another folder. Knows no contents.
 
-        tenants/ID        the salt, and a proof that it is this tenant's
+        tenants/ID        the salt, and a proof that the salt is this tenant's
         ID                HMAC of the tag, which reveals neither the tag nor the tenant's name
-        ID-SALT           the folder of its objects in each namespace: ID and the salt's digest
+        ID-SALT           the tenant's folder in each namespace: ID and the salt's digest
     """
 
     def __init__(
@@ -286,7 +292,8 @@ class Vault:
         clock: Callable[[], float] = time.monotonic,
         renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes. `renewed` gets the tag of a tenant with a new key."""
+        """`secret` is the fleet's, 32 bytes. `renewed` is called with the tag of a tenant with a
+        new key."""
         self._objects = objects
         self._secret = secret
         self._clock = clock
@@ -318,7 +325,8 @@ class Vault:
 
     def erase(self, tag: bytes) -> int:
         """Call `forget`, and delete all objects in the tenant's folders; return their number.
-        Replicas write to its last folder for `SALT_SECONDS` more; the janitor deletes that."""
+        Replicas write to the tenant's last folder for `SALT_SECONDS` more; the janitor deletes that
+        folder."""
         self.forget(tag)
         prefix, erased = f"{self._name(tag)}-", 0
         for above in self._objects.folders():
@@ -331,9 +339,9 @@ class Vault:
         return erased
 
     def _salt(self, tag: bytes) -> bytes:
-        """Return the tenant's salt: the first that a replica wrote."""
+        """Return the tenant's salt: the first salt that a replica wrote."""
         path = self._path(tag)
-        for _ in range(2):  # another replica may create it in between
+        for _ in range(2):  # another replica may create the salt in between
             try:
                 found = bytes(self._objects.get(path))
             except FileNotFoundError:
@@ -345,7 +353,7 @@ class Vault:
             if hmac.compare_digest(found[_TENANT_SALT_BYTES:], self._proof(tag, salt)):
                 return salt
             break
-        new = os.urandom(_TENANT_SALT_BYTES)  # damaged: its objects are lost
+        new = os.urandom(_TENANT_SALT_BYTES)  # damaged: the tenant's objects are lost
         self._objects.replace(path, new + self._proof(tag, new))
         return new
 
@@ -364,7 +372,9 @@ class Vault:
 
 
 def live_folder(objects: Objects, name: str) -> str | None:
-    """Return the current folder of the tenant named ID, or None. Raises UnavailableError."""
+    """Return the current folder of the tenant whose ID is `name`, or None. Raises
+    UnavailableError.
+    """
     try:
         found = bytes(objects.get(f"{TENANTS}/{name}"))
     except FileNotFoundError:

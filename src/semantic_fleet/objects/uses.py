@@ -1,12 +1,13 @@
-"""Uses: logs of used objects for the janitor, and its announcements of deletions. Sealed numbers.
+"""Uses: logs of used objects for the janitor, and the janitor's announcements of deletions.
 
     uses/PROCESS-NUMBER     objects that one process used, in the order to evict them
     janitor/uses/NUMBER     the janitor's merged table: objects and when each was used
     evicted/NUMBER          objects that the janitor deleted
 
-The time of a use is when the object store wrote its log, so no other clock counts. 64 bits of a
-hash of its name identify an object, so a body and its header are one. Readers ignore unreadable
-logs, which only worsens the eviction order. Knows neither blocks nor a budget.
+Each object contains sealed numbers. The time of a use is when the object store wrote the log, so no
+other clock counts. 64 bits of a hash of its name identify an object, so a body and its header have
+the same number. Readers ignore unreadable logs, which only worsens the eviction order. Knows
+neither blocks nor a budget.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ LOGS = "uses"
 EVICTED = "evicted"
 TABLES = "janitor/uses"
 LOG_SECONDS = 60.0
-"""Seconds between two logs of a process; it writes the first at its first use."""
+"""Seconds between two logs of a process; the first log is written at the first use."""
 _MOST_USES = 1 << 16
 """Most uses of one log: the number of places in `used_at`."""
 _MOST_LOGS = 500
-"""Most logs of one process to keep for a janitor, which may not exist."""
+"""Most logs of one process to keep, in case a janitor never reads them."""
 MOST_EVICTED = 500
-"""Announcements to keep. A process that missed more forgets its whole catalog."""
+"""Announcements to keep. A process that missed an older one forgets its whole catalog."""
 _PLACE_BITS = 16
 _MILLISECONDS = 1000
 
@@ -50,7 +51,8 @@ def name_of(path: str) -> int:
 
 
 def used_at(written: datetime, place: int = 0) -> int:
-    """Return a sortable number for a use: the time when the store wrote the log, then its place."""
+    """Return a sortable number for a use: the time when the store wrote the log, then the use's
+    place."""
     return int(written.timestamp() * _MILLISECONDS) << _PLACE_BITS | min(place, _MOST_USES - 1)
 
 
@@ -66,11 +68,13 @@ class Numbers:
         return self._objects.create(path, self._sealed(path, numbers))
 
     def replace(self, path: str, numbers: array[int]) -> None:
-        """Write the numbers over any existing object. Raises UnavailableError."""
+        """Write the numbers, replacing any existing object. Raises UnavailableError."""
         self._objects.replace(path, self._sealed(path, numbers))
 
     def read(self, listed: Listed) -> array[int]:
-        """Return the numbers; none if the object is missing or damaged. Raises UnavailableError."""
+        """Return the numbers; empty if the object is missing or damaged. Raises
+        UnavailableError.
+        """
         path, n_bytes, numbers = listed.path, contents_bytes(listed.n_bytes), array("Q")
         if not n_bytes:
             return numbers
@@ -108,19 +112,19 @@ class UseLog:
         self._due: float | None = None
 
     def __contains__(self, name: int) -> bool:
-        """Return whether an object is in the next log."""
+        """Return whether the next log contains an object."""
         with self._lock:
             return name in self._depths
 
     def add(self, name: int, depth: int) -> None:
-        """Record a use. The janitor evicts the deepest objects of one log first."""
+        """Record a use. Within one log, the janitor evicts the deepest objects first."""
         with self._lock:
             if len(self._depths) < _MOST_USES:
                 self._depths[name] = max(depth, self._depths.get(name, 0))
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the log is due; None if it is empty."""
+        """Seconds until the log is due; None if the log is empty."""
         with self._lock:
             if not self._depths:
                 return None
@@ -128,7 +132,9 @@ class UseLog:
             return 0.0 if full or self._due is None else max(0.0, self._due - self._clock())
 
     def write(self) -> None:
-        """Write the log now unless it is empty. Raises UnavailableError, and keeps the uses."""
+        """Write the log now unless it is empty. If that raises UnavailableError, the uses are
+        kept.
+        """
         with self._lock:
             depths, self._depths = self._depths, {}
             self._due = self._clock() + self._seconds
@@ -158,18 +164,18 @@ class Evictions:
         self._heard: frozenset[Listed] | None = None
 
     def new(self) -> frozenset[int] | None:
-        """Return the names deleted since the last call. Raises UnavailableError. None if they are
-        unknown, as in an emptied bucket, where lease numbers start again."""
+        """Return the names deleted since the last call, or None if they are unknown, as in an
+        emptied bucket, where lease numbers start again. Raises UnavailableError."""
         listed, heard = frozenset(self._objects.listed(EVICTED, PAGE)), self._heard
         new = frozenset[Listed]() if heard is None else listed - heard
         is_known = len(new) < MOST_EVICTED and (not heard or not heard.isdisjoint(listed))
         names = [name for one in new for name in self._numbers.read(one)] if is_known else []
-        self._heard = listed  # only after reading everything
+        self._heard = listed  # only after reading all of them
         return frozenset(names) if is_known else None
 
 
 class UseTable:
-    """Times of objects' uses: 16 bytes each, sorted by name."""
+    """The time of each object's last use: 16 bytes per object, sorted by name."""
 
     def __init__(self, names: array[int] | None = None, used: array[int] | None = None) -> None:
         self.names = array("Q") if names is None else names
@@ -180,7 +186,7 @@ class UseTable:
         return len(self.names)
 
     def mark(self, name: int) -> int:
-        """Return the last use of `name`, 0 if unknown, and mark it for `kept`."""
+        """Return the last use of `name`, or 0 if unknown, and mark the name for `kept`."""
         at = self._place(name)
         if at is None:
             return 0
@@ -188,7 +194,7 @@ class UseTable:
         return self.used[at]
 
     def get(self, name: int) -> int:
-        """Return the last use of `name`, 0 if unknown."""
+        """Return the last use of `name`, or 0 if unknown."""
         at = self._place(name)
         return 0 if at is None else self.used[at]
 
@@ -223,7 +229,7 @@ class UseTable:
 
 
 class UseReader:
-    """The janitor's side: reads all logs, and replaces them by one table."""
+    """The janitor's side of the logs: reads all of them, and replaces them by one table."""
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
@@ -231,7 +237,9 @@ class UseReader:
         self._read: list[str] = []
 
     def table(self, keep: Callable[[], None]) -> UseTable:
-        """Return the merged table; call `keep` after each object. Raises UnavailableError."""
+        """Return the merged table; call `keep` after reading each object. Raises
+        UnavailableError.
+        """
         tables = sorted(self._objects.listed(TABLES, PAGE), key=_age)
         logs = sorted(self._logs(), key=_age)
         self._read = [one.path for one in (*tables, *logs)]
@@ -252,7 +260,8 @@ class UseReader:
         return frozenset(name for log in new for name in self._numbers.read(log))
 
     def replace(self, number: int, numbers: array[int]) -> None:
-        """Write the table of a pass, and delete its sources. Raises UnavailableError."""
+        """Write the table of a pass, and delete the logs and tables that it replaces. Raises
+        UnavailableError."""
         if not self._numbers.create(f"{TABLES}/{number:020}", numbers):
             return
         for at in range(0, len(self._read), PAGE):
@@ -267,8 +276,8 @@ class UseReader:
 
 
 def announce(objects: Objects, secret: bytes, number: str, names: Iterable[int]) -> None:
-    """Announce deleted names to every process. Raises UnavailableError. It replaces an announcement
-    of the same number, from before another process took the lease."""
+    """Announce deleted names to every process. Replaces an announcement with the same number,
+    written before another process took the lease. Raises UnavailableError."""
     Numbers(objects, secret).replace(f"{EVICTED}/{number}", array("Q", names))
     outdated = sorted(objects.listed(EVICTED, PAGE), key=_age)[:-MOST_EVICTED]
     if outdated:

@@ -1,12 +1,12 @@
 """A connection between two ranks: frames of integers, some followed by bytes.
 
 Waiting for a frame costs no computation, unlike waiting in a collective operation, and the end of a
-process shows at once. The two prove to each other that they know a secret without sending it: each
-answers the other's random number, and both numbers give the keys of each direction. Between two
-machines a seal on every frame reveals one that is changed, missing, repeated or of another sender.
-Nothing is encrypted. On one machine frames go over a Unix socket, which the system protects from
-other users and which also passes descriptors of shared memory. Knows sockets, and of the integers
-only the kind of a frame.
+process shows at once. The two ranks prove to each other that they know a secret without sending it:
+each answers the other's random number, and both numbers together give the keys of each direction.
+Between two machines, a seal on every frame reveals a frame that is changed, missing, repeated or
+from another sender. Nothing is encrypted. On one machine, frames go over a Unix socket, which the
+system protects from other users and which also passes descriptors of shared memory. Knows sockets,
+but only the kind of a frame, not the meaning of its other integers.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ class Keys(NamedTuple):
 
 
 def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
-    """Return the keys of `rank`'s connection to rank 0; None unless both know the `secret`."""
+    """Return the keys of `rank`'s connection to rank 0; None unless both ranks know the
+    `secret`.
+    """
     theirs = _read(sock, _RANDOM)
     said = secrets.token_bytes(_RANDOM) + rank.to_bytes(_RANK, "little")
     talk = theirs + said
-    with suppress(OSError):  # a refusal shows in the reply
+    with suppress(OSError):  # a refusal shows in the reply to the proof
         sock.sendall(said + _derived(secret, b"proof of another", talk))
     if not hmac.compare_digest(_read(sock, _PROOF), _derived(secret, b"proof of rank 0", talk)):
         return None
@@ -52,8 +54,8 @@ def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
 
 
 def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
-    """Return the rank behind a new connection to rank 0, and its keys. None for a peer that does
-    not know the `secret`; it learns nothing of it."""
+    """Return the rank at the other end of a new connection to rank 0, and its keys. None for a peer
+    that does not know the `secret`; such a peer learns nothing about the secret."""
     challenge = secrets.token_bytes(_RANDOM)
     with suppress(OSError):
         sock.sendall(challenge)
@@ -84,7 +86,8 @@ def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
 
 
 def _read(sock: socket.socket, n_bytes: int) -> bytes:
-    """Read `n_bytes` within the socket's timeout; return fewer if time or connection ends."""
+    """Read `n_bytes` within the socket's timeout; return fewer if time runs out or the connection
+    ends."""
     found, until = b"", time.monotonic() + (sock.gettimeout() or 3600.0)
     with suppress(OSError):
         while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
@@ -94,15 +97,15 @@ def _read(sock: socket.socket, n_bytes: int) -> bytes:
 
 
 _HEAD = struct.Struct("<qqqq")
-"""Kind, number of the call, number of integers, number of bytes."""
+"""The head of a frame: its kind, the number of the call, and the numbers of integers and bytes."""
 _INT_BYTES = 8
 _MOST_INTS = 1 << 24
 _MOST_BYTES = (1 << 31) - 1
-"""The limit of one seal."""
+"""Most bytes that one seal can cover."""
 
 
 class _Seals:
-    """The seals of one direction: over each piece and the number of pieces before it."""
+    """The seals of one direction; each covers a piece and the number of pieces before it."""
 
     SIZE = 16
 
@@ -125,11 +128,11 @@ class _Seals:
 
 
 class PeerLostError(Exception):
-    """The other rank ended, is silent or sent an invalid frame, as the text says."""
+    """The other rank ended, is silent or sent an invalid frame; the message says which."""
 
 
 class Channel:
-    """Frames to and from one other rank. Any thread may send, one receives."""
+    """Frames to and from one other rank. Any thread may send, one thread receives."""
 
     def __init__(
         self,
@@ -139,8 +142,9 @@ class Channel:
         mapped: MappedPort,
         keys: Keys | None = None,
     ) -> None:
-        """`peer` is the other rank, which has the same `keys`; without keys `sock` is a Unix
-        socket. A peer is lost after `silence` seconds without a frame. `mapped` gets its memory."""
+        """`peer` is the number of the other rank, which has the same `keys`; without keys, `sock`
+        is a Unix socket. A peer is lost after `silence` seconds without a frame. `mapped` receives
+        the peer's memory."""
         self.peer = peer
         self.is_local = keys is None
         self.mapped = mapped
@@ -154,13 +158,14 @@ class Channel:
         sock.settimeout(silence)
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, then a `descriptor` of this process. `frames` reports a lost peer."""
+        """Send a frame, then a `descriptor` of this process. If the peer is lost, `frames` reports
+        that."""
         ints = array("q", frame.ints)
         if sys.byteorder == "big":
             ints.byteswap()
         head = _HEAD.pack(frame.op, frame.number, len(ints), len(frame.data))
         try:
-            with self._sending:  # seal numbers follow the order of sending
+            with self._sending:  # seal numbers follow the order in which frames are sent
                 start = b"".join(self._sealed(one) for one in (head, ints.tobytes()) if one)
                 self._sock.sendall(start)
                 if frame.data:
@@ -172,8 +177,8 @@ class Channel:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield each frame. Skip beats, and pass frames about shared memory to `mapped`. Raises
-        PeerLostError."""
+        """Yield each frame. Skips signs of life, and passes frames about shared memory to `mapped`.
+        Raises PeerLostError."""
         while True:
             # Check the head's seal before allocating memory for its sizes.
             op, number, n_ints, n_bytes = _HEAD.unpack(self._checked(_HEAD.size))
@@ -196,7 +201,7 @@ class Channel:
                     yield frame
 
     def close(self) -> None:
-        """End the connection, and with it `frames`."""
+        """End the connection, which also ends `frames`."""
         with suppress(OSError):  # already ended
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -208,7 +213,7 @@ class Channel:
         return piece + self._seal(piece)
 
     def _checked(self, n_bytes: int) -> bytearray:
-        """Read `n_bytes` and, between machines, verify their seal."""
+        """Read `n_bytes` and, between machines, verify the bytes' seal."""
         piece = self._read(n_bytes)
         if (
             piece
@@ -236,8 +241,8 @@ class Channel:
                     f"rank {self.peer} was silent for {self._silence:.0f} seconds"
                 ) from None
             except OSError:
-                n = 0  # it ended with unread data
+                n = 0  # the peer ended with unread data
             if not n:
-                raise PeerLostError(f"rank {self.peer} ended: see its own output")
+                raise PeerLostError(f"rank {self.peer} ended: see the output of that rank")
             at += n
         return found

@@ -1,4 +1,4 @@
-"""Launched: whether `mlx.launch` started this process as one of several ranks of one model. Reads
+"""Launched: tells if `mlx.launch` started this process as one of several ranks of one model. Reads
 the environment; `links` connects the ranks."""
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Grid:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """See `PlacementPort.meeting`. MLX may wait for ever with the interpreter's lock, so a
-        thread of this process could not end the wait."""
+        """See `PlacementPort.meeting`. MLX may wait forever while it holds the interpreter's lock,
+        so a thread of this process could not end the wait."""
         from semantic_fleet.ranks.links import JOIN_SECONDS
 
         logger.info("waiting at most %.0f s for all ranks, over %s", JOIN_SECONDS, self.transport)
@@ -66,8 +66,8 @@ def placed(environment: Mapping[str, str], secret: Callable[[], bytes | None]) -
 
 
 def read_grid(environment: Mapping[str, str]) -> Grid | None:
-    """Return this process's rank among others, None if it is alone. Raises InvalidRequestError for
-    an environment that `mlx.launch` does not make."""
+    """Return this process's rank among others, or None if it runs alone. Raises InvalidRequestError
+    for an environment that `mlx.launch` does not make."""
     if _RANK not in environment:
         return None
     try:
@@ -81,8 +81,8 @@ def read_grid(environment: Mapping[str, str]) -> Grid | None:
 
 
 def with_secret(grid: Grid, secret: bytes | None) -> Grid:
-    """Return `grid` with the ranks' secret. Raises InvalidRequestError without one, unless rank 0
-    listens on its own machine only."""
+    """Return `grid` with the ranks' secret. Raises InvalidRequestError if there is no secret,
+    unless rank 0 listens on its own machine only."""
     from semantic_server.http.settings import is_loopback
 
     if secret is not None:

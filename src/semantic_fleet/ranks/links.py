@@ -1,5 +1,5 @@
-"""The connections of one rank: how ranks find each other, and how all end when one is lost. Knows
-processes and sockets, neither a framework nor the computation."""
+"""The connections of one rank: how ranks find each other, and how all ranks end when one is lost.
+Knows processes and sockets, but neither a framework nor the computation."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ logger = logging.getLogger("semantic.server")
 
 _TOKEN_BYTES = 32
 _PATH_BYTES = 108
-"""The longest path of a Unix socket on any system."""
+"""The longest path that a Unix socket may have on any system."""
 JOIN_SECONDS = 60.0
-"""Seconds for all ranks to meet, and again to connect."""
+"""Seconds for all ranks to meet, and as many again to connect."""
 _STDERR = 2
 _GREETING_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
@@ -44,11 +44,12 @@ SILENCE_SECONDS = 20.0
 _BEAT_SECONDS = 1.0
 """Seconds between two signs of life, which report the memory left."""
 _STALL_SECONDS = 600.0
-"""Seconds for one call. A chunk of a prompt takes seconds, so a call this long never ends."""
+"""Most seconds for one call. A chunk of a prompt takes seconds, so a call this long would never
+end."""
 _END_SECONDS = 10.0
-"""Seconds for the calls before the process ends."""
+"""Seconds to wait for running calls before the process ends."""
 _LOST = 1
-"""The exit code: a supervisor restarts all ranks."""
+"""The exit code after a rank is lost: a supervisor then restarts all ranks."""
 
 
 class Links:
@@ -66,11 +67,10 @@ class Links:
     ) -> None:
         """Connect with the other ranks; rank 0 listens on its address `host`.
 
-        `secret`, which all have, and a token of this start, which comes over `ranks`, seal the
-        frames: without a secret they are as safe as `ranks`. On one machine frames go over a Unix
-        socket in a private folder instead.
-
-        Raises BackendError if the ranks cannot connect.
+        The frames are sealed with `secret`, which all ranks have, and with a token of this start,
+        which comes over `ranks`: without a secret, the frames are as safe as `ranks`. On one
+        machine, frames go over a Unix socket in a private folder instead. Raises BackendError if
+        the ranks cannot connect.
         """
         self.before_end: list[Callable[[], object]] = []
         self.left: Callable[[], int] | None = None
@@ -94,7 +94,7 @@ class Links:
 
     @contextmanager
     def computing(self, what: str) -> Iterator[None]:
-        """Limit the time of a call, which may wait for other ranks."""
+        """Limit the time of a call that may wait for other ranks."""
         self._computing = what, time.monotonic()
         try:
             yield
@@ -102,13 +102,14 @@ class Links:
             self._computing = None
 
     def finish(self) -> None:
-        """End the work in good order: later ends of other ranks do not count as failures."""
+        """Finish the work in good order: when other ranks end later, that does not count as a
+        failure."""
         self._is_over = True
         for channel in self.channels:
             channel.send(Frame(Op.END, 0))
 
     def end(self, reason: str) -> None:
-        """End this process, as the ranks cannot go on; the others then end too."""
+        """End this process because the ranks cannot go on; the other ranks then end too."""
         with self._ends:  # never released: one reason is enough
             if self._is_over:
                 return
@@ -136,7 +137,7 @@ class Links:
                 socket.socket(socket.AF_UNIX) as local,
             ):
                 servers, path = [server], bytes(Path(folder) / "ranks")
-                with suppress(OSError):  # path too long: use TCP
+                with suppress(OSError):  # the path is too long: use TCP
                     local.bind(path)
                     local.listen(self._ranks.size)
                     servers.append(local)
@@ -170,7 +171,7 @@ class Links:
             known = sock.family != socket.AF_UNIX or is_of_this_user(sock)
             admitted = admit(sock, secret) if known else None
             if admitted is None or admitted[0] in found or not 0 < admitted[0] < self._ranks.size:
-                logger.warning("refused a connection that does not know the ranks' secret")
+                logger.warning("refused a connection from a process without the ranks' secret")
                 sock.close()
                 continue
             rank, keys = admitted
@@ -195,7 +196,7 @@ class Links:
             self.end(str(error))
 
     def _watch(self, interval: float) -> None:
-        """Send signs of life to the others, and end this process when it is stuck."""
+        """Send signs of life to the other ranks, and end this process if it is stuck."""
         while not self._is_over:
             beat = self._beat()
             for channel in self.channels:
@@ -207,13 +208,13 @@ class Links:
 
     def _beat(self) -> Frame:
         if self.left is not None:
-            with suppress(OSError):  # the system does not report it
+            with suppress(OSError):  # the system does not report its free memory
                 return Frame(Op.MEMORY, 0, (self.left(),))
         return Frame(Op.BEAT, 0)
 
 
 def _to_this_machine(path: bytes) -> socket.socket | None:
-    """Connect to a process of this user at `path`; return None if this machine has none."""
+    """Connect to a process of this user at `path`; return None if there is none on this machine."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(JOIN_SECONDS)
     with suppress(OSError):

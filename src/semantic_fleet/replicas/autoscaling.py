@@ -1,5 +1,5 @@
-"""The number of replicas, from the requests that run and wait in each. Knows numbers only;
-`ray_cluster` sets how long they must hold."""
+"""Computes the number of replicas from the requests that run and wait in each. Knows numbers only;
+`ray_cluster` sets how long the numbers must hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 _FULL: Final = 0.75
-"""Most of the rows of all batches that requests should fill."""
+"""Share of the rows of all batches that requests should fill at most."""
 RUNNING: Final = "running"
 WAITING: Final = "waiting"
 ROWS: Final = "rows"
@@ -16,7 +16,8 @@ ROWS: Final = "rows"
 
 class ScalingContext(Protocol):
     """The part of Ray Serve's policy context that `by_queue` reads. `aggregated_metrics` has
-    `RUNNING`, `WAITING` and `ROWS` by replica; `total_queued_requests` have no replica yet."""
+    `RUNNING`, `WAITING` and `ROWS` by replica; `total_queued_requests` counts requests without a
+    replica."""
 
     @property
     def current_num_replicas(self) -> int: ...
@@ -27,8 +28,9 @@ class ScalingContext(Protocol):
 
 
 def wanted_replicas(current: int, running: float, waiting: float, rows: float) -> int:
-    """Return the number of replicas for these requests, where each decodes `rows` at a time. Add at
-    least one while any wait; remove one at a time, and only while none waits."""
+    """Return the number of replicas for these requests, where each replica decodes `rows` at a
+    time. Adds at least one replica while a request waits; removes one at a time, and only while
+    none waits."""
     fitting = max(1, math.ceil((running + waiting) / (_FULL * rows)))
     if waiting >= 1:
         return max(fitting, current + 1)

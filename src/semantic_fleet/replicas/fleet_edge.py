@@ -1,13 +1,13 @@
 """The edge of a fleet: checks requests as a server does, finds the key of each, and passes it on.
 
-All requests of one session have the same key, so they meet their caches. Names follow the rules of
-`identity`; a request without one has the key of its conversation's opening. Keys are digests, so a
-router sees no user's text.
+All requests of one session have the same key, so they reach the replica with their caches. Names
+follow the rules of `identity`; a request without a name has the key of its conversation's opening.
+Keys are digests, so a router sees no user's text.
 
-The edge reads bodies whole first, and bounds them as a server does. A client that leaves closes its
-answer, and the replica cancels it. When its replica is lost, an answer ends with an error and the
-edge does not retry: the cause could kill the next replica too, and clients know whether to repeat.
-Knows HTTP and keys, not how replicas run or how a router chooses them.
+The edge reads bodies whole first, and limits their size as a server does. If a client leaves, the
+edge closes its answer, and the replica cancels the request. If a replica is lost, its answers end
+with an error and the edge does not retry: the cause could kill the next replica too, and clients
+know whether to repeat. Knows HTTP and keys, not how replicas run or how a router chooses them.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from semantic_server.http.settings import ServerSettings
 
 _AGENT_PATH: Final = re.compile(r"/v1/agents/(.+?)(?:/(?:why|fork|pin))?")
 _LISTS: Final = ("messages", "input", "prompt")
-"""Fields of all APIs with the beginning of a conversation: a text or a list."""
+"""Fields of all APIs that contain the beginning of a conversation: a text or a list."""
 _FIXED: Final = ("system", "instructions")
-"""Fields that precede them."""
+"""Fields that precede the beginning of a conversation."""
 _TEXT: Final = 2048
 """Characters of a prompt that count as its opening."""
 _TOKENS: Final = 512
-"""Token ids that count as the opening."""
+"""Token ids that count as the opening of a prompt."""
 _USER: Final = "user"
 _CACHE_MARK: Final = "cache_control"
 _DIGITS: Final = 8
-"""Digits of a key; ids of responses end with them. Keys that collide do no harm."""
+"""Digits of a key; ids of responses end with the key. Keys that collide do no harm."""
 _RESPONSE_ID: Final = re.compile(
     rf"{RESPONSE_PREFIX}[0-9a-f]{{{2 * ID_BYTES}}}(?P<key>[0-9a-f]{{{_DIGITS}}})"
 )
@@ -86,10 +86,10 @@ _PREVIOUS: Final = "previous_response_id"
 def routing_key(path: str, headers: Mapping[str, str], body: Json, tenant: str = "") -> str:
     """Return the key of a request to `path`; `headers` have lower-case names.
 
-    A request that names an agent, in its path, header or body, has the agent's key. One with a
-    client's session has the key of the session's main agent. One about a response, or that
-    continues it, has the key in the response's id. Any other has the key of its opening. Sessions
-    that several conversations share, as those of a user, do not count.
+    A request that names an agent, in its path, header or body, has the agent's key. A request with
+    a client's session has the key of the session's main agent. A request about a response, or that
+    continues it, has the key in the response's id. Any other request has the key of its opening.
+    Sessions that several conversations share, such as one for all of a user, do not count.
     """
     found = _named(path, headers, body)
     if found is None:
@@ -118,7 +118,9 @@ def _key_of_response(path: str, body: Json) -> str | None:
 
 
 def _opening(body: Json) -> str:
-    """Return the constant part of a growing conversation: up to its first user message."""
+    """Return the part of a growing conversation that stays the same: up to its first user
+    message.
+    """
     fixed = [_words(body[name]) for name in _FIXED if name in body]
     begins = [_words(_first(body[name])) for name in _LISTS if name in body]
     return json.dumps([fixed, begins])
@@ -136,8 +138,8 @@ def _first(found: object) -> object:
 
 
 def _words(found: object) -> str:
-    """Return the text of messages without the parts that clients change in earlier ones: cache
-    marks, and whether a text is a list of one part."""
+    """Return the text of messages without the parts that clients change in earlier messages: cache
+    marks, and the choice between a text and a list of one part."""
     if isinstance(found, str):
         return found
     if isinstance(found, list):
@@ -160,7 +162,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 def create_edge(
     replicas: ReplicasPort, settings: ServerSettings, lifespan: Lifespan, version: str
 ) -> FastAPI:
-    """Return the app that passes requests on to `replicas`, which `lifespan` starts and stops."""
+    """Return the app that passes requests on to `replicas`; `lifespan` starts and stops them."""
     app = FastAPI(
         title="semantic",
         version=version,
@@ -201,7 +203,7 @@ def create_edge(
 async def _refuse_archives() -> Response:
     raise WireError(
         HTTPStatus.NOT_IMPLEMENTED,
-        "a fleet does not import or export agents: its replicas share them by --remote-store; "
+        "a fleet does not import or export agents: its replicas share them through --remote-store; "
         "export from `semantic serve` with the same store",
         code="not_in_a_fleet",
     )
@@ -210,7 +212,7 @@ async def _refuse_archives() -> Response:
 async def _refuse_watching() -> Response:
     raise WireError(
         HTTPStatus.NOT_IMPLEMENTED,
-        "a fleet streams no overview, which would hold stopping replicas: use /v1/overview",
+        "a fleet streams no overview, which would delay stopping replicas: use /v1/overview",
         code="not_in_a_fleet",
     )
 
@@ -245,8 +247,8 @@ class _PassOn:
 
 
 class _Answer:
-    """A response to a request of `path` as ASGI messages. It sends a stream as it comes, and any
-    other response once it is whole, so that an earlier error can become a response of its own."""
+    """A response to a request of `path` as ASGI messages. A stream is sent as it arrives, any other
+    response once it is complete, so that an earlier error can become a response of its own."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
@@ -266,7 +268,7 @@ class _Answer:
             self._body += piece
 
     async def end(self) -> None:
-        """Send the rest. Raises OverloadedError for an answer without a head."""
+        """Send the rest of the response. Raises OverloadedError for an answer without a head."""
         if self._head is None:
             raise OverloadedError("the replica ended without an answer", retry_after=1)
         if not self.has_begun:
@@ -274,7 +276,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": bytes(self._body)})
 
     async def fail(self, problem: Problem) -> None:
-        """End a started stream with an event that has the reason."""
+        """End a started stream with an event that contains the reason."""
         await self.send(_last_event(self._path, problem))
         await self.end()
 
@@ -297,7 +299,7 @@ def _last_event(path: str, problem: Problem) -> bytes:
 
 
 async def _key_of(request: Request, data: bytes) -> str:
-    """Return the key; leave errors about a body that is not a JSON object to the replica."""
+    """Return the key; leave it to the replica to report a body that is not a JSON object."""
     body: Mapping[str, object] = {}
     with suppress(InvalidRequestError, WireError):
         body = await parse_offloaded(request, data)
@@ -319,7 +321,7 @@ def _passed(request: Request, body: bytes = b"", key: str = "") -> PassedRequest
 
 
 async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
-    """Ask all replicas to delete, and return the response of one that did, else of any."""
+    """Ask all replicas to delete, and return the response of one that succeeded, or else of any."""
     replies = [*(await replicas.answers(_passed(request))).values()]
     done = [one for one in replies if one[0].status < HTTPStatus.BAD_REQUEST]
     head, body = (done or replies)[0]
@@ -338,7 +340,9 @@ async def _all_metrics(replicas: ReplicasPort, request: Request) -> Response:
 
 
 def merged_metrics(texts: Mapping[str, str]) -> bytes:
-    """Merge several servers' metrics in Prometheus' text format; their names become a label."""
+    """Merge several servers' metrics in Prometheus' text format; the servers' names become a
+    label.
+    """
     registry = CollectorRegistry()
     registry.register(_Merged(texts))
     return generate_latest(registry)

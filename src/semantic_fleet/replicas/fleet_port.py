@@ -1,5 +1,5 @@
-"""Replicas of one server, and the requests passed on to them. A replica gets a request whole, and
-answers in pieces. Knows no API, and not how replicas run."""
+"""Replicas of one server, and the requests passed on to them. A replica receives a request whole,
+and answers in pieces. Knows no API, and not how replicas run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
-"""Lower-case names, and values, in order."""
+"""Headers in order: lower-case names, and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassedRequest:
-    """An HTTP request with its whole body. `raw_path` is the path as sent, `route` its hex key."""
+    """An HTTP request with its whole body. `raw_path` is the path as sent, `route` the routing key
+    in hexadecimal."""
 
     method: str
     path: str
@@ -40,12 +41,14 @@ class ReplicasPort(Protocol):
     """All replicas. For one event loop."""
 
     def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """Yield the response of the replica of `key`, or of a less busy one: a head, then bytes as
-        they come. Closing it cancels the request there. Raises OverloadedError while no replica
-        runs, if all are full, and if the replica is lost."""
+        """Yield the response of the replica of `key`, or of a less busy replica: a head, then bytes
+        as they arrive. Closing this generator cancels the request in the replica. Raises
+        OverloadedError while no replica runs, if all are full, and if the answering replica is
+        lost."""
 
     async def answers(self, request: PassedRequest) -> Mapping[str, tuple[ResponseHead, bytes]]:
-        """Return the whole response of every replica, by the replica's name. Raises as `answer`."""
+        """Return the whole response of every replica, by the replica's name. Raises the same errors
+        as `answer`."""
 
 
 class ReplicaPort(Protocol):
@@ -58,14 +61,17 @@ class ReplicaPort(Protocol):
         """Return the numbers `running` and `waiting`, and the `rows` of a batch. Thread-safe."""
 
     def end(self) -> None:
-        """End all answers, now and from now on, each with a reason for its client."""
+        """End all answers, running and future, each with a reason for its client."""
 
     def check(self) -> None:
-        """Raise BackendError when the server cannot answer any more."""
+        """Raise BackendError if the server cannot answer any more."""
 
 
 class BuildReplica(Protocol):
-    """Starts a replica's server; Ray pickles it and calls it in the replica's process."""
+    """Starts a replica's server. Ray pickles this callable and calls it in the replica's
+    process.
+    """
 
     def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
-        """Run one of `sharing` servers on a machine, storing in `folder`, from ready to saved."""
+        """Run one of `sharing` servers on a machine. The server stores in `folder`; entering the
+        context waits until it is ready, leaving it until its agents are saved."""

@@ -1,5 +1,5 @@
-"""Answers passed requests with an ASGI application in this process. Joins all its waiting output
-into one piece, as each costs a message between processes. Knows ASGI, neither routes nor
+"""Answers passed requests with an ASGI application in this process. Joins all waiting output into
+one piece, because each piece costs a message between processes. Knows ASGI, but neither routes nor
 routers."""
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ AsgiApp: TypeAlias = Callable[[MutableMapping[str, object], Receive, Send], Awai
 
 
 async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-    """Yield the response of `app`, and raise its errors. Closing it disconnects `app` and waits."""
+    """Yield the response of `app`, and raise its errors. Closing this generator disconnects `app`
+    and waits for its end."""
     pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
     is_gone, is_read = asyncio.Event(), False
 
@@ -54,7 +55,7 @@ async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, 
         task.result()
     finally:
         is_gone.set()
-        await asyncio.wait((task,))  # frees the row before this returns
+        await asyncio.wait((task,))  # frees the row of the batch before this returns
 
 
 async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, bytes]:
@@ -72,14 +73,14 @@ async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, byte
 
 
 def with_header(name: bytes, value: bytes, piece: Piece) -> Piece:
-    """Return `piece`; a head gets one more header."""
+    """Return `piece`, with one more header if it is a head."""
     if isinstance(piece, bytes):
         return piece
     return ResponseHead(piece.status, (*piece.headers, (name, value)))
 
 
 def _joined(waiting: list[Piece | None]) -> list[Piece]:
-    """Return all heads, then all bytes as one."""
+    """Return all heads, then all bytes as one piece."""
     heads: list[Piece] = [one for one in waiting if isinstance(one, ResponseHead)]
     body = b"".join(one for one in waiting if isinstance(one, bytes))
     return [*heads, body] if body else heads

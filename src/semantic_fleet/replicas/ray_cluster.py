@@ -1,8 +1,8 @@
 """Replicas as an application of Ray Serve, on a Ray of this process or on a running cluster.
 
 The router is Ray's consistent-hash ring over the keys of requests. A full replica passes further
-requests on to the next of the ring, which bounds the load. The only module that imports Ray, after
-setting its environment, which Ray reads on import.
+requests on to the next replica on the ring, which bounds the load. This is the only module that
+imports Ray, and only after setting the environment that Ray reads on import.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _QUIET: Final = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
 _OBJECT_BYTES: Final = 128 << 20
-"""Ray's object store, which holds request bodies here for the time of a message."""
+"""Size of Ray's object store, which here holds only request bodies while they are passed on."""
 _FOLDER: Final = "semantic-ray-"
 _TRIES: Final = 2
 _TO_SAVE: Final = 60.0
-"""Seconds for a stopping replica to end its last answers, and to save its agents."""
+"""Seconds for a stopping replica to finish its last answers, and to save its agents."""
 _DRAIN_LOOK: Final = 0.2
 _HEALTH_LOOK: Final = 2.0
 _STATUS_LOOK: Final = 0.2
@@ -57,13 +57,15 @@ _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The fleet to run: at least `replicas`, up to `most`. Ray adds one after requests have waited
-    `more_after` seconds, and removes one after `fewer_after` with room to spare.
+    """The fleet to run: at least `replicas`, at most `most`. Ray adds a replica after requests have
+    waited `more_after` seconds, and removes one after there has been room to spare for
+    `fewer_after`.
 
-    A replica has at most `requests` at once, and at most `queued` wait for one. A stopping one
-    continues its answers for `drain` seconds, then ends them. At most `per_machine` run on one
-    machine. Each takes `gpus` of Ray's, by default one if there are any. `address` is that of a
-    running cluster; None starts a Ray here, and stops it.
+    A replica has at most `requests` at once, and at most `queued` wait for a replica. A stopping
+    replica continues its answers for `drain` seconds, then ends them. At most `per_machine`
+    replicas run on one machine. Each takes `gpus` GPUs, as Ray counts them, by default one if there
+    are any. `address` is the address of a running cluster; None starts a Ray in this process, and
+    stops it.
     """
 
     replicas: int
@@ -80,7 +82,7 @@ class FleetPlan:
 
 
 class RayCluster:
-    """Implements `ReplicasPort`. `start` and `stop` block; the rest is for one event loop."""
+    """Implements `ReplicasPort`. `start` and `stop` block; other methods are for one event loop."""
 
     def __init__(self, plan: FleetPlan, build: BuildReplica) -> None:
         self._plan = plan
@@ -90,8 +92,8 @@ class RayCluster:
         self._has_ray = False
 
     def start(self) -> None:
-        """Start Ray if need be, and the replicas; return when all can answer. Raises OperatorError
-        if Ray is not installed or not reachable, or a replica cannot start."""
+        """Start Ray if need be, and the replicas; return when all replicas can answer. Raises
+        OperatorError if Ray is not installed or cannot be reached, or a replica cannot start."""
         self._set_environment()
         try:
             import ray
@@ -103,7 +105,8 @@ class RayCluster:
             self._connect()
             serve.start(proxy_location="Disabled", logging_config=_log_of_serve("CRITICAL"))
             gpus = self._gpus()
-            # A replica with GPUs of its own has their memory; else all on one machine share it.
+            # A replica with GPUs of its own has their memory; otherwise all on one machine share
+            # the memory.
             sharing = 1 if gpus >= 1 else self._plan.per_machine
             target = self._deployment(gpus).bind(
                 self._build, self._plan.folder, sharing, Drain(self._plan.drain, is_any_stopping)
@@ -114,7 +117,7 @@ class RayCluster:
             raise OperatorError(f"cannot start the replicas: {reason}") from error
 
     def stop(self) -> None:
-        """End what `start` began; on a cluster that ran before, only the connection to it."""
+        """End what `start` began. On a cluster that ran before, end only the connection to it."""
         self._handle = None
         if not self._has_ray:
             return
@@ -167,8 +170,8 @@ class RayCluster:
         return self._handle
 
     def _set_environment(self) -> None:
-        """Set the environment of Ray and its processes. Its ports are open to other machines and
-        unpickle data, so they need a token. A Ray of this process makes its own."""
+        """Set the environment of Ray and its processes. Ray's ports are open to other machines and
+        unpickle data, so they need a token. A Ray of this process makes its own token."""
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         if self._plan.address is None:
@@ -237,8 +240,8 @@ class RayCluster:
 
 
 def _log_of_serve(level: str) -> LoggingConfig:
-    """Log warnings of replicas, as they log requests themselves, and less of the controller: it
-    repeats whole tracebacks of replicas, which `start` reports in a line."""
+    """Log only warnings of replicas, because replicas log requests themselves, and less of the
+    controller: it repeats whole tracebacks of replicas, which `start` reports in one line."""
     from ray.serve.schema import LoggingConfig
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -247,7 +250,7 @@ def _log_of_serve(level: str) -> LoggingConfig:
 
 def stop_application(address: str, drain: float) -> None:
     """Stop the replicas and Ray Serve on a running cluster; return when agents are saved. Raises
-    OperatorError if the cluster is not reachable, and as `_remove_application`."""
+    OperatorError if the cluster cannot be reached, and the same errors as `_remove_application`."""
     try:
         import ray
         from ray import serve
@@ -263,8 +266,8 @@ def stop_application(address: str, drain: float) -> None:
 
 
 def _remove_application(drain: float) -> None:
-    """Delete the application, whose answers may take `drain` seconds to end. Raises OperatorError
-    if replicas remain after Ray should have killed them."""
+    """Delete the application, whose answers may take `drain` seconds to finish. Raises
+    OperatorError if replicas remain after Ray should have killed them."""
     from ray import serve
 
     if APPLICATION in serve.status().applications:
@@ -278,7 +281,9 @@ def _remove_application(drain: float) -> None:
 
 
 def is_any_stopping() -> bool:
-    """Return whether a replica is stopping. Raises OverloadedError if the cluster is silent."""
+    """Return whether a replica is stopping. Raises OverloadedError if the cluster does not
+    answer.
+    """
     import ray
     from ray import serve
 
@@ -292,7 +297,7 @@ def is_any_stopping() -> bool:
 
 
 def _said_of_replicas() -> str:
-    """Return Ray Serve's message about replicas that did not start; "" without one."""
+    """Return Ray Serve's message about replicas that did not start, or "" if there is none."""
     import ray
     from ray import serve
 
@@ -303,7 +308,7 @@ def _said_of_replicas() -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the last line in Ray's text that names an error, else its last line."""
+    """Return the last line of Ray's text that names an error, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if _ERROR_LINE.match(line)]
     return (named or lines or ["unknown"])[-1][:_LONGEST_REASON]

@@ -1,9 +1,10 @@
 """A replica as Ray Serve runs it: a server without a socket, in a process of its own.
 
 Ray Serve calls the methods by name, and waits for the last answer before it destroys a stopping
-replica. It does not announce a stop; it only stops asking for health. A living process holds a
-slot: a numbered folder with a locked file and a folder for the store. It takes the first free one,
-with all that an earlier process stored there. Imports no Ray: it is plain Python.
+replica. It does not announce a stop; it only stops checking the replica's health. A living process
+holds a slot: a numbered folder with a locked file and a folder for the store. A new process takes
+the first free slot, with all that an earlier process stored there. Imports no Ray: it is plain
+Python.
 """
 
 from __future__ import annotations
@@ -75,22 +76,23 @@ def _try_lock(file: int) -> bool:
 HEADER: Final = b"x-semantic-replica"
 """Response header with the name of the replica that answered: its slot on its machine."""
 _LOOK: Final = 1.0
-"""Seconds between two checks of the time of the last health question."""
+"""Seconds between two checks of when the last health check came."""
 SILENT: Final = 10.0
-"""Seconds without a health question after which the replica may be stopping."""
+"""Seconds without a health check after which the replica may be stopping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
     """The seconds for answers of a stopping replica, and whether any replica is stopping. `is_any`
-    waits for the cluster, and raises OverloadedError if that does not answer."""
+    waits for the cluster, and raises OverloadedError if the cluster does not answer."""
 
     seconds: float
     is_any: Callable[[], bool]
 
 
 class Replica:
-    """Takes a slot, starts the server in its folder, and saves its agents when Ray destroys it."""
+    """Takes a slot, starts the server in the slot's folder, and saves its agents when Ray destroys
+    this replica."""
 
     _server: ReplicaPort
     _name: str
@@ -99,7 +101,7 @@ class Replica:
         self, build: BuildReplica, folder: str, sharing: int, drain: Drain
     ) -> None:
         """Take a slot below `folder`, and start one of `sharing` replicas that share the machine's
-        memory. Returns when it can answer; raises as `build`."""
+        memory. Returns when the replica can answer. Raises the same errors as `build`."""
         self._stack = AsyncExitStack()
         self._drain = drain
         async with AsyncExitStack() as undo:
@@ -118,13 +120,13 @@ class Replica:
                 yield with_header(HEADER, self._name.encode(), piece)
 
     async def whole(self, request: PassedRequest) -> tuple[str, ResponseHead, bytes]:
-        """Return the replica's name and its machine's, and its whole response."""
+        """Return the name of the replica and its machine, and the whole response."""
         async with aclosing(self._server.answer(request)) as pieces:
             head, body = await whole_answer(pieces)
         return f"{self._name}@{platform.node()}", head, body
 
     async def record_autoscaling_stats(self) -> Mapping[str, float]:
-        """Return the load for `autoscaling`; Ray reads it now and then."""
+        """Return the load for `autoscaling`; Ray calls this now and then."""
         return dict(self._server.load())
 
     async def check_health(self) -> None:
@@ -137,7 +139,7 @@ class Replica:
         await self._stack.aclose()
 
     async def _end_overdue(self) -> None:
-        """End the answers of a stopping replica before Ray would kill it."""
+        """End the answers of a stopping replica before Ray would kill the replica."""
         while not await self._is_overdue():
             await asyncio.sleep(_LOOK)
         self._server.end()
