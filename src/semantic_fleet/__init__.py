@@ -1,3 +1,1 @@
-"""The fleet: stores that replicas share, replicas on Ray, ranks of one model, and their
-commands.
-"""
+"""The fleet: stores that replicas share, replicas on Ray, ranks of one model, and commands."""

@@ -57,8 +57,9 @@ class FleetStore:
         self.objects = objects
 
     def blocks(self) -> RemoteStore:
-        """See `SharedStorePort.blocks`. If there is a budget, starts a janitor, on its own
-        connection."""
+        """See `SharedStorePort.blocks`. If there is a budget, starts a janitor and its
+        connection.
+        """
         from semantic_fleet.objects.remote_store import RemoteStore
 
         if self._max_bytes is None:

@@ -73,7 +73,7 @@ class KVEventBatch(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tier has a block."""
+    """The change that a tier now has a block."""
 
     header: BlockHeader
     tier: Tier
@@ -81,7 +81,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A tier no longer has a block."""
+    """The change that a tier no longer has a block."""
 
     name: BlockHash
     tier: Tier
@@ -96,8 +96,7 @@ def encoded(time: float, events: Sequence[Event]) -> bytes:
 
 
 def events_of(changes: Sequence[Change]) -> list[Event]:
-    """Return `changes` in order as events; each event holds a run of a chain's blocks, or of
-    removals."""
+    """Return `changes` as events, in order; an event holds a run of a chain, or of removals."""
     runs: list[list[Change]] = []
     for change in changes:
         if runs and _continues(runs[-1][-1], change):
@@ -132,7 +131,7 @@ def _event(run: Sequence[Change]) -> Event:
 
 
 def _named(name: BlockHash) -> int:
-    """Return the last 64 bits, vLLM's default name of a block."""
+    """Return the last 64 bits of a block's hash, which vLLM uses as its name by default."""
     return int.from_bytes(name, "big") & ((1 << _NAME_BITS) - 1)
 
 
@@ -144,14 +143,12 @@ _REPLAYED: Final = 1000
 """Most messages to keep for replays, and their bytes; all clients share them."""
 _REPLAYED_BYTES: Final = 32 << 20
 _UNREAD: Final = 1000
-"""Messages to queue for one subscriber; beyond that the subscriber misses some and requests
-them.
-"""
+"""Messages to queue for one subscriber; beyond that it misses some, and requests them."""
 _LONGEST_REQUEST: Final = 4096
 """Most bytes that a subscriber may send at once: a topic or a number."""
 _NUMBER_BYTES: Final = 8
 _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
-"""Replaces the number at the end of a replay."""
+"""Sent in place of the number at the end of a replay."""
 _LISTING_SECONDS: Final = 0.25
 """Seconds between two listings of all stored blocks for new subscribers."""
 _LAST_PORT: Final = 65_535
@@ -292,7 +289,7 @@ class KVPublisher:
         return begins_anew or bool(some)
 
     def _send_all_stored(self) -> None:
-        """Publish all stored blocks; repeating some does not mislead a subscriber."""
+        """Publish all stored blocks; repeated blocks do not mislead a subscriber."""
         self._is_asked, self._listed = False, time.monotonic()
         some: list[Change] = []
         for change in self._all_stored():
@@ -325,9 +322,7 @@ class KVPublisher:
         return list({one.link.hash: one for one in found if one.is_whole_block}.values())
 
     def _of_each_tier(self, run: Sequence[BlockHeader]) -> Iterator[Change]:
-        """Yield `run` for each tier that has it; in every tier, a parent comes before its
-        children.
-        """
+        """Yield `run` for each tier that has it; in each tier, parents come before children."""
         keys = [header.key for header in run]
         found = {tier: one.find(keys) for tier, one in self._tiers.items()}
 
@@ -355,8 +350,7 @@ class KVPublisher:
         return came
 
     def _answer_replay(self) -> None:
-        """Send a subscriber all kept messages from the requested number on; ignore malformed
-        requests."""
+        """Send a subscriber all kept messages from the requested number on; ignore bad requests."""
         asked = self._replays.recv_multipart()
         if len(asked) != len(("client", "", "number")) or len(asked[2]) != _NUMBER_BYTES:
             return
@@ -370,9 +364,7 @@ class KVPublisher:
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Return `endpoint` with the next port, or its path with "-replay". Raises
-    InvalidRequestError.
-    """
+    """Return `endpoint` with the next port, or with "-replay". Raises InvalidRequestError."""
     if re.fullmatch(r"ipc://.+", endpoint):
         return f"{endpoint}-replay"
     found = re.fullmatch(r"(tcp://(?:\*|\[[0-9a-fA-F:.]+\]|[\w.-]+)):(\d{1,5})", endpoint)

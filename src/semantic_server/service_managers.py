@@ -43,9 +43,7 @@ class ServicePort(Protocol):
     """A manager of services of one user: systemd or launchd."""
 
     def text(self, service: Service) -> str:
-        """Return the text of the service's file. Raises InvalidRequestError for control
-        characters.
-        """
+        """Return the service file's text. Raises InvalidRequestError for control characters."""
 
     def install(self, service: Service) -> bool:
         """Write the file and start the service; return whether the file changed.
@@ -80,7 +78,7 @@ class HostPort(Protocol):
 
     @property
     def user_id(self) -> int:
-        """The number of the user."""
+        """The user's numeric id."""
 
     @property
     def home(self) -> Path:
@@ -157,7 +155,7 @@ def read_file(path: Path) -> str | None:
         raise OperatorError(f"cannot read {path}: {_reason(error)}") from error
     if MARK not in text:
         raise OperatorError(
-            f"{path} was not written by `semantic service install`: move it away first"
+            f"{path} is not a file of `semantic service install`: move it away first"
         )
     return text
 
@@ -294,8 +292,7 @@ def _quoted(word: str) -> str:
 _LABEL: Final = "semantic-engine.serve"
 _END_OF_HEAD: Final = "<plist version"
 _BETWEEN_STARTS: Final = 30
-"""Seconds between starts: launchd restarts a program even after a failure that a restart cannot
-fix."""
+"""Seconds between starts: launchd restarts a program even if restarting cannot fix the failure."""
 _MOST_PAUSES: Final = 600
 """Most pauses to wait while a service stops and saves its agents."""
 
@@ -367,9 +364,7 @@ class Launchd:
         return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
 
     def _stop(self) -> None:
-        """Stop the service and wait until launchd has unloaded it: a start before that would
-        fail.
-        """
+        """Stop the service and wait until launchd has unloaded it: before, a start would fail."""
         if not self._is_loaded():
             return
         _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")

@@ -1,4 +1,4 @@
-"""`semantic fleet`: several servers of one kind behind one address, as replicas on Ray Serve.
+"""`semantic fleet`: several identical servers behind one address, as replicas on Ray Serve.
 
 Reads settings, refuses options that replicas cannot share, and joins the edge and the cluster.
 Knows neither HTTP nor Ray.
@@ -49,7 +49,7 @@ DrainTimeout = Annotated[
     typer.Option(
         min=0,
         max=86_400,
-        help="Seconds that a stopping replica gives its answers; then they end with an error.",
+        help="Seconds that a stopping replica waits for its answers; then they end with an error.",
         rich_help_panel=_FLEET,
     ),
 ]
@@ -95,7 +95,7 @@ class ReplicaOptions:
         typer.Option(
             min=1,
             max=1 << 16,
-            help="Concurrent requests of a replica; others get more. Default: --max-batch.",
+            help="Concurrent requests of a replica; more go to another. Default: --max-batch.",
             show_default=False,
             rich_help_panel=_FLEET,
         ),
@@ -210,12 +210,13 @@ def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
             "expected --remote-store and --fleet-secret-file: replicas share agents, turns and "
             "responses there"
         )
-    shared_store(engine_settings(settings))  # does not connect
+    shared_store(engine_settings(settings))  # checks the settings without connecting
 
 
 def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:
-    """Return the plan to run. Raises InvalidRequestError if there is neither a home folder nor
-    --store."""
+    """Return the plan to run. Raises InvalidRequestError without a home folder and without
+    --store.
+    """
     from semantic_fleet.replicas.ray_cluster import FleetPlan
 
     return FleetPlan(

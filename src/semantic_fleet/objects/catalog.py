@@ -63,7 +63,7 @@ class Known(NamedTuple):
 
 
 class BodyTable:
-    """Records of at most `max_bytes`. Not thread-safe."""
+    """Records of at most `max_bytes` in total. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max(1, max_bytes // ENTRY_BYTES // GENERATIONS)
@@ -186,7 +186,9 @@ class KnownBody:
         return self._n_bytes
 
     def wait(self) -> memoryview:
-        """Raise OSError: the header locates the body. See `DeferredBody.wait`."""
+        """Raise OSError: the body is not here, but its header locates it. See
+        `DeferredBody.wait`.
+        """
         raise OSError("the body is in the object store")
 
 
@@ -201,8 +203,7 @@ class Catalog:
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
-        """Ignore each BlockKey or AgentName for which `is_forgotten` returns true: its deletion is
-        due."""
+        """Ignore a BlockKey or AgentName if `is_forgotten` returns true: its deletion is due."""
         for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
@@ -234,8 +235,7 @@ class Catalog:
             self._recent.drop(keys)
 
     def drop_named(self, names: AbstractSet[int] | None) -> None:
-        """Forget the bodies with these names (see `name_of_body`), or all bodies if `names` is
-        None."""
+        """Forget the bodies with these names (see `name_of_body`); None means all bodies."""
         if names is None:
             with self._lock:
                 self._table.clear()
@@ -247,7 +247,7 @@ class Catalog:
             store.drop([one for one in keys if names is None or name_of_body(one) in names])
 
     def drop_tenant(self, tenant: bytes) -> None:
-        """Forget everything of the tenant with this tag."""
+        """Forget everything that belongs to the tenant with this tag."""
         with self._lock:
             self._table.drop_tenant(tenant)
         for store in (self._tails, self._recent):
@@ -264,7 +264,7 @@ class Catalog:
         return {key: Found(n_bytes, Tier.REMOTE) for key, n_bytes in sizes.items()}
 
     def n_bytes(self, key: BlockKey) -> int | None:
-        """Return the bytes of a body, or None."""
+        """Return the size of a body in bytes, or None if it is unknown."""
         found = self.find([key]).get(key)
         return None if found is None else found.n_bytes
 
@@ -279,9 +279,7 @@ class Catalog:
         self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
-        """Return the scope of a body, and the block that its tail follows, if any; None if
-        unknown.
-        """
+        """Return the scope of a body and the block before its tail, if any; None if unknown."""
         tail = self._tails.header(key)
         if tail is not None:
             return tail.link.scope, tail.link.parent
@@ -290,8 +288,7 @@ class Catalog:
         return None if known is None else (known.scope, None)
 
     def lineage(self, key: BlockKey) -> Iterator[tuple[int, int]]:
-        """Yield the name and depth of a body (see `names`), then of each known full block before
-        it."""
+        """Yield name and depth of a body (see `names`), then of each known full block before it."""
         name, tail = name_of_body(key), self._tails.header(key)
         if tail is not None:
             yield name, depth_of(tail)
@@ -386,8 +383,7 @@ class Notices:
             self._catalog.drop_named(evicted)
 
     def record_new(self, header: BlockHeader) -> None:
-        """Record a use of a body that `put` is about to store, and so of the blocks before this
-        body."""
+        """Record a use of a body that `put` is about to store, and of the blocks before it."""
         name = name_of_body(header.key)
         if name not in self._uses:
             self._uses.add(name, depth_of(header))

@@ -44,14 +44,12 @@ TARGET = 19 / 20
 RECORDS = 1 / 16
 """Share of the budget that turns and responses may always use, and more if blocks need less."""
 OBJECT_BYTES = 100
-"""Most memory for an object in a pass: its use, size, table row and copies. 100 MB for a million
-objects."""
+"""Most memory for an object in a pass: its use, size, table row and copies; 100 MB per million."""
 _PAUSE = 0.2
 """Seconds between two pages while a server runs, because the processor is for answers."""
 REPORT = "janitor/report"
 _VICTIMS = 1 << 15
-"""Objects whose paths are known at a time, some 16 MiB; the janitor deletes them in the order of
-their uses."""
+"""Objects whose paths are known at a time, some 16 MiB; deleted in the order of their uses."""
 _CHUNK = 8192
 """Uses sorted at a time, which takes a millisecond in which the engine computes nothing."""
 _OURS = re.compile(
@@ -161,8 +159,7 @@ class Janitor:
     _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
-        """Make one pass. Raises UnavailableError, and LostLeaseError if another process took the
-        lease."""
+        """Make one pass. Raises UnavailableError, and LostLeaseError if the lease is lost."""
         self._lease.renew()
         reader = UseReader(self._objects, self._secret)
         table = reader.table(self._keep)
@@ -213,8 +210,7 @@ class Janitor:
         last: Mapping[Group, int],
         spared: frozenset[int],
     ) -> Counter[str]:
-        """Delete and count each object that is in a `dead` folder, or not `spared` and last used by
-        `last`."""
+        """Delete and count objects in a `dead` folder, or not `spared` and last used by `last`."""
         done: Counter[str] = Counter()
         victims: list[Item] = []
         for one in self._listed():
@@ -231,8 +227,7 @@ class Janitor:
         return done
 
     def _delete(self, victims: Sequence[Item], done: Counter[str]) -> None:
-        """Delete in the order of uses, so that the part of a chain that remains is always its
-        beginning."""
+        """Delete in the order of uses, so that a chain always keeps its beginning."""
         ordered = sorted(victims, key=lambda item: item.used)
         for start in range(0, len(ordered), PAGE):
             batch = ordered[start : start + PAGE]
@@ -335,8 +330,7 @@ class BackgroundJanitor:
 
 
 def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
-    """Return, for each group that must shrink, the last use to evict so that all fit in `room`
-    bytes."""
+    """Return the last use to evict of each group that must shrink for all to fit in `room`."""
     room = max(0, room)
     sizes = {group: one.n_bytes for group, one in groups.items()}
     blocks = [n for group, n in sizes.items() if not group.is_record]
@@ -351,8 +345,7 @@ def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, i
 
 
 def seconds_to_fill(before: float, last: Report, report: Report, now: float) -> float:
-    """Return the seconds until the budget is full if the store keeps growing as since the last
-    pass."""
+    """Return the seconds until the budget is full, at the growth since the last pass."""
     grown = report.n_bytes + report.freed_bytes - last.n_bytes
     room = max(0, report.max_bytes - report.n_bytes)
     return room * (now - before) / grown if grown > 0 else float("inf")

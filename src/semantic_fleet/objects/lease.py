@@ -21,7 +21,7 @@ PERIOD = 120.0
 """Seconds without a renewal after which other processes take a lease over. Longer than any single
 object store call of the holder, so that the call has finished before others act."""
 RENEWALS = 4
-"""Renewals in a period while the holder does nothing that needs the lease."""
+"""Renewals per period while the holder does nothing that needs the lease."""
 
 
 class LostLeaseError(Exception):

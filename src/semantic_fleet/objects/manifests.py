@@ -41,8 +41,7 @@ _MOST_NEW = 1 << 12
 
 
 class Manifests:
-    """The manifests of all scopes in an object store. Thread-safe. Calls may raise
-    UnavailableError."""
+    """The manifests of all scopes in an object store. Thread-safe. Calls raise UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects
@@ -76,7 +75,7 @@ class Manifests:
         return None
 
     def delete(self, scope: Scope, agent_id: str) -> None:
-        """Delete all generations."""
+        """Delete all generations of an agent's manifest."""
         for one in self._objects.listed(self._folder(scope).agent(agent_id), PAGE):
             self._objects.delete(one.path)
 

@@ -63,8 +63,7 @@ class Folder:
 
 
 def has_tail(header: BlockHeader) -> bool:
-    """Return whether a body's header needs its own object, as no chain of full blocks can name the
-    body."""
+    """Return whether a body's header has its own object: no chain of full blocks can name it."""
     return header.part is Part.CHECKPOINT or (header.part is Part.FULL and not header.link.is_full)
 
 

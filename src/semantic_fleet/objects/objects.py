@@ -42,7 +42,7 @@ PAGE = 1000
 _LATE = 0.75 * DEADLINE
 """Seconds after which an urgent call is late: shortly before its waiter times out."""
 _CONNECT = timedelta(seconds=1)
-_MOST_BYTES = 64 << 20  # of a small object: a manifest has some bytes per token
+_MOST_BYTES = 64 << 20  # most bytes of a small object: a manifest has a few per token
 _MOST_CHARACTERS = 300
 _REPORT_SECONDS = 60.0
 """Seconds between two reports about a store that keeps failing."""
@@ -180,8 +180,7 @@ class Objects:
             return found.bytes() if found.meta["size"] <= _MOST_BYTES else b""
 
     def read(self, path: str, start: int, stop: int) -> Buffer:
-        """Return a range of an object, with fewer bytes if the object ends before. Raises
-        FileNotFoundError."""
+        """Return a range of an object, less if the object is shorter. Raises FileNotFoundError."""
         with self._attempt():
             try:
                 return obstore.get_range(self._large, path, start=start, end=stop)
@@ -213,8 +212,7 @@ class Objects:
                 return
 
     def listed(self, folder: str, most: int) -> list[Listed]:
-        """Return at most `most` objects below a folder, in path order if the store orders its
-        listings."""
+        """Return at most `most` objects below a folder, in path order if the store has an order."""
         found: list[Listed] = []
         with self._attempt("list"):
             for page in obstore.list(self._small, f"{folder}/", chunk_size=min(most, PAGE)):
@@ -364,9 +362,8 @@ def _folder_of(url: str) -> SharedFolder | None:
 
 
 def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> ObjectStore:
-    """Connect to the store at `url`. With `signs_bodies`, sign S3 requests with their body. Hashing
-    a body takes as long as encrypting and sending it, and readers verify an uploaded body anyway.
-    """
+    """Connect to the store at `url`. Without `signs_bodies`, leave S3 bodies unsigned: hashing one
+    takes as long as encrypting and sending it, and readers verify bodies anyway."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise InvalidRequestError(
@@ -393,7 +390,7 @@ def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> Object
 
 
 def _is_timeout(error: Exception) -> bool:
-    return "timed out" in f"{error}" or "TimedOut" in f"{error}"  # not `retry_timeout`
+    return "timed out" in f"{error}" or "TimedOut" in f"{error}"  # excludes `retry_timeout`
 
 
 def _is_refusal(error: Exception) -> bool:

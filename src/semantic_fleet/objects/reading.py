@@ -54,7 +54,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = 8
-"""Concurrent calls."""
+"""Most concurrent calls of one kind."""
 
 
 class Parallel:
@@ -236,8 +236,9 @@ class Reader:
         return b"".join(map(bytes, self._bodies.read(header, n_bytes, THREADS)))
 
     def _verified(self, header: BlockHeader, read: Callable[[], T]) -> T | None:
-        """Return the result of `read` for a verified body; on failure, count the cause and return
-        None."""
+        """Return the result of `read` for a verified body; on failure, count why and return
+        None.
+        """
         if self._catalog.is_forgotten(header.key):
             self._tally.count("misses")
             return None
@@ -267,8 +268,7 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget an evicted body. The request that missed it writes it again, and the blocks after
-        it."""
+        """Forget an evicted body. The request that misses it writes it and later blocks again."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):
@@ -309,7 +309,8 @@ _MOST_BACK = 64
 class LookUp:
     """Looks up chains of blocks for one process, and adds them to the catalog. Thread-safe. The
     janitor evicts chains from their ends, so a binary search finds how much of a chain is stored.
-    Bodies that no full block names are listed after the last block. Reads one page of each listing.
+    After the last block, a listing shows the bodies that no full block names; reads one page of
+    each listing.
     """
 
     def __init__(self, objects: Objects, bodies: Bodies, catalog: Catalog, tally: Tally) -> None:
@@ -353,9 +354,7 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return whether a body of the right size is stored; a writer replaces one of another
-        size.
-        """
+        """Return whether a body of the right size is stored; writers replace any other size."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
@@ -366,7 +365,7 @@ class LookUp:
         return [one for one in tails if one is not None]
 
     def _listed_tails(self, chain: _Chain, place: int) -> list[Listed]:
-        """Return the tails that the prompt begins with, and some others, newest first."""
+        """Return the tails that the prompt continues with, and some other tails, newest first."""
         listed = self._objects.listed(chain.folder.after(chain.links[place].hash), PAGE)
         if len(listed) <= _MOST_UNLIKE:
             return listed
@@ -435,9 +434,7 @@ class _Chain:
         return frozenset(self.folder.scope.hash_of(parent, one).hex() for one in beginnings)
 
     def resumes_at(self, header: BlockHeader) -> bool:
-        """Return whether `header` is a checkpoint whose tokens are the next tokens of the
-        prompt.
-        """
+        """Return whether `header` is a checkpoint whose tokens the prompt continues with."""
         own = header.link.tokens
         there = self._tokens_after(header.link.start // BLOCK_TOKENS - 1)
         return header.part is Part.CHECKPOINT and there[: len(own)] == own

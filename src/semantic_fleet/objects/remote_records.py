@@ -38,9 +38,7 @@ _UPLOAD_BYTES = 64 << 20
 
 
 class Records:
-    """Small records of tenants, each under a 32-byte key. Thread-safe; no failure raises an
-    error.
-    """
+    """Small records of tenants, each under a 32-byte key. Thread-safe; failures raise nothing."""
 
     def __init__(self, objects: Objects, secret: bytes, noun: str) -> None:
         self._objects = objects
@@ -64,9 +62,7 @@ class Records:
         return self._objects.has_failed
 
     def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:
-        """Write a record, over an existing one if `replaces`; drop the record if the write
-        fails.
-        """
+        """Write a record, over an existing one if `replaces`; drop it if the write fails."""
         with self._objects.urgent(), suppress(UnavailableError):
             tenant = self._vault.tenant(tag)
             sealed = seal(tenant.key, self._identity(key), data)
@@ -85,8 +81,7 @@ class Records:
         return True
 
     def tag(self, name: bytes) -> bytes:
-        """Return the tag of a tenant whose `name` alone is known. It is as secret as the tenant's
-        own tag."""
+        """Return the tag of a tenant known only by `name`, as secret as the tenant's own tag."""
         return records_tag(self._secret, name)
 
     def _path(self, folder: str, key: bytes) -> str:

@@ -250,8 +250,7 @@ class RemoteStore:
             return self._put(block)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Does not call the object store: the thread deletes the bodies
-        later."""
+        """See `CacheStorePort.drop`. Does not call the object store: the thread deletes later."""
         for key in dict.fromkeys(keys):
             place = self._catalog.place(key)
             self._deletions.begin(key, partial(self._delete_block, key, place))

@@ -49,9 +49,7 @@ TAG = 16
 READ_CHUNKS = 8
 """Number of chunks that one request reads."""
 IDLE_SECONDS = 5.0
-"""Seconds without a body after which to free sealing memory; freeing may take up to twice as
-long.
-"""
+"""Seconds without a body after which to free sealing memory; freeing may take twice as long."""
 
 _MAGIC = b"SEMSEAL1"
 _FIELDS = struct.Struct("<8sIIQ16s16s")
@@ -61,9 +59,7 @@ _NONCE = struct.Struct(">?xxxQ")
 _SALT_BYTES = 16
 
 Fetch = Callable[[Iterable[tuple[int, int]]], Iterator["Buffer"]]
-"""Yields the bytes of an object for each (start, stop), in order; fewer if the object ends
-before.
-"""
+"""Yields the bytes of an object for each (start, stop), in order; fewer at the object's end."""
 
 
 def sealed_bytes(n_bytes: int) -> int:
@@ -86,8 +82,7 @@ def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
 def seal(
     key: bytes, identity: bytes, contents: Buffer, into: memoryview | None = None
 ) -> memoryview:
-    """Seal `contents` under `identity`, in `into`, which has `sealed_bytes` bytes, or in new
-    memory."""
+    """Seal `contents` under `identity`: into `into`, of `sealed_bytes` bytes, or new memory."""
     data = memoryview(contents).cast("B")
     salt = os.urandom(_SALT_BYTES)
     sealed = memoryview(bytearray(sealed_bytes(len(data)))) if into is None else into
@@ -292,8 +287,7 @@ class Vault:
         clock: Callable[[], float] = time.monotonic,
         renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes. `renewed` is called with the tag of a tenant with a
-        new key."""
+        """`secret` is the fleet's, 32 bytes. `renewed` gets the tag of a tenant with a new key."""
         self._objects = objects
         self._secret = secret
         self._clock = clock
@@ -372,9 +366,7 @@ class Vault:
 
 
 def live_folder(objects: Objects, name: str) -> str | None:
-    """Return the current folder of the tenant whose ID is `name`, or None. Raises
-    UnavailableError.
-    """
+    """Return the current folder of the tenant with this ID, or None. Raises UnavailableError."""
     try:
         found = bytes(objects.get(f"{TENANTS}/{name}"))
     except FileNotFoundError:

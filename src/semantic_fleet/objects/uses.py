@@ -51,8 +51,7 @@ def name_of(path: str) -> int:
 
 
 def used_at(written: datetime, place: int = 0) -> int:
-    """Return a sortable number for a use: the time when the store wrote the log, then the use's
-    place."""
+    """Return a sortable number for a use: when the store wrote the log, then the use's place."""
     return int(written.timestamp() * _MILLISECONDS) << _PLACE_BITS | min(place, _MOST_USES - 1)
 
 
@@ -72,9 +71,7 @@ class Numbers:
         self._objects.replace(path, self._sealed(path, numbers))
 
     def read(self, listed: Listed) -> array[int]:
-        """Return the numbers; empty if the object is missing or damaged. Raises
-        UnavailableError.
-        """
+        """Return the numbers; none if the object is missing or damaged. Raises UnavailableError."""
         path, n_bytes, numbers = listed.path, contents_bytes(listed.n_bytes), array("Q")
         if not n_bytes:
             return numbers
@@ -132,9 +129,7 @@ class UseLog:
             return 0.0 if full or self._due is None else max(0.0, self._due - self._clock())
 
     def write(self) -> None:
-        """Write the log now unless it is empty. If that raises UnavailableError, the uses are
-        kept.
-        """
+        """Write the log now unless it is empty. Keeps the uses if it raises UnavailableError."""
         with self._lock:
             depths, self._depths = self._depths, {}
             self._due = self._clock() + self._seconds
@@ -237,9 +232,7 @@ class UseReader:
         self._read: list[str] = []
 
     def table(self, keep: Callable[[], None]) -> UseTable:
-        """Return the merged table; call `keep` after reading each object. Raises
-        UnavailableError.
-        """
+        """Return the merged table; call `keep` after each read. Raises UnavailableError."""
         tables = sorted(self._objects.listed(TABLES, PAGE), key=_age)
         logs = sorted(self._logs(), key=_age)
         self._read = [one.path for one in (*tables, *logs)]

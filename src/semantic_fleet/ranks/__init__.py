@@ -1,3 +1,1 @@
-"""Processes that compute one model together: how they start, meet and talk. Imports no
-framework.
-"""
+"""Processes that compute one model: how they start, meet and talk. Imports no framework."""

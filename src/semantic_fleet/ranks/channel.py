@@ -40,9 +40,7 @@ class Keys(NamedTuple):
 
 
 def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
-    """Return the keys of `rank`'s connection to rank 0; None unless both ranks know the
-    `secret`.
-    """
+    """Return the keys of `rank`'s connection to rank 0; None unless both know the `secret`."""
     theirs = _read(sock, _RANDOM)
     said = secrets.token_bytes(_RANDOM) + rank.to_bytes(_RANK, "little")
     talk = theirs + said
@@ -86,8 +84,7 @@ def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
 
 
 def _read(sock: socket.socket, n_bytes: int) -> bytes:
-    """Read `n_bytes` within the socket's timeout; return fewer if time runs out or the connection
-    ends."""
+    """Read `n_bytes` within the socket's timeout; fewer if the time or the connection ends."""
     found, until = b"", time.monotonic() + (sock.gettimeout() or 3600.0)
     with suppress(OSError):
         while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
@@ -158,8 +155,7 @@ class Channel:
         sock.settimeout(silence)
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, then a `descriptor` of this process. If the peer is lost, `frames` reports
-        that."""
+        """Send a frame, then a `descriptor` of this process. `frames` reports a lost peer."""
         ints = array("q", frame.ints)
         if sys.byteorder == "big":
             ints.byteswap()

@@ -42,10 +42,9 @@ _GREETING_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
 """Seconds without a frame after which a rank is lost."""
 _BEAT_SECONDS = 1.0
-"""Seconds between two signs of life, which report the memory left."""
+"""Seconds between two signs of life, which report the free memory."""
 _STALL_SECONDS = 600.0
-"""Most seconds for one call. A chunk of a prompt takes seconds, so a call this long would never
-end."""
+"""Seconds after which a call counts as stuck: a chunk of a prompt takes only seconds."""
 _END_SECONDS = 10.0
 """Seconds to wait for running calls before the process ends."""
 _LOST = 1
@@ -102,8 +101,7 @@ class Links:
             self._computing = None
 
     def finish(self) -> None:
-        """Finish the work in good order: when other ranks end later, that does not count as a
-        failure."""
+        """Finish the work in good order: a later end of another rank is not a failure."""
         self._is_over = True
         for channel in self.channels:
             channel.send(Frame(Op.END, 0))

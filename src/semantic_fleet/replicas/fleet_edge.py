@@ -118,9 +118,7 @@ def _key_of_response(path: str, body: Json) -> str | None:
 
 
 def _opening(body: Json) -> str:
-    """Return the part of a growing conversation that stays the same: up to its first user
-    message.
-    """
+    """Return the constant part of a growing conversation: up to its first user message."""
     fixed = [_words(body[name]) for name in _FIXED if name in body]
     begins = [_words(_first(body[name])) for name in _LISTS if name in body]
     return json.dumps([fixed, begins])
@@ -340,9 +338,7 @@ async def _all_metrics(replicas: ReplicasPort, request: Request) -> Response:
 
 
 def merged_metrics(texts: Mapping[str, str]) -> bytes:
-    """Merge several servers' metrics in Prometheus' text format; the servers' names become a
-    label.
-    """
+    """Merge several servers' metrics in Prometheus' text format; a label names the server."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts))
     return generate_latest(registry)

@@ -68,9 +68,7 @@ class ReplicaPort(Protocol):
 
 
 class BuildReplica(Protocol):
-    """Starts a replica's server. Ray pickles this callable and calls it in the replica's
-    process.
-    """
+    """Starts a replica's server. Ray pickles this object and calls it in the replica's process."""
 
     def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
         """Run one of `sharing` servers on a machine. The server stores in `folder`; entering the

@@ -59,7 +59,7 @@ async def answer(app: AsgiApp, request: PassedRequest) -> AsyncGenerator[Piece, 
 
 
 async def whole_answer(pieces: AsyncIterator[Piece]) -> tuple[ResponseHead, bytes]:
-    """Return a finished response. Raises BackendError for one without a head."""
+    """Return a finished response. Raises BackendError for a response without a head."""
     head: ResponseHead | None = None
     body = bytearray()
     async for piece in pieces:

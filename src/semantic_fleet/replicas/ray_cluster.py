@@ -105,8 +105,8 @@ class RayCluster:
             self._connect()
             serve.start(proxy_location="Disabled", logging_config=_log_of_serve("CRITICAL"))
             gpus = self._gpus()
-            # A replica with GPUs of its own has their memory; otherwise all on one machine share
-            # the memory.
+            # A replica with GPUs of its own has their memory; otherwise those on one machine share
+            # it.
             sharing = 1 if gpus >= 1 else self._plan.per_machine
             target = self._deployment(gpus).bind(
                 self._build, self._plan.folder, sharing, Drain(self._plan.drain, is_any_stopping)
@@ -132,7 +132,7 @@ class RayCluster:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        handle = self._require_handle()  # before an import next to the one in `start`
+        handle = self._require_handle()  # first: raises while `start` imports Ray
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import BackPressureError, RayServeException
 
@@ -281,9 +281,7 @@ def _remove_application(drain: float) -> None:
 
 
 def is_any_stopping() -> bool:
-    """Return whether a replica is stopping. Raises OverloadedError if the cluster does not
-    answer.
-    """
+    """Return whether a replica is stopping. Raises OverloadedError if the cluster is silent."""
     import ray
     from ray import serve
 

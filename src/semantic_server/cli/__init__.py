@@ -1,1 +1,1 @@
-"""Commands about a server that runs: they load no model and open no store."""
+"""Commands that run a server, or use a running one without loading a model."""

@@ -1,6 +1,5 @@
-"""`semantic launch`: starts a coding agent that uses a running server, changing no file. With
---write it adds the server to the agent's settings instead; --show only shows that change. Starts no
-server."""
+"""`semantic launch`: starts a coding agent that uses a running server, changing no file. --write
+adds the server to the agent's settings instead; --show only shows that change. Starts no server."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ def claude(
         outcome.print()
         return
     typer.echo("\n".join(f"export {name}={word}" for name, word in exports.items()))
-    # Comments to the shell that evaluates the lines above.
+    # Comments for the shell that evaluates the lines above.
     outcome.print(prefix="# ")
 
 
@@ -162,8 +161,9 @@ class _Outcome:
 
 
 def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
-    """Return whether to start the agent. Raises InvalidRequestError if `arguments` are given for an
-    agent that does not start."""
+    """Return whether to start the agent. Raises InvalidRequestError if not, but with
+    `arguments`.
+    """
     if not (options.write or options.show or as_json):
         return True
     if arguments:

@@ -1,6 +1,6 @@
 """`semantic models ps`, `load`, `unload`, `semantic memory` and `semantic agents export`, `import`:
-the models, memory and agents of a running server. Agents may also come from the store or go to the
-store, as two files."""
+the models, memory and agents of a running server. The store can also export and import, as files.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def load(
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Load one of the models of a running server, and wait for it."""
+    """Load one of the models of a running server, and wait until it is loaded."""
     from semantic_server.clients.server_connection import change_model
 
     _print(change_model(url, key_variable, model, "load"), as_json=as_json)
@@ -219,9 +219,7 @@ class RemoteOptions:
 def export_archive(
     url: str, key_variable: str, name: str, owner: Owner, file: Path
 ) -> tuple[str, Json]:
-    """Write an agent of a server to a new file or to stdout; return a report as text and as
-    JSON.
-    """
+    """Write an agent of a server to a new file or stdout; return a report as text and as JSON."""
     from semantic_server.clients.server_connection import exported
 
     with (
@@ -239,8 +237,9 @@ def export_archive(
 def import_archive(
     url: str, key_variable: str, file: Path, name: str | None, owner: Owner
 ) -> tuple[str, Json]:
-    """Send a file that `export_archive` wrote to a server; return the imported agent as text and as
-    JSON."""
+    """Send a file of `export_archive` to a server; return the imported agent as text and as
+    JSON.
+    """
     from semantic.adapters.exchange.transfer import open_file
     from semantic_server.clients import server_connection as agent_archives
 

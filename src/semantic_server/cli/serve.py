@@ -327,14 +327,14 @@ def remember(settings: ServerSettings) -> None:
 
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
-    """Return the model's names for requests: the given names, or else its own name and the alias
-    that named it."""
+    """Return the model's names for requests: those given, or its own and the alias that named
+    it.
+    """
     return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 
 
 def engine_settings(settings: ServerSettings) -> Settings:
-    """Return the engine's part of `settings`, with aliases replaced by models. Raises
-    InvalidRequestError."""
+    """Return the engine's part of `settings`, aliases replaced. Raises InvalidRequestError."""
     engine = Settings(
         model_of(settings.model[0]),
         pool_bytes=gib("pool_gb", settings.pool_gb),

@@ -132,8 +132,7 @@ def flags(options: ServeOptions, config: Path | None) -> Iterator[str]:
 
 
 def _flag(name: str, hint: object) -> str:
-    """Return a setting's flag: its first declared one, which typer keeps as its default, or its
-    name."""
+    """Return a setting's flag: its first declaration, which typer keeps as default, or its name."""
     (option,) = get_args(hint)[1:]
     declared = option.default
     return declared if isinstance(declared, str) else f"--{name.replace('_', '-')}"

@@ -114,8 +114,7 @@ def _contexts(body: bytes) -> dict[str, int]:
             if isinstance(entry, dict)
             else (None, None)
         )
-        # Not `isinstance`: True is an int too. `isprintable`: the name goes into files and to a
-        # shell.
+        # Not `isinstance`: True is an int too. `isprintable`: the name goes to files and a shell.
         if isinstance(name, str) and name and name.isprintable() and type(tokens) is int:
             found[name] = tokens
     return {name: tokens for name, tokens in found.items() if tokens > 0}
@@ -219,8 +218,7 @@ def _claude_variables(server: RunningServer) -> dict[str, str | None]:
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(tokens),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": window,
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_answer_tokens(server)),
-        # Omit text that differs between sessions: at the start of the prompt, it prevents any
-        # match.
+        # Omit text that differs between sessions: at the prompt's start, it prevents a match.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
         "API_TIMEOUT_MS": str(_REQUEST_MS),

@@ -1,7 +1,7 @@
 """Requests to a running server: each has its own connection, and sends a key only after the server
 refuses a request without one. Uses no proxies and follows no redirects, so only the named host gets
-a key. Knows the routes for models, memory, overview and archives, and how they refuse a request,
-but not the content of a document or archive.
+a key. Knows the routes for models, memory, overview and archives, and how they refuse, but not the
+content of a document or archive.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ _TIMEOUT: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The body of a request: its pieces, its size in bytes, and the seconds that the server may
-    take."""
+    """The body of a request: its pieces, its size, and the seconds that the server may take."""
 
     pieces: Iterable[bytes]
     n_bytes: int
@@ -119,9 +118,7 @@ class Reply:
             return self.response.read(most)
 
     def read_line(self, most: int) -> bytes:
-        """Return the next line; b"" at the end. Raises OperatorError if the response is cut
-        short.
-        """
+        """Return the next line; b"" at the end. Raises OperatorError if the line is cut short."""
         with self._unbroken():
             return self.response.readline(most)
 
@@ -172,8 +169,7 @@ def send(
 
 
 def key_for(url: str, variable: str) -> str | None:
-    """Return the key for POST requests, or None if the server requires no key. Raises the same
-    errors as `get`."""
+    """Return the key for POSTs, None if the server requires no key. Raises the errors of `get`."""
     with send(url, _CHEAP) as reply:
         is_open = reply.status != HTTPStatus.UNAUTHORIZED
         return None if is_open else read_key(reply.base, variable)
@@ -183,7 +179,7 @@ def read_address(url: str) -> SplitResult:
     """Return a server's address. Raises InvalidRequestError if it is malformed."""
     try:
         address = urlsplit(url.strip())
-        _ = address.port  # a number, or ValueError
+        _ = address.port  # raises ValueError unless it is a number
     except ValueError as error:
         raise InvalidRequestError(f"--url must be like {_EXAMPLE}: {error}") from None
     plain = address.scheme in {"http", "https"} and address.hostname and url.strip().isprintable()
@@ -208,17 +204,13 @@ def read_key(base: str, variable: str) -> str:
 
 
 def not_ours(base: str, expected: str = "") -> OperatorError:
-    """Return the error for an answer from another program; its message names the `expected`
-    answer.
-    """
+    """Return the error for another program's answer; the message names the `expected` answer."""
     more = f": expected {expected}" if expected else ""
     return OperatorError(f"the server at {base} is not a semantic server{more}")
 
 
 def refusal(reply: Reply, what: str) -> SemanticError:
-    """Return a command's error for an unsuccessful response to `what`, in the words of the
-    server.
-    """
+    """Return the error of a command if the response to `what` failed, in the server's words."""
     match json_object(reply):
         case {"error": {"message": str(said)}}:
             plain = "".join(c if c.isprintable() else " " for c in said[:_MOST_CHARACTERS])
@@ -329,8 +321,8 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of an agent: a model, required if the server has several, and a tenant, given by an
-    operator as an id."""
+    """The owner of an agent: a model, required if the server has several, and the id of a tenant,
+    which only an operator gives."""
 
     model: str | None = None
     tenant: str | None = None

@@ -53,8 +53,7 @@ class Span:
 @dataclass(slots=True)
 class Savings:
     """Prompt tokens of all answers since the Unix time `since`, the cached tokens among them, and
-    the seconds that computing the cached tokens would have taken at the mean speed of all earlier
-    prompts."""
+    the seconds to compute the cached tokens at the mean speed of all earlier prompts."""
 
     since: float
     prompt_tokens: int = 0
@@ -102,8 +101,7 @@ class Recorder:
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """Return the requests of `tenant`, or of all tenants if None, that changed after version
-        `after`."""
+        """Return the requests of `tenant`, or of all if None, changed after version `after`."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -314,9 +312,7 @@ class Watch:
         return self._clock()
 
     def require_room(self, tenant: str | None) -> None:
-        """Raise WireError if `tenant` already has the most watchers. None stands for all
-        operators.
-        """
+        """Raise WireError if `tenant`, None for operators, already has the most watchers."""
         if self._watchers[tenant] >= MOST_WATCHERS:
             raise WireError(
                 HTTPStatus.TOO_MANY_REQUESTS,

@@ -57,8 +57,7 @@ class AnswerRecord:
 
     @property
     def queue_time(self) -> float:
-        """Seconds before the first piece that the request spent in the queue or in restoring
-        blocks."""
+        """Seconds before the first piece, spent in the queue or in restoring blocks."""
         return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property
@@ -109,9 +108,7 @@ class InstrumentedServing:
         model: str = "",
         through: Callable[[Events], Events] = _unchanged,
     ) -> None:
-        """`model` is the model's id on a server with several. Each answer's events pass
-        `through`.
-        """
+        """`model` is the model's id on a server with several. All events pass `through`."""
         self._of = model
         self._through = through
         self._serving = serving

@@ -171,8 +171,8 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """Return every status that a route may return, with `model` as the body. Refers to `model` by
-    name: given the class, FastAPI would build some 600 serializers while the first request waits.
+    """Return every status that a route may return, with `model` as the body, referred to by name:
+    given the class, FastAPI would build some 600 serializers while the first request waits.
     """
     body = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
     return {status: {"content": body, "description": text} for status, text in STATUSES.items()}
@@ -309,15 +309,14 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    """Return the middleware, outermost first. The module `errors` has the handler of unexpected
-    errors."""
+    """Return the middleware, outermost first. Module `errors` has the handler of unexpected
+    errors.
+    """
     return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
 
 
 def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
-    """Return the middleware that refuses requests by size, deadline, host or key, outermost
-    first.
-    """
+    """Return the middleware that refuses requests, in order: by size, deadline, host and key."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     operators = ApiKeys(key.get_secret_value() for key in settings.operator_keys)
     return (

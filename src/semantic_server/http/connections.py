@@ -279,8 +279,8 @@ class DeadlineProtocol(H11Protocol):
         self._close()
 
     def _close(self) -> None:
-        """Close the connection once the client has read everything, or at the send timeout: an
-        amount too small to pause writing would otherwise wait forever."""
+        """Close the connection once the client has read everything, or at the send timeout: output
+        too small to pause writing would otherwise wait forever."""
         self.transport.close()
         self._set_client_timer(self.registry.limits.send_timeout, self.transport.abort)
 

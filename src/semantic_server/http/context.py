@@ -178,8 +178,7 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
 
 class StartedStream(Generic[T]):
     """A stream whose errors before the first item can still become HTTP errors. The first item has
-    already arrived, or else iteration waits for it. `aclose` closes the generator even if iteration
-    has not begun."""
+    arrived, or iteration waits for it. `aclose` closes the generator even before iteration."""
 
     def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
         self._first: asyncio.Future[T] | None = first

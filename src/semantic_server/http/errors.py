@@ -52,8 +52,7 @@ left. Clients repeat a request after 408, 409, 429 or 5xx, but never after this 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
-"""Statuses after which SDKs must not repeat the request: it would fail again, or an operator ended
-it."""
+"""Statuses that keep SDKs from repeating a request that would fail again or an operator ended."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
 """Statuses after which the connection closes without reading the rest of the request."""

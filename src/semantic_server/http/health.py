@@ -69,7 +69,7 @@ async def change(request: Request) -> Memory:
 def _limit_of(request: Request) -> MemoryLimit:
     if settings_of(request).api_keys:
         require_operator(request, "memory belongs to all tenants")
-    serving_of(request)  # 503 while it loads
+    serving_of(request)  # 503 while the model loads
     limit = context_of(request).memory
     if limit is None:
         raise InvalidRequestError("this server has no memory limit")

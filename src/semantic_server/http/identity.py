@@ -47,13 +47,12 @@ _LONGEST_JSON: Final = 16 << 10
 """Maximum characters of JSON within a header or a field."""
 _OLD_USER_ID: Final = re.compile(r"user_.{1,200}_session_([0-9A-Za-z-]{1,64})", re.ASCII)
 _ROOT: Final = "root"
-"""Codex's name of the agent that talks to the user; agent names are paths."""
+"""Codex's name for the agent that talks to the user; agent names are paths."""
 _NOTHING: Final[Json] = {}
 
 
 def tenant_of(request: Request) -> str:
-    """Return the API key's tenant, or "" if the server has no keys. Raises WireError for an
-    operator's key."""
+    """Return the API key's tenant, or "" without keys. Raises WireError for an operator's key."""
     if is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -125,8 +124,7 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Claude Code's identity. Subagents have ids of their own; only nested ones send a parent
-    id."""
+    """Read Claude Code's identity. Subagents have own ids; only nested ones send a parent id."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -150,8 +148,7 @@ def _session_of_user_id(body: Json) -> str | None:
 
 
 def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Codex's identity. A thread is an agent; the root agent's thread has the session's own
-    id."""
+    """Read Codex's identity. A thread is an agent; the root agent's thread has the session's id."""
     metadata = _object(body.get("client_metadata"))
     turn = _parsed(headers.get("x-codex-turn-metadata") or metadata.get("x-codex-turn-metadata"))
     if not (turn or _sent_by(CODEX, headers, "originator", "user-agent")):
@@ -195,7 +192,7 @@ def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read AIPerf's identity. Both headers contain the same id; any client may send
+    """Read AIPerf's identity. Both headers have the same id; other clients may send
     x-correlation-id alone."""
     del body
     session = _tag(headers.get("x-correlation-id"))
@@ -218,8 +215,9 @@ def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read a tag that a client uses for all conversations of a user, or for all with a common
-    prefix."""
+    """Read a tag that a client uses for all conversations of a user, or for those with one
+    prefix.
+    """
     del headers
     user_id = _object(body.get("metadata")).get("user_id")
     tag = _first_tag(
@@ -294,8 +292,8 @@ _UNAUTHORIZED: Final = Problem(
 
 class AuthMiddleware:
     """Replies 401 to a request without a valid key, if the server has keys, and 429 to a tenant
-    above its fair share of `max_requests`. Stores the key's tenant in the scope, or that the key is
-    an operator's."""
+    above its fair share of `max_requests`. Stores in the scope the key's tenant, or an operator's
+    role."""
 
     def __init__(
         self,
@@ -352,9 +350,7 @@ def _too_many(own: int) -> Problem:
 
 
 def presented_keys(headers: Headers) -> list[str]:
-    """Return the keys of a request from both headers, because some clients send a stale key in
-    one.
-    """
+    """Return a request's keys from both headers, because some clients send a stale key in one."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]

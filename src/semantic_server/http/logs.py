@@ -43,8 +43,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as objects: `time`, `level`, `event`, the fields, and `trace` if there is
-    one."""
+    """Formats records as objects: `time`, `level`, `event`, the fields, and a `trace` if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

@@ -1,6 +1,6 @@
 """/v1/models, /api/v0/models, /tokenize, /detokenize: the served models, names and tokenizers.
-/v1/models has the fields of both client families, /api/v0/models those of LM Studio; tokenization
-follows vLLM's routes."""
+/v1/models has both client families' fields, /api/v0/models LM Studio's; tokenization is as in vLLM.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Models(BaseModel):
 async def list_models(
     request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 1000
 ) -> Models:
-    """Return all names for requests: first the first model's id, last the embedding model's."""
+    """Return all names for requests: the first model's id first, the embedding model's last."""
     found = [
         _model(request, name, served, status)
         for served, status in listed_models(request)
@@ -126,9 +126,7 @@ def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]
 
 
 def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | None]:
-    """Return the first model that accepts `name`, and its state, if any. Raises
-    ModelNotFoundError.
-    """
+    """Return the first model that accepts `name`, with any state. Raises ModelNotFoundError."""
     rows = listed_models(request)
     for served, status in rows:
         if served.accepts(name):
@@ -143,8 +141,9 @@ def context_length(served: AnyModel) -> int:
 
 @router.post("/v1/models/{model_id:path}/load", tags=["models"], response_model_exclude_none=True)
 async def load_model(request: Request, model_id: str) -> Model:
-    """Load one of several models unless it is loaded. A server with keys requires an operator's
-    key."""
+    """Load one of several models unless it is loaded. A server with keys wants an operator's
+    key.
+    """
     return await _changed(request, model_id, lambda models: models.load(model_id))
 
 

@@ -261,9 +261,7 @@ async def overview(request: Request) -> Overview:
 
 @router.get("/stream", include_in_schema=False)
 async def stream(request: Request) -> Response:
-    """Send an event named `overview`, then one named `changes` each second, until the server
-    stops.
-    """
+    """Send an event `overview`, then each second an event `changes`, until the server stops."""
     viewer = _Viewer(request)
     context_of(request).watch.require_room(viewer.tenant)
     return event_stream(request, viewer.events())

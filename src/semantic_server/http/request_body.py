@@ -42,8 +42,8 @@ MAX_MEMBERS: Final = 200_000
 
 The parser and pydantic hold the interpreter for the whole of a call, even on a worker thread, so
 one call may take only as long as the event loop may wait: 2 to 4 ms for a MiB of text, half a
-microsecond for a member, a tenth of that for any other value. 16 MiB within these limits take 0.13
-s at worst.
+microsecond for a member, a tenth of that for any other value. 16 MiB within these limits take at
+most 0.13 seconds.
 """
 
 _MOST_ERRORS: Final = 2000
@@ -64,8 +64,7 @@ _THREADS: Final = 2
 
 
 class LargeBodies:
-    """Bounds the bytes of large bodies in memory, and shares the parser threads. For one event
-    loop."""
+    """Limits the bytes of large bodies in memory, and shares the parser threads. For one loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
         """Hold at most `most` bytes; a body waits at most `timeout` seconds for its turn."""
@@ -168,8 +167,7 @@ async def parse_offloaded(request: Request, data: bytes) -> dict[str, object]:
 async def on_thread(
     request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call `function` on a worker thread; tenants share the threads by time, as bodies may be
-    large."""
+    """Call `function` on a worker thread that tenants share fairly, because bodies may be large."""
     bodies: LargeBodies = request.app.state.bodies
     is_short = _size_of(request) < _OFFLOAD_BYTES
     tenant = getattr(request.state, "tenant", "")
@@ -204,9 +202,8 @@ def parse_object(data: bytes) -> dict[str, object]:
 
 
 def _with_whole_characters(data: bytes) -> bytes:
-    """Return `data` with U+FFFD in place of each escape of half a surrogate pair. JavaScript writes
-    such an escape when it cuts a text within an emoji, and the text stays in a conversation's
-    history."""
+    """Return `data` with U+FFFD for each escape of half a surrogate pair. JavaScript writes such an
+    escape when it cuts a text within an emoji, and the text stays in a conversation's history."""
     if not _HALF.search(data) or b"\0" in data:
         return data
     marked = data.replace(rb"\\", b"\0\0")  # an escaped backslash starts no escape
@@ -326,7 +323,7 @@ def _children(value: object) -> Iterable[object]:
 
 def _path(parts: Sequence[int | str], body: object) -> str:
     """Return the path of an error, as in `messages[0].content`: the parts of a pydantic location
-    that exist in the body, plus one. Other parts name union branches."""
+    that exist in the body, and the last part. Other parts name branches of unions."""
     path = ""
     at = body
     for part in parts:
@@ -347,9 +344,8 @@ def described(
     body: str,
     stream: str | None = None,
 ) -> dict[str, object]:
-    """Return the OpenAPI description of a route that reads its own body. `body` describes the body,
-    `required` and `more` have schemas of its fields. `stream` is the media type of streamed
-    replies."""
+    """Return the OpenAPI description of a route that reads its own body. `body` is its description,
+    `required` and `more` have schemas of its fields. `stream` is the media type of streams."""
     schema = {
         "type": "object",
         "description": body,

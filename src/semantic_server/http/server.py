@@ -1,5 +1,5 @@
 """The HTTP server process: one socket, one event loop, the number of connections, shutdown. Knows
-uvicorn, signals and open files, but no routes; counts connections but knows nothing else of them.
+uvicorn, signals and open files, but no routes; counts connections and knows no more of them.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle SIGINT, SIGTERM, and, unless started with nohup, SIGHUP, which a closed terminal
-        sends."""
+        """Handle SIGINT and SIGTERM, and without nohup SIGHUP, which a closed terminal sends."""
         with super().capture_signals():
             in_main = threading.current_thread() is threading.main_thread()
             if not in_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -111,8 +110,7 @@ class HttpServer(uvicorn.Server):
 def make_server(
     app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
-    """Create a server of `app`, to be run with `run(sockets=[...])`. It calls `on_stop` on
-    shutdown."""
+    """Create a server of `app`; run it with `run(sockets=[...])`. Calls `on_stop` on shutdown."""
     let_streams_finish()
     return HttpServer(app, settings, on_stop)
 

@@ -56,8 +56,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return only explicit values, because `load_settings` reads the sources and records
-        origins."""
+        """Return only explicit values: `load_settings` reads the sources and records origins."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
@@ -223,8 +222,7 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _require_one_tenant_for_events(settings: ServerSettings) -> None:
-    """Refuse several tenants: a router compares tokens, so its choices reveal other tenants'
-    prompts."""
+    """Refuse several tenants: a router compares tokens, so its choices reveal others' prompts."""
     if settings.kv_events is not None and len(settings.api_keys) > 1:
         raise InvalidRequestError("kv_events: expected at most one API key: events show prompts")
 
@@ -246,8 +244,7 @@ def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """Return the settings of earlier layers that this layer overrides: `store` and `no_store`
-    exclude each other."""
+    """Return the settings that a layer overrides: `store` and `no_store` exclude each other."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 
@@ -273,8 +270,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text. Raises InvalidRequestError for an unreadable file, FileNotFoundError if
-    missing."""
+    """Return the text. Raises InvalidRequestError if it is unreadable, or FileNotFoundError."""
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
@@ -311,9 +307,7 @@ def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> Serve
 
 
 def _first_problem(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """Return a line with the setting, its origin and the expected value, but never the given
-    value.
-    """
+    """Return a line with the setting, its origin and the expected value, not the given value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     message = message.replace("Input should be", "expected")

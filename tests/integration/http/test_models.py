@@ -406,7 +406,7 @@ def test_a_model_that_may_be_pulled_is_fetched_and_served() -> None:
 @pytest.mark.parametrize(
     ("allowed", "name", "problem"),
     [
-        ((), "org/new", "start it with --allow-pull"),
+        ((), "org/new", "restart with --allow-pull"),
         (("org/*",), "other/new", "cannot pull 'other/new': expected one of org/*"),
         (("org/new",), "org/new2", "cannot pull"),
         (("org/new",), "x" * 5000, "cannot pull"),

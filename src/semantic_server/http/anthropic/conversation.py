@@ -35,13 +35,12 @@ _TEXT: Final = "semantic.text."
 
 
 def signature_of(thought: str) -> str:
-    """Return the signature of a thinking block sent with its text; deterministic."""
+    """Return the deterministic signature of a thinking block that is sent with its text."""
     return _SEAL + _encoded(hashlib.sha256(_utf8(thought)).digest())
 
 
 def signature_with_text(thought: str) -> str:
-    """Return the signature of a thinking block sent without its text; the signature contains the
-    text."""
+    """Return the signature of a thinking block sent without its text, which the signature has."""
     return _TEXT + _encoded(_utf8(thought))
 
 
@@ -66,9 +65,7 @@ def _utf8(text: str) -> bytes:
 
 
 _BILLING: Final = "x-anthropic-billing-header:"
-"""Start of a line that clients put before their system prompt. The line differs between
-requests.
-"""
+"""Start of a line that clients put before their system prompt. The line differs per request."""
 
 _BETWEEN_BLOCKS: Final = "\n\n"
 _FAILED: Final = "Error: "
@@ -113,8 +110,7 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """Yield the domain's messages for a message; `passed` says that a later message is the
-        user's."""
+        """Yield the domain's messages for a message; `passed` if a later message is the user's."""
         role = message.get("role")
         match role:
             case "user":
@@ -176,8 +172,7 @@ class ConversationReader:
         return replace(read, content=_FAILED + read.content) if result.get("is_error") else read
 
     def _from_assistant(self, blocks: Sequence[object], path: str) -> Message:
-        """Return one message; its texts are joined without a separator, as the model generated
-        them."""
+        """Return one message; joins its texts without a separator, as the model generated them."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []

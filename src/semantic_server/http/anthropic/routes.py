@@ -81,8 +81,9 @@ class _Input:
         return certain
 
     def end(self, *, cut: bool) -> str:
-        """Return the text to send after the arguments; leave the object open if they were `cut`
-        short."""
+        """Return the text to send after the arguments; if they were `cut`, leave the object
+        open.
+        """
         written = "".join(self._written)
         if self._held and not written[self._object.n_taken :].strip():
             return self._held
@@ -124,7 +125,7 @@ class ResponseStyle:
 
 
 class MessageWriter:
-    """Builds one message: `write` takes an answer's events in order, and returns those to send."""
+    """Builds one message: `write` takes an answer's events in order, and returns events to send."""
 
     def __init__(self, message_id: str, model: str, style: ResponseStyle) -> None:
         self._style = style
@@ -276,9 +277,7 @@ def _empty(block: _Block) -> Json:
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:
-    """Return the usage before the cache hit is known; the last event reports how much was
-    cached.
-    """
+    """Return the usage before the cache hit is known; the last event reports the cached tokens."""
     return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
 
 

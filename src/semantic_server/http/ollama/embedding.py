@@ -47,9 +47,7 @@ _REPLY: Final = "The vectors."
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Fields of a body. `keep_alive` is the time in seconds that the model stays loaded
-    afterwards.
-    """
+    """Fields of a body. `keep_alive` is how many seconds the model stays loaded afterwards."""
 
     model: str
     texts: tuple[str, ...]

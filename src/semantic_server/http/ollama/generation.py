@@ -76,8 +76,7 @@ class _Call:
     written: list[str] = field(default_factory=list)
 
     def as_object(self, *, cut: bool) -> Json:
-        """Return the call's member of `tool_calls`. If `cut`, the arguments keep only their certain
-        part."""
+        """Return the call's member of `tool_calls`. If `cut`, the uncertain end is left out."""
         function = {"index": self.index, "name": self.name, "arguments": self._arguments(cut=cut)}
         return {"id": self.id, "function": function}
 
@@ -225,8 +224,9 @@ class ReplyWriter:
 
 
 def _usage(usage: Usage) -> Json:
-    """Return token counts. The prompt's count includes cached tokens, which `semantic` counts
-    again."""
+    """Return token counts. The prompt's include cached tokens, which `semantic` lists
+    separately.
+    """
     own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {

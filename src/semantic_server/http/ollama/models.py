@@ -155,9 +155,7 @@ def _succeeded(*, stream: bool) -> Response:
 
 
 def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> ModelsPort:
-    """Return the port that fetches models. Raises WireError unless the operator allows this
-    model.
-    """
+    """Return the port that fetches models. Raises WireError unless the operator allows `hub_id`."""
     models, settings = context_of(request).models, settings_of(request)
     if models is None or not settings.allow_pull:
         raise WireError(
@@ -227,7 +225,7 @@ def _arrived(one: Arrived) -> Json:
 @router.delete("/api/delete", include_in_schema=False)
 @router.post("/api/push", include_in_schema=False)
 async def refuse(request: Request) -> Response:
-    """Refuse the requests by which Ollama's clients change models. Raises WireError."""
+    """Refuse the requests with which Ollama's clients change models. Raises WireError."""
     await request.body()
     route = request.url.path.rpartition("/")[2]
     raise WireError(HTTPStatus.FORBIDDEN, f"/api/{route}: {_INSTEAD[route]}")
@@ -271,8 +269,7 @@ def _details(served: AnyModel) -> Json:
 
 
 def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
-    """Yield Ollama's facts under the names that clients look for; the context length is the served
-    one."""
+    """Yield Ollama's facts under the names that clients look for; the context is the served one."""
     details = served.details
     if details is None:  # one of several models, not loaded yet
         return

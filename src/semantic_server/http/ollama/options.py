@@ -283,8 +283,7 @@ def read_keep_alive(value: object) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Return the seconds of a duration in Go's form, or of a number in a text; None for other
-    texts."""
+    """Return the seconds of a duration in Go's form, or of a number as text; None for others."""
     if len(text) > _LONGEST_DURATION:
         return None
     sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]
@@ -323,7 +322,8 @@ def read_format(value: object) -> AnswerFormat | None:
 
 
 def read_logprobs(known: Mapping[str, object]) -> int | None:
-    """Return the alternatives per token; None for no log-probabilities. Raises FieldError."""
+    """Return the number of alternatives per token; None without log-probabilities. Raises
+    FieldError."""
     given = validated(_logprobs(), known)
     top = given.get("top_logprobs", 0)
     return top if given.get("logprobs", top > 0) else None

@@ -80,7 +80,8 @@ class ConversationReader:
         self._open = _OpenCalls()
 
     def read(self, value: object) -> tuple[Message, ...]:
-        """Read `messages`; None is an empty list. Raises FieldError for the first invalid one."""
+        """Read `messages`; None means an empty list. Raises FieldError for the first invalid
+        message."""
         found = list_at("messages", [] if value is None else value)
         return tuple(self._message(f"messages[{i}]", one) for i, one in enumerate(found))
 
@@ -216,8 +217,8 @@ LATEST: Final = ":latest"
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
     """A parsed request. `ask` is None without a prompt, which only loads the model. `model` is the
-    name in the request. `keep_alive` is the time in seconds that the model stays loaded, or None
-    for the server's setting."""
+    name in the request. `keep_alive` is how many seconds the model stays loaded; None for the
+    setting."""
 
     model: str
     ask: Ask | None
@@ -260,9 +261,7 @@ def generate_request(
 
 
 def _new_system(system: str, before: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the system message to add; none if it repeats the last one, as clients send it
-    again.
-    """
+    """Return the system message to add; none if it repeats the last one, as clients resend it."""
     last = next((one for one in reversed(before) if one.role == "system"), None)
     is_said = last is not None and last.content == system
     return () if is_said or not system else (Message("system", system),)

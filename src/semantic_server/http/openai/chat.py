@@ -85,8 +85,7 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """A piece of tool call number `index`; the first piece has the id. A custom tool's call comes
-    in one piece."""
+    """A piece of tool call number `index`; the first has the id. A custom call is one piece."""
 
     index: int
     id: str
@@ -116,7 +115,7 @@ class ChatDelta:
     usage: Usage | None = None
 
     def as_object(self) -> Json:
-        """Return the member of a chunk's `choices`."""
+        """Return this delta as a member of a chunk's `choices`."""
         return {
             "index": self.index,
             "delta": self.message,
@@ -145,8 +144,8 @@ async def chat_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of one choice that decides its finish reason. `held` is a custom tool's call until
-    that call is complete."""
+    """The state of one choice that decides its finish reason. `held` is a custom tool's call that
+    is not complete yet."""
 
     index: int
     custom: frozenset[str]

@@ -57,8 +57,7 @@ FinishReason = Literal["stop", "length"]
 @dataclass(slots=True)
 class LegacyLogprobs:
     """Log-probabilities as four lists with one entry per token. A token without a predecessor has
-    no log-probability. `text_offset` is the position of a token in the choice's text, in
-    characters."""
+    no value. `text_offset` is the position of a token in the choice's text, in characters."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
@@ -96,7 +95,7 @@ class CompletionDelta:
     usage: Usage | None = None
 
     def as_object(self) -> Json:
-        """Return the member of `choices`, the same in chunks and whole replies."""
+        """Return this delta as a member of `choices`, the same in chunks and whole replies."""
         return {
             "index": self.index,
             "text": self.text,
@@ -187,7 +186,7 @@ class _Choice:
 
     def _textless(self, completion: int) -> LegacyLogprobs:
         """Return entries without values for generated tokens without text, such as an end token.
-        Clients that score a prompt count from both ends of the lists, so every token must have an
+        Clients that score a prompt count from both ends of the lists, so every token needs an
         entry."""
         if not (self.request.echo and self.request.logprobs):
             return LegacyLogprobs()
@@ -217,8 +216,7 @@ async def _logprobs(
 
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
-    """Return the likeliest tokens and the actual one; if two have the same text, the likelier
-    counts."""
+    """Return the likeliest tokens and the actual one; of two with the same text, the likelier."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]

@@ -126,8 +126,7 @@ def _data(found: Embedded, as_text: Callable[[Vector], str]) -> Iterator[str]:
 
 
 def as_numbers(vector: Vector) -> str:
-    """Return `vector` as a JSON list. Converting one vector per call lets other threads run in
-    between."""
+    """Return `vector` as a JSON list. One vector per call lets other threads run in between."""
     return json.dumps(vector.tolist())
 
 

@@ -74,8 +74,7 @@ CHAT_REASONING_FIELDS: Final[dict[str, Field]] = {
     **supported("effort enabled max_tokens"),
     "exclude": refused("replies always have reasoning", False),
 }
-"""The object `reasoning` that clients of many servers send; OpenAI's own API has
-`reasoning_effort`."""
+"""The object `reasoning` of many servers' clients; OpenAI's own API has `reasoning_effort`."""
 
 COMPLETION_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,

@@ -242,7 +242,7 @@ class Delta(Protocol):
         """The usage of the choice; None before its end."""
 
     def as_object(self) -> Json:
-        """Return the member of a chunk's `choices`."""
+        """Return this delta as a member of a chunk's `choices`."""
 
 
 class ChoiceSum(Protocol[D_contra]):
@@ -349,8 +349,7 @@ async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
 
 @lru_cache(maxsize=16)
 def _fingerprint(model_id: str) -> str:
-    """Return a digest of everything that may change the answer to a seed: the model and the
-    packages."""
+    """Return a digest of all that may change the answer to a seed: the model and the packages."""
     versions = (f"{name} {_version(name)}" for name in _VERSIONED)
     named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
     return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"

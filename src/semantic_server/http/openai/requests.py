@@ -1,5 +1,6 @@
-"""Shared by requests of OpenAI's APIs: caller, sampling parameters, choices, stream options.
-Sampling parameters start from the served model's defaults. Knows neither messages nor replies."""
+"""Helpers shared by requests of OpenAI's APIs: caller, sampling parameters, choices, stream
+options. Sampling parameters start from the served model's defaults. Knows neither messages nor
+replies."""
 
 from __future__ import annotations
 
@@ -267,7 +268,9 @@ def sampling_of(
 
 
 def _number(body: Mapping[str, object], name: str, default: float) -> float:
-    """Return the number called `name`, or `default`. Raises FieldError for one out of its range."""
+    """Return the number called `name`, or `default`. Raises FieldError for a number out of
+    range.
+    """
     value = body.get(name)
     if not isinstance(value, (int, float)):
         return default
@@ -330,9 +333,7 @@ find it by default, or a chunk of its own after that."""
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How to send a reply. `running_usage` adds the usage of finished choices to their last
-    chunks.
-    """
+    """How to send a reply. `running_usage` adds the usage of finished choices to their chunks."""
 
     stream: bool = False
     usage: UsagePlace = "finish"

@@ -138,9 +138,7 @@ def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
 
 
 def written_call(call_id: str, name: str, text: str) -> ToolCall:
-    """Return the call as the model wrote it, except for white space: the inverse of
-    `custom_call`.
-    """
+    """Return the call as the model wrote it, but for white space: the inverse of `custom_call`."""
     if call_id.endswith(_AS_WRITTEN):
         return ToolCall(written_id(call_id), name, text)
     return ToolCall(call_id, name, json.dumps({"input": text}, ensure_ascii=False))
@@ -158,9 +156,7 @@ _FOLDER: Final = "working_directory"
 
 
 def item_fields(kind: str, arguments: str) -> Json | None:
-    """Return the fields of a call's item in its own form, or None if the arguments do not fit
-    it.
-    """
+    """Return the fields of a call's item in its own form; None if the arguments do not fit."""
     given = _parsed(arguments)
     if not isinstance(given, dict) or not _fits(given, OPENAI_TOOLS[kind].parameters):
         return None

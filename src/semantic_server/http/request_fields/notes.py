@@ -1,5 +1,4 @@
-"""Notes in place of content that a text model cannot process: pictures, sounds, documents, other
-blocks.
+"""Notes in place of content that a text model cannot process: pictures, sounds, documents and more.
 
 Clients resend such content in every later request, so a refusal would end their session for good.
 The same bytes make the same note, so prompts keep a common beginning. Decodes only the first bytes
@@ -38,9 +37,7 @@ _SAID: Final = (
 
 
 def picture(source: str) -> tuple[str, Attachment]:
-    """Return the note and the attachment of a picture: base64, a data URL, another URL, or a
-    name.
-    """
+    """Return the note and attachment of a picture: base64, a data URL, another URL, or a name."""
     found = _DATA_URL.match(source[:200])
     data = source if found is None else source[found.end() :]
     head = _decoded(data[: _HEAD * 4 // 3])
@@ -61,8 +58,9 @@ def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
 
 
 def file_note(file: Mapping[str, object]) -> tuple[str, Attachment]:
-    """Return the note and attachment of a file of OpenAI's APIs, by its name and the field with its
-    data."""
+    """Return the note and attachment of a file of OpenAI's APIs, by its name and its data's
+    field.
+    """
     fields = ("file_data", "file_url", "file_id")
     data = next((one for one in map(file.get, fields) if isinstance(one, str)), "")
     return attachment("document", str(file.get("filename", "")), data)
@@ -81,8 +79,7 @@ def _note(what: str, data: str) -> tuple[str, Attachment]:
 
 
 def _decoded(data: str) -> bytes | None:
-    """Return the bytes at the beginning of a base64 text; None if the text is not base64, like an
-    id."""
+    """Return the first bytes of a base64 text; None if the text is not base64, such as an id."""
     if len(data) < _SHORTEST:
         return None
     try:
@@ -97,8 +94,7 @@ def _size(data: str) -> str:
 
 
 def _described(head: bytes) -> str:
-    """Return a text such as `1024 x 768 PNG`: only the format if the size is unknown, "" for an
-    unknown format."""
+    """Return a text like `1024 x 768 PNG`: the format alone without a size, "" if unknown."""
     name = next((name for magic, name in _FORMATS.items() if head.startswith(magic)), "")
     if not name or (name == "WebP" and head[8:12] != b"WEBP"):
         return ""

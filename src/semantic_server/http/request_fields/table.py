@@ -97,8 +97,7 @@ class WireFields:
     def known(
         self, body: Mapping[str, object], table: Mapping[str, Field], within: str = ""
     ) -> dict[str, object]:
-        """Return the result of `fields_of` for a body, or for the nested object at the path prefix
-        `within`."""
+        """Return `fields_of` a body, or of the nested object whose path prefix is `within`."""
         return fields_of(body, table, {} if within else self.others, self.warnings, within)
 
 
@@ -196,8 +195,7 @@ FOREIGN: Final[dict[str, Field]] = {
     "top_a": refused(ONE_SAMPLER, 0, 0.0),
     "transforms": refused("this server never changes prompts", []),
 }
-"""The server refuses a field that would change an answer, unless its value is neutral, and names
-it."""
+"""The server refuses, by name, a field that would change an answer unless its value is neutral."""
 
 
 def at_least_one(name: str, value: int | None) -> int | None:

@@ -54,7 +54,7 @@ _TEXT_PARTS: Final = {
     "summary_text": "text",
     "text": "text",
 }
-"""Name of the text field by type of the part."""
+"""Name of the field that has the text, by type of the part."""
 
 _PICTURES: Final = frozenset({"computer_screenshot", "input_image"})
 _COMPACTED: Final = "earlier messages that only the service that compacted them can read"

@@ -44,8 +44,9 @@ from semantic_server.http.request_fields.table import (
 
 
 class ResponseGoneError(InvalidRequestError):
-    """The store lacks a response, or one that this response continues; `response_id` is the missing
-    id."""
+    """The store lacks a response or one that it continues; `response_id` is the missing one's
+    id.
+    """
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response {response_id!r:.200}")
@@ -119,8 +120,7 @@ REASONING_FIELDS: Final[dict[str, Field]] = {
     "mode": Field("this server has one mode only", ("standard",)),
     "summary": IGNORED,
 }
-"""Replies have verbatim reasoning, even if the request asks for a summary. OpenAI has no
-`max_tokens` here."""
+"""Replies have verbatim reasoning, even if a summary is requested. OpenAI has no `max_tokens`."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
     "format": SUPPORTED,
@@ -254,8 +254,7 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if the body requests it without
-    `keep`."""
+    """Return whether to store the response. Raises FieldError if the body asks without `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError("store must be false or missing: keep is false", param="store")
@@ -331,8 +330,9 @@ def _messages(
 
 @dataclass(frozen=True, slots=True)
 class _TextFormat:
-    """The form of texts; `answer_format` is None for free text, and `reply_value` goes into the
-    reply."""
+    """The form of texts; `answer_format` is None for free text, `reply_value` goes into the
+    reply.
+    """
 
     answer_format: AnswerFormat | None = None
     reply_value: Json = field(default_factory=lambda: {"type": "text"})

@@ -1,5 +1,5 @@
 """/v1/responses: create a response; retrieve or delete a stored one, or list its input. Replies
-with events, or with the last event's object, and stores before sending. Knows no shapes of events.
+with events, or the last event's object, and stores before sending. Knows no shapes of events.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class ResponseReply:
                     self._agent = event.agent_id
                 events = self._writer.write(event, await self._logprobs(event))
                 if isinstance(event, AnswerEnd) and self._parsed.store:
-                    # Before the last event: the client may continue from the response at once.
+                    # Store before the last event: the client may continue from the response at
+                    # once.
                     await put_response(self._store, self._parsed, self._writer, self._agent)
                 for one in events:
                     yield one
@@ -183,8 +184,7 @@ async def create_response(request: Request) -> Response:
 
 @router.post("/input_tokens", openapi_extra=openai_body("input"))
 async def count_input_tokens(request: Request) -> Response:
-    """Return the number of tokens of a response's prompt: instructions, tools, and the continued
-    history."""
+    """Return the prompt tokens of a response: of instructions, tools, and the continued history."""
     body = await read_json(request)
     serving, store = serving_of(request, body.get("model")), stored.store_of(request)
     body = {"model": serving.model.id, **body}

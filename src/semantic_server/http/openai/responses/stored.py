@@ -63,8 +63,7 @@ async def delete_response(request: Request, response_id: str) -> None:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn StoreError into a WireError with status 503, without its cause, which may disclose
-    details."""
+    """Turn StoreError into a WireError 503 without the cause, which may disclose details."""
     try:
         yield
     except StoreError as error:

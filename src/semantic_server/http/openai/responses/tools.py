@@ -47,9 +47,7 @@ class FunctionName:
 
 @dataclass(slots=True)
 class ToolSet:
-    """Functions by the name that the model sees. `reply_tools` is the field `tools` of the
-    reply.
-    """
+    """Functions by the name that the model sees. `reply_tools` is the reply's field `tools`."""
 
     reply_tools: list[Json] = field(default_factory=list)
     _tools: dict[str, Tool] = field(default_factory=dict)
@@ -82,8 +80,7 @@ class ToolSet:
                 self._names[tool.name] = FunctionName(tool.name)
 
     def model_name(self, name: FunctionName) -> str:
-        """Return the name under which the model sees a function; its own name if it is not in this
-        set."""
+        """Return the name that the model sees for a function, or its own name if it is unknown."""
         return next((known for known, one in self._names.items() if one == name), name.name)
 
     def client_name(self, model_name: str) -> FunctionName:

@@ -51,7 +51,7 @@ _UNFINISHED: Final[Json] = {
 
 
 class ResponseWriter:
-    """Writes one response. `write` takes an answer's events in order and returns those to send."""
+    """Writes one response. `write` takes an answer's events in order and returns events to send."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class ResponseWriter:
         return {**self._response, "output": items}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """Return the events to send for `event` and its `logprobs`. Raises WireError on a
-        failure.
+        """Return the events to send for `event` and its `logprobs`. Raises WireError if it
+        failed.
         """
         match event:
             case AnswerStarted():
@@ -112,8 +112,8 @@ class ResponseWriter:
         return self._output(event, logprobs)
 
     def heartbeat(self) -> Json:
-        """Return `response.created` the first time, then `response.in_progress`. The event never
-        has the fields of a finished response, which must not look finished before the store has it.
+        """Return `response.created` the first time, then `response.in_progress`. It never has a
+        finished response's fields: the response must not look finished before the store has it.
         """
         kind, self._created = "in_progress" if self._created else "created", True
         return {"type": f"response.{kind}", "response": {**self.response, **_UNFINISHED}}

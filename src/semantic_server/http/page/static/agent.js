@@ -1,4 +1,4 @@
-// One agent: its blocks as cells, what is known of it, and what may be done with it.
+// One agent: its blocks as cells, facts about it, and actions on it.
 
 import { agentPath, ask, isNameable } from "./client.js";
 import { confirmed } from "./confirm.js";
@@ -22,7 +22,7 @@ function cell({ place, shared, checkpoint, title }) {
   );
 }
 
-// Blocks in at most MOST_CELLS cells: one of several has their slowest place.
+// Groups blocks into at most MOST_CELLS cells: a cell of several shows their slowest place.
 function cells(chain) {
   const size = Math.max(1, Math.ceil(chain.length / MOST_CELLS));
   const made = [];

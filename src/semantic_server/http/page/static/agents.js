@@ -99,7 +99,7 @@ class Agents extends HTMLElement {
     this.#rows = [];
     const seen = new Set();
     const stack = [...(children.get(null) ?? [])].reverse().map((agent) => [agent, 1]);
-    // Parents that are each other's have no root: they come last.
+    // Agents that are each other's parents have no root: they come last.
     for (;;) {
       const next = stack.pop() ?? this.#unseen(chosen, seen);
       if (!next) break;

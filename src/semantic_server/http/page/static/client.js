@@ -1,4 +1,4 @@
-// Requests to the server this page is from, with the key of this tab; server-sent events by fetch,
+// Requests to the server of this page, with the key of this tab; server-sent events come by fetch,
 // because EventSource sends no headers.
 
 const STORED = "semantic-key";
@@ -60,7 +60,7 @@ export async function* events(path, { signal, ...options } = {}) {
   }
 }
 
-// A browser resolves these as parts of a path, however they are encoded.
+// A browser resolves these two names as parts of a path, however they are encoded.
 export const isNameable = (agent) => agent !== "." && agent !== "..";
 
 // A query of the fields that have a value.

@@ -1,10 +1,10 @@
-// Asks before something is done, and says what went wrong.
+// Asks before an action, and shows why it failed.
 
 import { el, named } from "./dom.js";
 
 let number = 0;
 
-// Opens a dialog about `agent`; `act` gets what was written if there is a `label`.
+// Opens a dialog about `agent`; `act` gets the entered text if there is a `label`.
 export function confirmed({ title, agent, text, label, act }) {
   const id = `dialog-${(number += 1)}`;
   const before = document.activeElement;

@@ -18,13 +18,13 @@ export const el = (tag, attributes = {}, ...children) =>
 export const svg = (tag, attributes = {}, ...children) =>
   filled(document.createElementNS(SVG, tag), attributes, children);
 
-// Characters that are not seen but change how others are: written out, as in \u{202e}.
+// Writes out invisible characters that change how others look, as in \u{202e}.
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}]/gu;
 
 export const visible = (name) =>
   name.replace(UNSEEN, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
 
-// An agent's name: its direction stays its own.
+// An agent's name, whose text direction changes nothing around it.
 export const named = (name) => el("bdi", { title: visible(name) }, visible(name));
 
 const whole = new Intl.NumberFormat("en");

@@ -1,4 +1,4 @@
-// The models of a server that has several: what each takes and does.
+// The models of a server that has several: the memory and the work of each.
 
 import { bytes, count, duration, el, named, percent } from "./dom.js";
 import { state } from "./state.js";

@@ -1,4 +1,4 @@
-// What the page knows of the server: the stream's events, and agents as they are listed.
+// The page's knowledge of the server: the stream's events, and the listed agents.
 
 import { Refused, agentPath, ask, events, isNameable, key, queryOf } from "./client.js";
 
@@ -11,7 +11,7 @@ const REFRESH = 2000; // milliseconds between two looks at agents that have chan
 const LONGEST_REFRESH = 60000;
 const MOST_GONE = 1000;
 const AT_ONCE = 4; // agents looked at in one go
-const SHARE = 100; // so many times as long as a look took nothing is asked: at most 1 % of a core
+const SHARE = 100; // pause after a look, in multiples of its duration: at most 1 % of a core
 
 class State extends EventTarget {
   overview = null;
@@ -21,7 +21,7 @@ class State extends EventTarget {
   agents = new Map();
   hasMore = false;
   tenant = "";
-  model = ""; // of several, that whose agents are shown
+  model = ""; // of several models, the one whose agents are shown
   selected = null;
   #last = null;
   #generation = 0;
@@ -52,12 +52,12 @@ class State extends EventTarget {
     return { tenant: this.tenant, model: this.model };
   }
 
-  // Whether to ask for agents: a request for those of a model that is not loaded would load it.
+  // True if the page may ask for agents: asking for those of an unloaded model would load it.
   get #isLoaded() {
     return !this.models || this.models.some((one) => one.id === this.model && one.state === "loaded");
   }
 
-  // The stream, and again when it ends.
+  // Follows the stream, and again whenever it ends.
 
   async run() {
     let before = null;
@@ -171,7 +171,7 @@ class State extends EventTarget {
     if (prefix) this.#merge((await this.#list({ limit: PAGE, prefix })).data);
   }
 
-  // Looks at an agent again, soon: at a few at once, and with pauses that bound what that costs.
+  // Looks at an agent again soon: at a few agents at once, with pauses that limit the cost.
   refresh(agent) {
     if (isNameable(agent)) this.#stale.add(agent);
     this.#wait(0);
@@ -207,7 +207,7 @@ class State extends EventTarget {
     }, pause);
   }
 
-  // An action's answer is the agent as it is now.
+  // An action's reply is the agent's new state.
   changed(row) {
     this.#merge([row]);
   }
