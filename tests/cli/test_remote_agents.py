@@ -182,7 +182,7 @@ def test_an_import_that_is_refused_says_why_and_leaves_nothing(
         assert tokens(there, "ada") is None
     assert "cannot read" in agents("import", there, str(tmp_path / "missing")).err
     ran = semantic("agents", "import", str(file), "--tenant", "x")
-    assert (ran.code, ran.err) == (2, "error: expected --tenant with --server only\n")
+    assert (ran.code, ran.err) == (2, "error: --tenant requires --server\n")
 
 
 def test_what_is_no_server_of_ours_is_named(tmp_path: Path) -> None:
@@ -246,4 +246,4 @@ def test_an_export_that_is_ended_leaves_no_file(tmp_path: Path, how: signal.Sign
 
 def test_a_model_is_one_of_a_server(tmp_path: Path) -> None:
     ran = semantic("agents", "export", "ada", str(tmp_path / "x"), "--model", "llama")
-    assert (ran.code, "expected --model with --server only" in ran.err) == (2, True)
+    assert (ran.code, "--model requires --server" in ran.err) == (2, True)

@@ -116,7 +116,7 @@ class Objects:
         self._lock = threading.Lock()
         self._notify = notify or (lambda _: None)
         self._refused = 0
-        fails = "the object store fails, prefill replaces its blocks"
+        fails = "the object store fails, so prefill replaces its blocks"
         self._fails = _Outage(fails, "the object store answers again", clock)
         full = "the object store accepts no writes"
         self._takes_nothing = _Outage(full, "the object store accepts writes again", clock)

@@ -151,7 +151,7 @@ class Links:
         keys = join(sock, _joined(secret, token), self._ranks.rank)
         if keys is None:
             raise BackendError(
-                "rank 0 has another secret: expected one --fleet-secret-file for all ranks"
+                "rank 0 has another secret: expected the same --fleet-secret-file for all ranks"
             )
         return [self._channel(sock, 0, silence, keys)]
 

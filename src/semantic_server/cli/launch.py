@@ -161,9 +161,8 @@ class _Outcome:
 
 
 def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
-    """Return whether to start the agent. Raises InvalidRequestError if not, but with
-    `arguments`.
-    """
+    """Return whether to start the agent. Raises InvalidRequestError if `arguments` are given for an
+    agent that is not to start."""
     if not (options.write or options.show or as_json):
         return True
     if arguments:

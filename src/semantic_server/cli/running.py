@@ -203,7 +203,7 @@ class RemoteOptions:
         """Return the server's address, or None for the store. Raises InvalidRequestError if options
         for both are given."""
         if self.server is None and self.model is not None:
-            raise InvalidRequestError("expected --model with --server only")
+            raise InvalidRequestError("--model requires --server")
         if self.server is not None and (store != StoreOptions() or model_id is not None):
             raise InvalidRequestError(
                 "expected either --server, or --store, --disk-gb and --model-id"
@@ -350,7 +350,7 @@ def import_(
         print_result(as_json, *import_archive(url, remote.key_variable, file, name, owner))
         return
     if tenant is not None:
-        raise InvalidRequestError("expected --tenant with --server only")
+        raise InvalidRequestError("--tenant requires --server")
     words = f"importing {file.name}"
     with open_store(store, create=True) as disk, work_bar(words) as on_progress:
         read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name, on_progress=on_progress)

@@ -292,8 +292,8 @@ _UNAUTHORIZED: Final = Problem(
 
 class AuthMiddleware:
     """Replies 401 to a request without a valid key, if the server has keys, and 429 to a tenant
-    above its fair share of `max_requests`. Stores in the scope the key's tenant, or an operator's
-    role."""
+    above its fair share of `max_requests`. Stores the key's tenant in the scope, or the fact that
+    the key is an operator's."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ class AuthMiddleware:
 def _too_many(own: int) -> Problem:
     return Problem(
         HTTPStatus.TOO_MANY_REQUESTS,
-        f"{own} of your requests are running, the share of this key: wait for one of them",
+        f"{own} of your requests are running, which is this key's share: wait for one of them",
         code="rate_limit_exceeded",
         retry_after=RETRY_SECONDS,
     )

@@ -1,5 +1,6 @@
 """/v1/models, /api/v0/models, /tokenize, /detokenize: the served models, names and tokenizers.
-/v1/models has both client families' fields, /api/v0/models LM Studio's; tokenization is as in vLLM.
+/v1/models returns both client families' fields, /api/v0/models returns LM Studio's; tokenization
+follows vLLM's routes.
 """
 
 from __future__ import annotations
@@ -141,9 +142,8 @@ def context_length(served: AnyModel) -> int:
 
 @router.post("/v1/models/{model_id:path}/load", tags=["models"], response_model_exclude_none=True)
 async def load_model(request: Request, model_id: str) -> Model:
-    """Load one of several models unless it is loaded. A server with keys wants an operator's
-    key.
-    """
+    """Load one of several models unless it is loaded. A server with keys requires an operator's
+    key."""
     return await _changed(request, model_id, lambda models: models.load(model_id))
 
 

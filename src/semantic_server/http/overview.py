@@ -158,7 +158,7 @@ class Written(BaseModel):
     since: Annotated[str, Field(description="Day of the first write: 2026-01-31.")]
     days: Annotated[dict[str, int], Field(description="The last days with writes, oldest first.")]
     max_a_day: Annotated[int | None, Field(description="Daily limit; null without one.")]
-    held_back: Annotated[bool, Field(description="Limit reached: only ends of turns.")]
+    held_back: Annotated[bool, Field(description="True once the limit is reached.")]
     failed: Annotated[int, Field(description="Failed writes, as on a full disk.")]
     rated_share: Annotated[
         float | None,

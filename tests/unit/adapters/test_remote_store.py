@@ -855,7 +855,7 @@ def test_a_mount_that_ends_is_missed_and_not_replaced_by_a_folder(
     assert not list(tmp_path.glob("bucket/*"))
     assert bucket.exists() == (how == "not mounted")
     assert [one.split(": ")[0] for one in reports] == [
-        "the object store fails, prefill replaces its blocks"
+        "the object store fails, so prefill replaces its blocks"
     ]
     if bucket.exists():
         bucket.rmdir()
@@ -1011,7 +1011,7 @@ def test_an_outage_is_reported_at_most_once_a_minute_and_its_end_too() -> None:
         objects.replace("x", b"data")
         assert len(reports) == n_reports
     assert reports[-2:] == [
-        "the object store fails, prefill replaces its blocks: out of order",
+        "the object store fails, so prefill replaces its blocks: out of order",
         "the object store answers again",
     ]
 

@@ -224,8 +224,8 @@ class ReplyWriter:
 
 
 def _usage(usage: Usage) -> Json:
-    """Return token counts. The prompt's include cached tokens, which `semantic` lists
-    separately.
+    """Return token counts. The prompt's count includes cached tokens; `semantic` also lists
+    them.
     """
     own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}

@@ -111,7 +111,7 @@ def _check(path: str, value: object, field: Field) -> None:
 
 NO_TEMPLATE: Final = "this server uses the model's own template"
 PENALTY_CONTEXT: Final = "this server sets the tokens that a penalty covers"
-THINKING_LIMIT: Final = "use the limit of reasoning in this API"
+THINKING_LIMIT: Final = "use this API's own limit on reasoning"
 ONE_SAMPLER: Final = "this server lacks this kind of sampling"
 
 FOREIGN: Final[dict[str, Field]] = {

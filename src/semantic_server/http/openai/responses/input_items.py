@@ -43,7 +43,7 @@ _ENVELOPE: Final = frozenset({"type", "id", "call_id", "status", "caller", "crea
 """Fields of an item that are neither arguments nor output."""
 
 _REFUSED: Final = {
-    "configuration_update": "expected reasoning and text next to the input",
+    "configuration_update": "send reasoning and text as fields of the request",
 }
 
 _TEXT_PARTS: Final = {

@@ -44,9 +44,7 @@ from semantic_server.http.request_fields.table import (
 
 
 class ResponseGoneError(InvalidRequestError):
-    """The store lacks a response or one that it continues; `response_id` is the missing one's
-    id.
-    """
+    """The store lacks a response or one that it continues; `response_id` is the missing id."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response {response_id!r:.200}")

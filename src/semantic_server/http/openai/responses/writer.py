@@ -101,9 +101,7 @@ class ResponseWriter:
         return {**self._response, "output": items}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """Return the events to send for `event` and its `logprobs`. Raises WireError if it
-        failed.
-        """
+        """Return the events to send for `event` and its `logprobs`. Raises WireError on failure."""
         match event:
             case AnswerStarted():
                 return [*self._created_once(), self.heartbeat()]
