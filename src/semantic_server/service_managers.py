@@ -364,7 +364,7 @@ class Launchd:
         return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
 
     def _stop(self) -> None:
-        """Stop the service and wait until launchd has unloaded it: before, a start would fail."""
+        """Stop the service and wait until launchd has unloaded it; an earlier start would fail."""
         if not self._is_loaded():
             return
         _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")

@@ -330,7 +330,8 @@ class BackgroundJanitor:
 
 
 def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
-    """Return the last use to evict of each group that must shrink for all to fit in `room`."""
+    """Return, for each group that must shrink, the last use to evict so that all groups fit in
+    `room` bytes."""
     room = max(0, room)
     sizes = {group: one.n_bytes for group, one in groups.items()}
     blocks = [n for group, n in sizes.items() if not group.is_record]

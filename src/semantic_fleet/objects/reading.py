@@ -300,8 +300,8 @@ def _scatter(pieces: Iterable[memoryview], segments: Sequence[memoryview]) -> No
 _MOST_UNLIKE = 8
 """Most tails to look at after one block although the prompt does not begin with them."""
 _BLOCKS_BACK = 16
-"""Blocks before the end of a stored chain after which to look for checkpoints. Further back, look
-only at the places where every prompt has checkpoints."""
+"""Number of last blocks of a stored chain after each of which to look for checkpoints. Further
+back, look only at the places where every prompt has checkpoints."""
 _MOST_BACK = 64
 """Most places further back at which to look for a checkpoint."""
 

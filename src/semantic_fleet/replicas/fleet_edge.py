@@ -87,9 +87,10 @@ def routing_key(path: str, headers: Mapping[str, str], body: Json, tenant: str =
     """Return the key of a request to `path`; `headers` have lower-case names.
 
     A request that names an agent, in its path, header or body, has the agent's key. A request with
-    a client's session has the key of the session's main agent. A request about a response, or that
-    continues it, has the key in the response's id. Any other request has the key of its opening.
-    Sessions that several conversations share, such as one for all of a user, do not count.
+    a client's session has the key of the session's main agent. A request about a response, or one
+    that continues a response, has the key in the response's id. Any other request has the key of
+    its opening. Sessions that several conversations share, such as all conversations of a user, do
+    not count.
     """
     found = _named(path, headers, body)
     if found is None:

@@ -58,8 +58,7 @@ _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
     """The fleet to run: at least `replicas`, at most `most`. Ray adds a replica after requests have
-    waited `more_after` seconds, and removes one after there has been room to spare for
-    `fewer_after`.
+    waited `more_after` seconds, and removes one after `fewer_after` seconds with room to spare.
 
     A replica has at most `requests` at once, and at most `queued` wait for a replica. A stopping
     replica continues its answers for `drain` seconds, then ends them. At most `per_machine`

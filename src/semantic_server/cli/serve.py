@@ -327,8 +327,8 @@ def remember(settings: ServerSettings) -> None:
 
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
-    """Return the model's names for requests: those given, or its own and the alias that named
-    it.
+    """Return the model's names for requests: the given names, or else its own name and the alias
+    that named it.
     """
     return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 

@@ -266,8 +266,8 @@ def _beginning(value: object) -> object:
 
 
 def _require_few_values(data: bytes) -> None:
-    """Raise TooLargeError before building too many values. Ignores marks inside texts only if
-    counting them would exceed a limit."""
+    """Raise TooLargeError before building too many values. Leaves out marks inside texts only if
+    the plain count exceeds a limit."""
     if _within_limits(data):
         return
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"")

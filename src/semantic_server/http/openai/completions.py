@@ -216,7 +216,8 @@ async def _logprobs(
 
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
-    """Return the likeliest tokens and the actual one; of two with the same text, the likelier."""
+    """Return the log-probability of each text: of the likeliest tokens and of the actual one. If
+    two tokens have the same text, the higher value counts."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]

@@ -43,8 +43,8 @@ class KeptItems:
         self._read: dict[str, dict[str, Json]] = {}
 
     def item(self, path: str, given: str) -> Json:
-        """Return the item whose id is `given`. A request refers to the item at `path`. Raises
-        WireError if the store lacks the item or its response, and StoreError for a failed read."""
+        """Return the item whose id is `given`; the request refers to it at `path`. Raises WireError
+        if the store lacks the item or its response, and StoreError for a failed read."""
         match = _ITEM_ID.fullmatch(given)
         found = self._items(RESPONSE_PREFIX + match["response"]).get(given) if match else None
         if found is None:
