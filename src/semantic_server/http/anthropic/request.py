@@ -127,7 +127,7 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "seed": refused(_ELSEWHERE),
     "stop": refused("use stop_sequences", "", []),
     "stop_token_ids": refused("answers stop only at texts: use stop_sequences", []),
-    "suffix": refused("this model completes at the end only", ""),
+    "suffix": refused("this model can only append to a text", ""),
     "top_logprobs": refused(_ELSEWHERE, 0),
     "truncation": refused("this server never truncates input", "disabled"),
     "verbosity": refused("this model has no such setting", "medium"),

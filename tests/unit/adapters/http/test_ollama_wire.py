@@ -449,7 +449,7 @@ def test_a_raw_prompt_is_a_text_in_no_template() -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"suffix": "end"}, "suffix: this model completes at the end only"),
+        ({"suffix": "end"}, "suffix: this model can only append to a text"),
         ({"template": "{{ .Prompt }}"}, "template: this server uses the model's own template"),
         ({"images": ["aGk="]}, "images: "),
         ({"raw": True, "system": "Be brief."}, "system: not allowed with a raw prompt"),
