@@ -5,8 +5,8 @@
     ...     print(engine.chat("ada", "My name is Ada.").text)
     Nice to meet you, Ada.
 
-Public names are those in `__all__`. Their first use imports them: a command that only prints its
-help needs none.
+The public names are those in `__all__`. Each is imported on first use: a command that only prints
+its help imports none of them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name, once. Raises AttributeError for another."""
+    """Import a public name on its first use. Raises AttributeError for any other name."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import_module("semantic.composition.framework").register_readers()

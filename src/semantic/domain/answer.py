@@ -1,5 +1,5 @@
 """Events of an answer: its pieces in the order of generation, then its end. A streamed response
-sends the pieces; a whole response joins the same ones."""
+sends the pieces; a whole response joins the same pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """The cache has `done` of `total` prompt tokens; none after a preemption."""
+    """The cache contains `done` of `total` prompt tokens; 0 after a preemption."""
 
     done: int
     total: int
@@ -31,8 +31,8 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of the prompt's tokens before any text, if requested; None for the
-    first."""
+    """Log-probabilities of the prompt's tokens, if requested, sent before any text; the entry of
+    the first token is None."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob | None, ...]
@@ -40,8 +40,8 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of the answer. `text` is empty only with `logprobs`: those of a token whose
-    character is still incomplete."""
+    """More text of the answer. `text` is empty only with `logprobs`, which then belong to a token
+    whose character is still incomplete."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -54,7 +54,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
-    """The answer's call number `index` begins."""
+    """Start of the answer's tool call number `index`."""
 
     index: int
     id: str
@@ -63,7 +63,7 @@ class ToolCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of the JSON text of the arguments of call number `index`."""
+    """More of the JSON text of the arguments of tool call number `index`."""
 
     index: int
     arguments: str
@@ -71,16 +71,17 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """The reason why the text between the marks of a tool call is not a call. The text follows."""
+    """The reason why the text between the marks of a tool call is not a call. The text itself comes
+    next."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of an answer. The prompt reused `cached` tokens; `match` has the reason for no more.
-    `kept`: the cache keeps the computed tokens. `noted`: pictures, sounds and documents that are
-    notes in the prompt."""
+    """Token counts of an answer. The prompt reused `cached` tokens; `match` says why not more.
+    `kept`: the cache keeps the computed tokens. `noted` counts the pictures, sounds and documents
+    that the prompt mentions in a note."""
 
     prompt: int
     cached: int
@@ -92,7 +93,7 @@ class Usage:
 
     @property
     def written(self) -> int:
-        """Computed prompt tokens that the cache keeps."""
+        """Number of computed prompt tokens that the cache keeps."""
         return self.prompt - self.cached if self.kept else 0
 
     @property
@@ -102,7 +103,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The last piece. `stop_string` is the one that ended the answer, if one did."""
+    """The last event. `stop_string` is the stop string that ended the answer, or None."""
 
     reason: AnswerReason
     usage: Usage

@@ -1,6 +1,6 @@
 """BlockHash: the content address of a stored block, a chained SHA-256 over length-framed fields:
-its namespace, its tenant, every token before it and its own tokens. Knows neither files nor the
-content of a block's body."""
+its namespace, its tenant, every token before it and its own tokens. Knows nothing about files or
+the content of a block's body."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ BlockHash = NewType("BlockHash", bytes)
 HASH_BYTES = 32
 TOKEN_BYTES = 4
 HEAD_TOKENS = 16
-"""See `begins_like`."""
+"""Tokens that `begins_like` compares."""
 _ID_BYTES = 8
 _LAYOUT_VERSION = b"1"
-"""Increment it when the meaning of a body's bytes changes: no lookup then finds older blocks."""
+"""Increment it when the meaning of a body's bytes changes: lookups then no longer find older
+blocks."""
 
 
 ANY_CHIP = "any-chip:"
-"""Prefix of the id of a model whose blocks chips share that may round differently."""
+"""Prefix of the id of a model whose blocks may be shared by chips that round differently."""
 
 
 class Part(StrEnum):
-    """The part of a block's cache in a stored body. The values belong to the file format."""
+    """The part of a block's cache that a stored body contains. The values belong to the file
+    format."""
 
     FULL = "full"
     """Keys and values of the block's tokens in all full-attention layers; may be empty."""
     WINDOW = "window"
-    """The same in the sliding-window layers, stored only where a sequence may resume."""
+    """Keys and values in the sliding-window layers, stored only where a sequence may resume."""
     CHECKPOINT = "checkpoint"
-    """The rest for resuming after the block's last token: states, the window's edge."""
+    """Everything else needed to resume after the block's last token: states, the window's edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,15 @@ class BlockKey:
 
 
 def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
-    """Return whether both have the same first 16 tokens, or all of the shorter one. Fewer are not
-    worth a read: with a chat template all conversations begin alike."""
+    """Return whether both sequences share their first 16 tokens, or all of the shorter one if it
+    has fewer. Sharing fewer tokens is not worth a read: with a chat template all conversations
+    begin alike."""
     n = min(HEAD_TOKENS, len(tokens), len(like))
     return n > 0 and tuple(tokens[:n]) == tuple(like[:n])
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian u32."""
+    """Pack token ids as little-endian u32."""
     packed = array("I", tokens)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -65,7 +68,8 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """The token ids of `pack_tokens`. Raises ValueError for a broken length."""
+    """Return the token ids that `pack_tokens` packed. Raises ValueError for a length that is not a
+    multiple of 4."""
     packed = array("I")
     packed.frombytes(data)
     if sys.byteorder == "big":
@@ -74,9 +78,9 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 
 
 def namespace_of(model_id: str, layout: str) -> bytes:
-    """The namespace of all blocks that a model computes, 32 bytes. `model_id` covers the content of
-    weights, configuration and tokenizer and the numerics; `layout` covers layer kinds, shapes,
-    dtypes and the order of a body's bytes."""
+    """Return the 32-byte namespace of all blocks that a model computes. `model_id` identifies the
+    content of weights, configuration and tokenizer, and the numerics; `layout` identifies layer
+    kinds, shapes, dtypes and the order of a body's bytes."""
     size = BLOCK_TOKENS.to_bytes(8, "little")
     return digest("ns-v1", model_id.encode(), layout.encode(), size, _LAYOUT_VERSION)
 
@@ -84,17 +88,17 @@ def namespace_of(model_id: str, layout: str) -> bytes:
 LOCAL_TENANT = ""
 """The tenant of requests without a key."""
 PUBLIC_TENANT = "public"
-"""The tenant of prefixes that the operator shares with every tenant. Never a client's."""
+"""The tenant of prefixes that the operator shares with every tenant. Never a client's tenant."""
 
 
 def tenant_tag(secret: bytes, tenant: str) -> bytes:
-    """Return the tag of `tenant` in hashes, 32 bytes; nothing derives it without `secret`."""
+    """Return the 32-byte tag that stands for `tenant` in hashes; deriving it requires `secret`."""
     return hmac.digest(secret, tenant.encode("utf-8", "surrogatepass"), "sha256")
 
 
 def tenant_id(secret: bytes, tag: bytes) -> str:
-    """The name of a tenant for operators, which reveals neither its key nor its tag: "local"
-    without a key, "public", or 16 hexadecimal digits."""
+    """Return a tenant's name for operators, which reveals neither its key nor its tag: "local" for
+    requests without a key, "public", or 16 hexadecimal digits."""
     named = {tenant_tag(secret, LOCAL_TENANT): "local", tenant_tag(secret, PUBLIC_TENANT): "public"}
     return named.get(tag) or digest("tenant-id-v1", tag)[:_ID_BYTES].hex()
 
@@ -102,8 +106,8 @@ def tenant_id(secret: bytes, tag: bytes) -> str:
 @dataclass(frozen=True)  # no slots: caches `root`
 class Scope:
     """The bounds of sharing: one model's content and one tenant, 32 bytes each. A `salt` limits
-    sharing to agents of one import. The scope's identity, which names and lists a tenant's agents,
-    leaves it out."""
+    sharing to agents of one import. Comparing scopes, and naming and listing a tenant's agents,
+    ignores the salt."""
 
     namespace: bytes
     tenant: bytes
@@ -117,14 +121,14 @@ class Scope:
         return BlockHash(digest("root-v1", self.namespace, self.tenant))
 
     def hash_of(self, parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
-        """The hash of the block of `tokens` that follows `parent`."""
+        """Return the hash of the block with `tokens` that follows `parent`."""
         packed = pack_tokens(tokens)
         return BlockHash(digest("blk-v1", self.namespace, self.tenant, parent, packed))
 
     def chain(
         self, tokens: Sequence[int], *, parent: BlockHash | None = None, start: int = 0
     ) -> Iterator[BlockLink]:
-        """The blocks of a sequence in order; the last one may be partial. `tokens` begin at
+        """Yield the blocks of a sequence in order; the last one may be partial. `tokens` begin at
         position `start`, a multiple of 256, after the block `parent`."""
         before = self.root if parent is None else parent
         for at in range(0, len(tokens), BLOCK_TOKENS):
@@ -134,7 +138,7 @@ class Scope:
             before = link.hash
 
     def continued(self, links: Sequence[BlockLink], tokens: Sequence[int]) -> list[BlockLink]:
-        """The blocks of `tokens`, of which `links` are the first, all full."""
+        """Return all blocks of `tokens`; `links` are the first of them, all full."""
         start = len(links) * BLOCK_TOKENS
         parent = links[-1].hash if links else None
         return [*links, *self.chain(tokens[start:], parent=parent, start=start)]
@@ -152,7 +156,7 @@ class BlockLink:
 
     @property
     def stop(self) -> int:
-        """Position after its last token."""
+        """Position after the block's last token."""
         return self.start + len(self.tokens)
 
     @property
@@ -160,5 +164,5 @@ class BlockLink:
         return len(self.tokens) == BLOCK_TOKENS
 
     def key(self, part: Part) -> BlockKey:
-        """Names the body of one part."""
+        """Return the key of the body of one part."""
         return BlockKey(self.hash, part)

@@ -1,6 +1,6 @@
 """Chat: a conversation independent of any API: messages, tools and options of the answer.
 
-A point is a digest after each message, by content: conversations of equal content are at the same
+A point is a digest of the content up to a message: conversations with equal content are at the same
 point, however their clients spell it. Reasoning does not count, since most clients leave it out of
 the history they send. Knows neither APIs nor templates nor tokens.
 """
@@ -34,13 +34,14 @@ class ToolCall:
 
 
 def is_tool_name(name: str) -> bool:
-    """Return whether `name` may name a tool outside the offer. Some formats take everything before
-    the arguments for the name."""
+    """Return whether `name` is a possible name for a tool that was not offered. Some call formats
+    treat everything before the arguments as the name."""
     return _NAMES.fullmatch(name) is not None
 
 
 def replace_surrogates(text: str) -> str:
-    """`text` with U+FFFD for each lone surrogate: JSON can spell one, UTF-8 cannot encode it."""
+    """Return `text` with each lone surrogate replaced by U+FFFD: JSON can spell a lone surrogate,
+    but UTF-8 cannot encode it."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -49,14 +50,14 @@ def replace_surrogates(text: str) -> str:
 
 
 def numbered_call(number: int) -> str:
-    """The id of a conversation's call `number`, which counts from 0, where calls have no other."""
+    """Return the id of a conversation's call `number`, counted from 0, for calls without an id."""
     return f"call_{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A picture, a sound or a document in a message, in whose text a note stands for it. `what`
-    says so in the note's words; equal ones have the same `digest`."""
+    """A picture, a sound or a document in a message; a note in the message's text stands for it.
+    `what` names it in the note; equal attachments have the same `digest`."""
 
     what: str
     digest: bytes
@@ -64,7 +65,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `tool_call_id` is the call whose result a message of role "tool" is."""
+    """One message. In a message of role "tool", `tool_call_id` names the call whose result it
+    is."""
 
     role: Role
     content: str = ""
@@ -76,14 +78,15 @@ class Message:
 
     @property
     def length(self) -> int:
-        """Characters of content and arguments; not of reasoning, which a template may drop."""
+        """Number of characters of content and arguments, without reasoning, which a template may
+        drop."""
         return len(self.content) + sum(len(call.arguments) for call in self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. With `strict`, calls always match `parameters`. `kind` is
-    what its client takes it for: of no concern to the model."""
+    the client's name for the kind of tool; the model never sees it."""
 
     name: str
     description: str = ""
@@ -94,7 +97,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """The model may (auto), must not (none) or must (required) call a tool: `name`, if given."""
+    """The model may ("auto"), must not ("none") or must ("required") call a tool; `name` restricts
+    it to that tool."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
@@ -102,8 +106,9 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """Structured output: the answer must be JSON, matching `schema` if given, or match `grammar`
-    instead, which is in Lark's notation and begins with the rule `start`."""
+    """Structured output: the answer must be JSON, matching `schema` if given. With `grammar` it
+    must instead match that grammar, which is in Lark's notation and begins with the rule
+    `start`."""
 
     schema: JsonSchema | None = None
     grammar: str | None = None
@@ -127,7 +132,7 @@ class Chat:
 
     @property
     def fresh(self) -> tuple[Attachment, ...]:
-        """Attachments of users since the last answer."""
+        """Attachments in user messages since the last answer."""
         found: list[Attachment] = []
         for message in reversed(self.messages):
             if message.role == "assistant":
@@ -142,17 +147,17 @@ class Chat:
 
     @property
     def length(self) -> int:
-        """Characters of all messages."""
+        """Number of characters of all messages."""
         return sum(message.length for message in self.messages)
 
 
 def in_call_order(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """`messages` with the results of an answer's calls right behind it, in the order of its calls.
-    Clients send results as they come, and most templates write no ids: a model would read each as
-    another call's. Results that belong to no call stay behind the others."""
+    """Return `messages` with the results of an answer's calls right after the answer, in the order
+    of its calls. Clients send results as they arrive, and most templates write no ids, so a model
+    would match results to the wrong calls. Results that belong to no call come after the others."""
     ordered: list[Message] = []
     calls: tuple[ToolCall, ...] = ()
-    later: list[Message] = []  # behind the calls
+    later: list[Message] = []  # messages after the calls
     for message in messages:
         if message.role == "assistant":
             ordered += [*_results_first(calls, later), message]
@@ -181,19 +186,20 @@ def _results_first(calls: Sequence[ToolCall], later: Sequence[Message]) -> Seque
 
 Point = bytes
 Defaults = Mapping[str, Mapping[str, bytes]]
-"""Arguments that say nothing, by the name of the tool and theirs, as canonical text."""
+"""Arguments that equal their default, as canonical text, by tool name and argument name."""
 _ENDS_OF_LINES = re.compile(r"[ \t\r]+(?=\n|\Z)")
 
 _LARGEST_EXACT = 1 << 53
-"""Largest range of integers that a float represents exactly."""
+"""Up to this size a float represents every integer exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """An answer, and the tokens of the conversation up to its end: the first `start` tokens of the
-    previous turn, with the digest `parent`, then `tokens`. Another turn may reach the same point in
-    other tokens, hence the digest. Without `tokens` the turn is known, but nothing continues it.
-    `thought` is the digest of its reasoning. The store counts its tenant's turns under `owner`."""
+    previous turn, whose digest is `parent`, then `tokens`. The digest is needed because another
+    turn may reach the same point with other tokens. A turn without `tokens` is known, but cannot be
+    continued. `thought` is the digest of the answer's reasoning. The store counts a tenant's turns
+    under `owner`."""
 
     point: Point
     parent: bytes | None
@@ -209,9 +215,9 @@ class Turn:
 
 
 def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) -> list[Point]:
-    """The point before the first message and the one after each, valid within `scope`. Tools and
-    template options are part of every point, since templates render them first. `tool_texts` are
-    the results of `tool_text`, if already computed."""
+    """Return the point before the first message and the point after each message, valid within
+    `scope`. Tools and template options are part of every point, since templates render them first.
+    `tool_texts` are the results of `tool_text`, if already computed."""
     options, defaults = canonical(dict(chat.template_options)), defaults_of(chat.tools)
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
     found = [digest("history-v1", scope, options, *texts)]
@@ -221,7 +227,7 @@ def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) 
 
 
 def defaults_of(tools: Sequence[Tool]) -> Defaults:
-    """The arguments that clients add to calls of `tools`: the defaults of their schemas."""
+    """Return the default arguments in the schemas of `tools`, which clients may add to calls."""
     found = {tool.name: tool.parameters.get("properties") for tool in tools}
     return {
         name: {
@@ -235,8 +241,8 @@ def defaults_of(tools: Sequence[Tool]) -> Defaults:
 
 
 def point_after(point: Point, message: Message, defaults: Defaults = MappingProxyType({})) -> Point:
-    """The point after `message`. Clients may leave out arguments that are `defaults`, and white
-    space at the ends of lines: Claude Code does of its edits."""
+    """Return the point after `message`. It ignores arguments that equal their `defaults` and white
+    space at the ends of lines, because clients may drop both: Claude Code does so in its edits."""
     content = message.content
     if message.role == "assistant":
         content = content.strip()  # APIs and clients trim answers
@@ -264,7 +270,7 @@ def agrees(turn: Turn, message: Message) -> bool:
 
 
 def answers(messages: Sequence[Message]) -> list[int]:
-    """Indices of the assistant's messages."""
+    """Indices of the assistant's messages in `messages`."""
     return [number for number, message in enumerate(messages) if message.role == "assistant"]
 
 
@@ -274,13 +280,13 @@ def tool_text(tool: Tool) -> bytes:
 
 
 def canonical(value: object) -> bytes:
-    """JSON in canonical form: equal values give equal text."""
+    """JSON in canonical form: equal values have equal text."""
     return _text(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str))
 
 
 def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
-    """Canonical JSON of a call's arguments without `defaults`, equal for clients with one number
-    type only."""
+    """Canonical JSON of a call's arguments without `defaults`. It is the same for clients with only
+    one number type."""
     try:
         found = _trimmed(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):
@@ -307,7 +313,7 @@ def _trimmed(value: object) -> object:
 
 def _number(text: str) -> int | float:
     """Return a number as JavaScript represents it: 1.0 is 1, large integers lose digits. Raises
-    ValueError for one beyond the range of a float."""
+    ValueError for a number beyond the range of a float."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text:.40} is too large")

@@ -26,17 +26,17 @@ class KVBlock:
 
     @property
     def stop(self) -> int:
-        """Position after its last token."""
+        """Position after the block's last token."""
         return self.start + self.token_count
 
 
 @dataclass(slots=True, eq=False)
 class AgentBlocks:
     """One agent's cache: the tokens it covers and, per layer, the blocks that hold them; a
-    sliding-window layer holds only the last tokens. `model_id` is the model that computed it,
-    `owner` the pool's name for the holder of its blocks (by default the agent's id). A retired
-    cache has passed its blocks to the agent's next request or the pool and is empty; passing it as
-    a cache is valid and reuses nothing."""
+    sliding-window layer holds only the last tokens. `model_id` is the model that computed the
+    cache, `owner` the pool's name for the holder of its blocks (by default the agent's id). A
+    retired cache has passed its blocks to the agent's next request or to the pool and is empty;
+    passing a retired cache to a request is valid and reuses nothing."""
 
     agent_id: str
     total_tokens: int = 0
@@ -51,7 +51,7 @@ class AgentBlocks:
         if self.token_ids:
             if self.total_tokens not in (0, len(self.token_ids)):
                 raise ValueError(
-                    f"total_tokens is {self.total_tokens} but {len(self.token_ids)} token ids given"
+                    f"total_tokens is {self.total_tokens} but there are {len(self.token_ids)} token ids"
                 )
             self.total_tokens = len(self.token_ids)
 
@@ -76,8 +76,8 @@ class AgentBlocks:
         return sum(len(blocks) for blocks in self._layers.values())
 
     def snapshot(self, agent_id: str | None = None, owner: str | None = None) -> AgentBlocks:
-        """A copy that refers to the same blocks and stays valid when this one retires. `agent_id`
-        and `owner` replace those of this one, if given."""
+        """Return a copy that refers to the same blocks and stays valid when the original retires.
+        `agent_id` and `owner` replace the original's values, if given."""
         copy = AgentBlocks(
             self.agent_id if agent_id is None else agent_id,
             self.total_tokens,
@@ -90,6 +90,6 @@ class AgentBlocks:
         return copy
 
     def retire(self) -> None:
-        """Drop the references to the blocks, which have a new owner or are free."""
+        """Drop the references to the blocks, which now have a new owner or are free."""
         self.retired = True
         self._layers = {}

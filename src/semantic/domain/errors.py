@@ -5,15 +5,15 @@
     │   ├── InvalidRequestError          a field is wrong
     │   ├── ContextOverflowError         longer than the model's context
     │   ├── AgentNotFoundError           no agent of that name
-    │   ├── PinLimitError                more pinned than the tenant's part of the store
+    │   ├── PinLimitError                pins would exceed the tenant's part of the store
     │   ├── ModelNotFoundError           no such model, or its folder is broken
     │   └── CacheReconstructionError     the cache given does not belong to this model
     ├── CapacityError                retry later, or send a smaller request
     │   ├── OverloadedError              the queue is full
-    │   │   └── TenantLimitError             the tenant has its part of what all share
-    │   ├── PoolExhaustedError           the block pool cannot hold it
-    │   ├── WeightsTooLargeError         a model's weights need more memory than there is for them
-    │   └── UncheckedGrammarError        a grammar that may be expensive still needs its check
+    │   │   └── TenantLimitError             the tenant already uses its part
+    │   ├── PoolExhaustedError           the block pool has no room for the request
+    │   ├── WeightsTooLargeError         a model's weights need more memory than is available
+    │   └── UncheckedGrammarError        a possibly expensive grammar is not checked yet
     ├── AnswerError                  retry: the answer is unusable
     │   └── ToolCallError                a tool call that does not parse
     └── OperatorError                a person must act
@@ -35,13 +35,14 @@ from collections.abc import Sequence
 from semantic.domain.grammar import Grammar
 
 GRAMMAR_FAILED = "the grammar failed"
-"""How the cause begins when an answer's own grammar ended it. Clients may read all of it."""
+"""Start of the error message when an answer's own grammar failed. Clients may read the whole
+message."""
 NOT_FINITE = "the model computed NaN or infinite values; nothing computed for this answer is kept"
-"""The reason for the end of such an answer. Clients may read it."""
+"""The error message of an answer that ended this way. Clients may read it."""
 
 
 class SemanticError(Exception):
-    """Root of every error this package raises on purpose."""
+    """Root of all errors that this package raises on purpose."""
 
 
 class RequestError(SemanticError):
@@ -53,7 +54,7 @@ class InvalidRequestError(RequestError, ValueError):
 
 
 class ContextOverflowError(RequestError, ValueError):
-    """The prompt and at least one token of an answer exceed the model's context. `prompt_tokens`
+    """The prompt plus at least one token of an answer exceeds the model's context. `prompt_tokens`
     may be a lower bound; `is_chat`: the prompt is a conversation."""
 
     def __init__(
@@ -66,23 +67,24 @@ class ContextOverflowError(RequestError, ValueError):
 
 
 class AgentNotFoundError(RequestError, LookupError):
-    """There is no agent of that name, or it is another tenant's."""
+    """No agent has that name, or the agent belongs to another tenant."""
 
 
 class PinLimitError(RequestError, ValueError):
-    """A tenant would have pinned more than its part of the store; it must unpin others."""
+    """The tenant would pin more than its part of the store; it must unpin other agents first."""
 
 
 class ModelNotFoundError(RequestError, LookupError):
-    """There is no such model, or its files do not load."""
+    """The model does not exist, or its files do not load."""
 
 
 class CacheReconstructionError(RequestError, ValueError):
-    """Blocks cannot become a cache: another model's, another shape, or incomplete."""
+    """The blocks cannot be restored as a cache: they belong to another model, have another shape,
+    or are incomplete."""
 
 
 class CapacityError(SemanticError):
-    """No capacity is left now; a smaller request, or the same one later, may succeed."""
+    """Capacity is exhausted for now; a smaller request, or the same request later, may succeed."""
 
 
 class PoolExhaustedError(CapacityError, ValueError):
@@ -98,11 +100,12 @@ class OverloadedError(CapacityError):
 
 
 class TenantLimitError(OverloadedError):
-    """A tenant has as much at once as it may have beside others."""
+    """A tenant already uses the most that it may while sharing with others."""
 
 
 class WeightsTooLargeError(CapacityError):
-    """A model's weights, of `n_bytes`, need more memory than there is; the loader read none."""
+    """The model's weights, `n_bytes` in size, need more memory than is available; none were
+    read."""
 
     def __init__(self, message: str, *, n_bytes: int) -> None:
         super().__init__(message)
@@ -110,8 +113,8 @@ class WeightsTooLargeError(CapacityError):
 
 
 class UncheckedGrammarError(CapacityError):
-    """`grammars` may be expensive to compile and need a check first. `compiles`: they belong to
-    answers; else they are parts of such."""
+    """`grammars` may be expensive to compile and need a check first. `compiles`: they are the
+    grammars of answers, not parts of such grammars."""
 
     def __init__(self, grammars: Sequence[Grammar], *, compiles: bool) -> None:
         super().__init__("the grammar of the answer is not checked yet; retry")
@@ -124,7 +127,7 @@ class AnswerError(SemanticError):
 
 
 class ToolCallError(AnswerError, ValueError):
-    """A generated tool call does not parse; the message contains the reason."""
+    """A generated tool call cannot be parsed; the message says why."""
 
 
 class OperatorError(SemanticError):
@@ -132,7 +135,7 @@ class OperatorError(SemanticError):
 
 
 class UnsupportedModelError(OperatorError, NotImplementedError):
-    """No batch can hold the model's kind of cache; the message names it."""
+    """A batch cannot hold the model's kind of cache; the message names the kind."""
 
 
 class BackendError(OperatorError, RuntimeError):
@@ -140,15 +143,16 @@ class BackendError(OperatorError, RuntimeError):
 
 
 class NotFiniteError(BackendError):
-    """The model computed NaN or infinite values from a request: nothing that follows is valid."""
+    """The model computed NaN or infinite values from a request; nothing computed after them is
+    valid."""
 
     def __init__(self) -> None:
         super().__init__(NOT_FINITE)
 
 
 class ModelLoadError(OperatorError, RuntimeError):
-    """One of several models does not load with its files or this budget. Clients may read `public`,
-    which names no path."""
+    """One of several models does not load, because of its files or the memory budget. Clients may
+    read `public`, which names no path."""
 
     def __init__(self, message: str, *, public: str) -> None:
         super().__init__(message)
@@ -156,7 +160,8 @@ class ModelLoadError(OperatorError, RuntimeError):
 
 
 class StoreError(OperatorError, OSError):
-    """A store does not open: foreign, unsafe, or of a newer format. The folder stays as it was."""
+    """A store cannot be opened: it is foreign, unsafe, or of a newer format. Its folder is
+    unchanged."""
 
 
 class IntegrityError(OperatorError, RuntimeError):

@@ -1,10 +1,11 @@
-"""Equal parts for tenants: FairShare and RoundRobin divide use over time, FairRoom and FairLru what
-tenants hold; functions do so for stores. None knows a clock or a thread.
+"""Equal parts for tenants: FairShare and RoundRobin divide use over time, FairRoom and FairLru
+divide space; the functions divide stores. Knows nothing about clocks or threads.
 
 FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) that learns costs afterwards.
-FairRoom bounds what it cannot take back, by a threshold that moves with the free room (Choudhury
-and Hahne, 1998). In a full FairLru the tenant that holds most loses what it used longest ago: one
-alone may use all, and none loses anything while it holds less than an equal part.
+FairRoom limits space that it cannot reclaim, by a threshold that moves with the free room
+(Choudhury and Hahne, 1998). In a full FairLru the tenant that holds most loses its least recently
+used value: a single tenant may use all, and a tenant loses nothing while it holds less than an
+equal part.
 """
 
 from __future__ import annotations
@@ -18,34 +19,35 @@ V = TypeVar("V")
 
 
 class FairShare:
-    """The use of each tenant, in any unit; one that was away gets nothing for that time. Between
-    two tenants that always want something, the use differs by at most the largest cost of each."""
+    """Tracks how much each tenant has used, in any unit; a tenant gets no credit for time away.
+    Between two tenants that always want something, the use differs by at most the largest cost of
+    each."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
-        self._away: set[str] = set()  # that want nothing, and have used more than others
-        self._now = 0.0  # the use of the tenant served last
+        self._away: set[str] = set()  # tenants that want nothing but have used more than others
+        self._now = 0.0  # the highest use of a tenant when it was served
 
     def begin(self, tenant: str) -> None:
-        """A tenant that wanted nothing wants something."""
+        """Record that a tenant now wants something."""
         self._away.discard(tenant)
         self._used[tenant] = max(self._used.get(tenant, 0.0), self._now)
 
     def next(self, wanting: Iterable[str], owing: Mapping[str, float] | None = None) -> str:
-        """Return the tenant of `wanting`, all begun, with least use, including what it is `owing`
-        for running work; the first of equal ones."""
+        """Return the tenant in `wanting` with the least use, including what it will owe for running
+        work (`owing`); the first on a tie. All must have called `begin`."""
         more = owing or {}
         tenant = min(wanting, key=lambda one: self._used[one] + more.get(one, 0.0))
         self._now = max(self._now, self._used[tenant])
         return tenant
 
     def charge(self, tenant: str, cost: float) -> None:
-        """A tenant has used `cost`, 0 or more."""
+        """Record that a tenant has used `cost`, 0 or more."""
         self._used[tenant] += cost
 
     def end(self, tenant: str) -> None:
-        """A tenant wants nothing more. It owes what it has used beyond the others until they have
-        used as much, or no tenant wants anything."""
+        """Record that a tenant wants nothing more. Use beyond that of the others stays on its
+        account until they have used as much, or until all tenants want nothing."""
         self._away.add(tenant)
         if len(self._away) == len(self._used):
             self._now = max(self._used.values())
@@ -55,7 +57,7 @@ class FairShare:
 
 
 class RoundRobin(Generic[V]):
-    """Values that wait: tenants take turns, and those of a tenant come in their order."""
+    """Waiting values: tenants take turns, and each tenant's values come in the order of arrival."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[V]] = OrderedDict()  # the next tenant first
@@ -69,7 +71,7 @@ class RoundRobin(Generic[V]):
         self._waiting.setdefault(tenant, deque()).append(value)
 
     def pop(self) -> V:
-        """The value whose turn it is. Raises KeyError if none waits."""
+        """Remove and return the value whose turn it is. Raises KeyError if none is waiting."""
         tenant, own = self._waiting.popitem(last=False)
         self._n -= 1
         if len(own) > 1:
@@ -78,9 +80,9 @@ class RoundRobin(Generic[V]):
 
 
 class FairRoom:
-    """Room for `most`, in any unit. A tenant that has some gets more while it has at most `times`
-    what stays free: with 1 one tenant gets half, each of two a third, and there is always room for
-    another one."""
+    """Room for `most`, in any unit. A tenant may always take its first share; it may take more
+    while its total is at most `times` the room that stays free. With `times` 1, one tenant gets
+    half, two tenants get a third each, and there is always room for another."""
 
     def __init__(self, most: int, times: int = 1) -> None:
         self.most = most
@@ -95,17 +97,18 @@ class FairRoom:
         return self.used + n <= self.most
 
     def leaves_room(self, tenant: str, n: int) -> bool:
-        """Return whether the tenant has nothing, or with `n` more at most what is free then."""
+        """Return whether the tenant holds nothing, or would hold at most `times` the free room
+        after taking `n` more."""
         own = self._tenants[tenant]
         return not own or own + n <= self._times * (self.most - self.used - n)
 
     def take(self, tenant: str, n: int) -> None:
-        """The tenant has `n` more, whatever the limits are."""
+        """Record that the tenant took `n` more, whatever the limits are."""
         self.used += n
         self._tenants[tenant] += n
 
     def give(self, tenant: str, n: int) -> None:
-        """The tenant has `n` less; it had as much."""
+        """Record that the tenant returned `n`; it must hold at least as much."""
         self.used -= n
         self._tenants[tenant] -= n
         if not self._tenants[tenant]:
@@ -113,8 +116,8 @@ class FairRoom:
 
 
 class FairLru(Generic[K, V]):
-    """Values by tenant and key, of at most `most` in weight altogether. Only a tenant's name finds
-    its values. A call compares by the number of tenants."""
+    """Values by tenant and key, with a total weight of at most `most`. A value is found only under
+    its tenant's name. The cost of a call grows with the number of tenants."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -126,7 +129,7 @@ class FairLru(Generic[K, V]):
         return sum(map(len, self._tenants.values()))
 
     def get(self, tenant: Hashable, key: K) -> V | None:
-        """The value, which counts as used now; None if there is none."""
+        """Return the value and count it as used now; None if the key is unknown."""
         own = self._tenants.get(tenant)
         found = None if own is None else own.get(key)
         if own is None or found is None:
@@ -135,12 +138,13 @@ class FairLru(Generic[K, V]):
         return found[0]
 
     def peek(self, tenant: Hashable, key: K) -> V | None:
-        """The value, which does not count as used; None if there is none."""
+        """Return the value without counting it as used; None if the key is unknown."""
         found = self._tenants.get(tenant, OrderedDict()).get(key)
         return None if found is None else found[0]
 
     def put(self, tenant: Hashable, key: K, value: V, weight: int = 1) -> None:
-        """Replace the value of `key`, and drop others; keeps none heavier than the limit."""
+        """Set the value of `key`, dropping other values to make room. A value heavier than the
+        whole limit is not kept."""
         self.remove(tenant, key)
         if weight > self._most:
             return
@@ -153,7 +157,7 @@ class FairLru(Generic[K, V]):
             self.remove(heaviest, next(iter(self._tenants[heaviest])))
 
     def remove(self, tenant: Hashable, key: K) -> bool:
-        """Drop a value; False if there is none."""
+        """Drop a value. Returns False if the key is unknown."""
         own = self._tenants.get(tenant, OrderedDict())
         dropped = own.pop(key, None)
         if dropped is None:
@@ -169,25 +173,26 @@ class FairLru(Generic[K, V]):
 
 
 def equal_part(most: int, n_others: int) -> int | None:
-    """Return the sure part of a tenant among others; None without others: it may have all."""
+    """Return the part that a tenant is sure of next to `n_others`; None without others, when it may
+    use all."""
     return most // (1 + n_others) if n_others else None
 
 
 def pins_hold(n_others: int, *, is_public: bool) -> bool:
-    """Return whether pins of others hold against a tenant: against the public one, which does not
-    count as one, if there is one other."""
+    """Return whether pins hold against a tenant that wants room. They do only against the public
+    tenant, which does not count as an equal, and only if there is exactly one other tenant."""
     return is_public and n_others == 1
 
 
 def kept(held: int, pinned: int, then: int) -> int:
-    """Return how much of its `held` bytes another tenant keeps from one that has `then` afterwards:
-    as much as that, and at least its `pinned` ones, 0 if pins do not hold."""
+    """Return how much of its `held` bytes another tenant keeps when a tenant grows to `then` bytes:
+    up to the same amount, and at least its `pinned` bytes, which is 0 where pins do not hold."""
     return max(min(held, then), pinned)
 
 
 def most_each(sizes: Sequence[int], room: int) -> int:
-    """The most of one tenant if all are to fit into `room`: of several none loses anything while it
-    has less than an equal part."""
+    """Return the most that each tenant may hold if `sizes` are to fit into `room`: a tenant that
+    holds less than an equal part loses nothing."""
     left = len(sizes)
     for size in sorted(sizes):
         if size * left > room:

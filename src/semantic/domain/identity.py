@@ -1,5 +1,5 @@
-"""The sender of a request: Identity, the session and the agent that a client names in passing, and
-Hints. They serve names, pins, statistics and order, never the choice of a cache: the content of the
+"""The sender of a request: Identity, the session and agent that a client's headers name, and Hints.
+They affect names, pins, statistics and order, never the choice of a cache: the content of the
 prompt finds its blocks."""
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Final, TypeGuard
 from semantic.domain.errors import InvalidRequestError
 
 MAX_TAG_LENGTH = 128
-"""Characters of a session, agent or client tag."""
+"""Most characters of a session, agent or client tag."""
 
 _MAX_PART_LENGTH = 100
-"""Characters of a tag within a name; a digest takes the place of a longer one."""
+"""Most characters of a tag within a name; a longer tag is replaced by a digest."""
 _DIGEST_DIGITS = 32
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
 LONGEST_ABSENCE: Final = 86_400.0
@@ -34,8 +34,8 @@ _NUMBER = "~"
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A client's session and agent. `client` is the program, "" if unknown. `agent` is one of
-    several in the session; None is its main one. `parent` is the name of the agent that started it.
-    An identity is `shared` if several conversations use it at once, such as one that names a
+    several agents in the session; None is its main agent. `parent` is the name of the agent that
+    started it. `shared`: several conversations use the identity at once, as when it names a
     user."""
 
     session: str
@@ -50,11 +50,12 @@ class Identity:
         return name_of(self.client, self.session, self.agent)
 
     def numbered(self, number: int) -> str:
-        """The name of agent number `number` of this identity; the first has no number in it."""
+        """Return the name of agent number `number` of this identity; the first agent's name has no
+        number."""
         return self.name if number == 1 else f"{self.name}{_NUMBER}{number}"
 
     def number(self, name: str) -> int | None:
-        """The number in `name`, if it names an agent of this identity, else None."""
+        """Return the number in `name` if it names an agent of this identity, else None."""
         own = self.name
         if name == own:
             return 1
@@ -65,14 +66,14 @@ class Identity:
 
 
 def name_of(client: str, session: str, agent: str | None = None) -> str:
-    """The generated name of an identity's agent; distinct identities have distinct names."""
+    """Return the generated name of an identity's agent; distinct identities have distinct names."""
     parts = (client or _NO_CLIENT, session) if agent is None else (client, session, agent)
     return "/".join(map(_part, parts))
 
 
 def home_of(name: str) -> str:
-    """The name of the main agent of the session that an agent's `name` is of; `name` itself unless
-    it is one that `name_of` makes."""
+    """Return the name of the main agent in the session of the agent `name`; `name` itself if
+    `name_of` did not generate it."""
     client, _, rest = name.partition("/")
     if client not in _CLIENTS or not rest:
         return name
@@ -86,7 +87,7 @@ def is_tag(text: object) -> TypeGuard[str]:
 
 
 def _part(tag: str) -> str:
-    """A tag within a name, with separators escaped."""
+    """Return a tag as part of a name, with separators escaped."""
     escaped = tag.translate(_ESCAPES)
     if len(escaped) <= _MAX_PART_LENGTH:
         return escaped
@@ -96,10 +97,11 @@ def _part(tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """All optional. `done`: the agent needs nothing after this answer. `back_in`: seconds from the
-    answer to the agent's next request; None if unknown. `priority`: its tenant's requests with a
-    higher one precede it. Raises InvalidRequestError for a `back_in` below 0, above LONGEST_ABSENCE
-    or of an agent that is done, and for a `priority` beyond MOST_PRIORITY."""
+    """Optional hints about an agent. `done`: the agent needs nothing after this answer. `back_in`:
+    seconds from the answer to the agent's next request; None if unknown. `priority`: within a
+    tenant, requests with a higher priority run first. Raises InvalidRequestError for a `back_in`
+    below 0, above LONGEST_ABSENCE or together with `done`, and for a `priority` beyond
+    MOST_PRIORITY."""
 
     done: bool = False
     back_in: float | None = None
@@ -124,7 +126,8 @@ NO_HINTS: Final = Hints()
 
 
 def digest(domain: str, *fields: bytes) -> bytes:
-    """SHA-256 over `domain` and `fields`, each framed by its length: no two inputs collide."""
+    """Return the SHA-256 of `domain` and `fields`, each framed by its length, so that different
+    inputs hash different bytes."""
     hashed = hashlib.sha256()
     for field in (domain.encode(), *fields):
         hashed.update(len(field).to_bytes(8, "little"))

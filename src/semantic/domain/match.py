@@ -1,4 +1,4 @@
-"""MatchReport: how much of its prompt a request reused, and why not more."""
+"""MatchReport: how much of its prompt a request reused from caches, and why not more."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ class MatchEnd(StrEnum):
     """Why a prompt's reusable prefix ended where it did."""
 
     COMPLETE = "complete"
-    """The request used everything cached for this agent."""
+    """The request reused everything cached for this agent."""
     NEW = "new"
-    """No cached prefix of this prompt."""
+    """Nothing is cached for the beginning of this prompt."""
     DIVERGED = "diverged"
     """The prompt differs from the agent's cached tokens."""
     MISSING = "missing"
-    """The store lacks a block: evicted, dropped, or never saved."""
+    """The store lacks a block: it was evicted, dropped, or never saved."""
     DAMAGED = "damaged"
-    """A block failed its read or its verification."""
+    """A block could not be read or failed its verification."""
     NO_CHECKPOINT = "no checkpoint"
-    """The store has the blocks, but a window or state resumes only at an earlier position."""
+    """The store has the blocks, but a window or state can resume only at an earlier position."""
     SLOWER = "slower"
-    """A read would take longer than computing, by estimate."""
+    """By estimate, reading the blocks would take longer than computing them."""
     SCORED = "scored"
-    """The request asks for log-probabilities of the prompt, so the engine computes all of it."""
+    """The request asks for the prompt's log-probabilities, so the engine computes the whole
+    prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
     """Tokens that an agent had cached and a request computed again. `seconds` is their share of the
-    prefill time. `part` is the changed part of the request; None if none or unknown."""
+    prefill time. `part` is the changed part of the request; None if nothing changed or it is
+    unknown."""
 
     tokens: int
     seconds: float
@@ -42,16 +44,16 @@ class CacheMiss:
 @dataclass(frozen=True, slots=True)
 class MatchReport:
     """How much of its prompt a request reused, and why not more. `differs_at` is the first position
-    at which the prompt differs from the agent's cached tokens; None if it extends them; `expected`
-    and `got` are the tokens there. `seconds` is the prefill time of the rest. `lost` counts cached
-    tokens that the engine computed again. `any_chip`: another kind of chip may have computed reused
-    tokens."""
+    where the prompt differs from the agent's cached tokens; None if the prompt extends them.
+    `expected` and `got` are the cached token and the prompt's token there. `seconds` is the prefill
+    time of the other tokens. `lost` counts cached tokens that the engine computed again.
+    `any_chip`: another kind of chip may have computed reused tokens."""
 
     prompt_tokens: int
     reused_tokens: int
     end: MatchEnd
     source: str
-    """The source of the reused tokens: "pool", "memory", "disk" or "none"."""
+    """Where the reused tokens came from: "pool", "memory", "disk" or "none"."""
     differs_at: int | None = None
     expected: int | None = None
     got: int | None = None

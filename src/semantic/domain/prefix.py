@@ -1,6 +1,6 @@
-"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. It reuses only
-tokens equal at the same position to which every layer can return, so reuse never changes an
-answer."""
+"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. Reused tokens are
+equal at the same position, and every layer can return to the last of them, so reuse never changes
+an answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
 
 _MAX_GENERATION_PROMPT = 16
-"""Tokens; no template needs more."""
+"""Tokens of the longest generation prompt; templates need no more."""
 _MAX_GENERATION_SHARE = 4
-"""At most one part in this many of a short prompt, or all short prompts would look alike."""
+"""The generation prompt counts as at most a quarter of a short prompt; otherwise all short prompts
+would look alike."""
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
@@ -25,23 +26,24 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def without_generation_prompt(n_tokens: int) -> int:
-    """Return how many of a prompt's tokens the agent's next prompt probably repeats: a template may
-    write the marks that open the answer differently in front of a known one."""
+    """Return how many of a prompt's tokens the agent's next prompt probably repeats. A template may
+    write the marks that open an answer differently once the answer is part of the history."""
     return n_tokens - min(_MAX_GENERATION_PROMPT, n_tokens // _MAX_GENERATION_SHARE)
 
 
 def ends_of_turn(turn: Manifest) -> list[BlockLink]:
-    """The last blocks of an agent's turn, and of the prompt that the next one repeats."""
+    """Return the last block of an agent's turn, and the last blocks of the prompt that its next
+    turn repeats."""
     stop = _repeated(turn)
     links = list(turn.scope.chain(turn.token_ids))
-    n_full = stop // BLOCK_TOKENS  # blocks that are those of the turn
+    n_full = stop // BLOCK_TOKENS  # full blocks that the turn and the prompt share
     prompt = turn.scope.continued(links[:n_full], turn.token_ids[:stop])[n_full:]
     return [*links[-1:], *prompt]
 
 
 def continues(newer: Manifest, older: Manifest) -> bool:
-    """True if one turn of an agent repeats the prompt of another. After a compaction it does not,
-    and the agent may return to the older one."""
+    """Return whether one turn of an agent repeats the prompt of another. A turn after a compaction
+    does not, and the agent may return to the older turn."""
     stop = _repeated(older)
     return newer.token_ids[:stop] == older.token_ids[:stop]
 
@@ -51,9 +53,9 @@ def _repeated(turn: Manifest) -> int:
 
 
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
-    """Return the shortest length for a layer that holds positions `held` of `total`: cut to n
-    tokens, a window layer must still hold the window before token n. A layer that lacks tokens
-    needed at any length gets a length that no cache has."""
+    """Return the shortest length to which a layer can be cut if it holds positions `held` of
+    `total`. A window layer that is cut to n tokens must still hold the window before token n. A
+    layer that lacks tokens for every length returns `total + 1`, which excludes any cut."""
     if held.stop != total or (held.start > 0 and layer.kind is LayerKind.FULL):
         return total + 1
     if layer.kind is LayerKind.STATE:
@@ -64,8 +66,8 @@ def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
 
 
 def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Sequence[int]) -> int:
-    """Return how many tokens of `prompt` a request can reuse from `blocks`. Never all: the last
-    token gives the logits of the next."""
+    """Return how many tokens of `prompt` a request can reuse from `blocks`. Never all of them: the
+    last token must be computed, because it gives the logits for the next."""
     if blocks is None or blocks.retired:
         return 0
     length = spec.reusable(min(common_prefix(blocks.token_ids, prompt), len(prompt) - 1))

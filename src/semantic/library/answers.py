@@ -1,5 +1,5 @@
 """Answers of the library: whole, and as streams of text. A stream has the same pieces as a
-server's. Knows neither engine nor agents."""
+server's. Knows nothing about engines or agents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semantic.domain.errors import BackendError
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer of `agent`. `finish_reason` is "stop", "length", "tool_calls" or "cancelled".
-    `stop_string` is the one that ended it, if one did."""
+    `stop_string` is the stop string that ended the answer, or None."""
 
     agent: str
     message: Message
@@ -31,27 +31,27 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        """The model's reasoning before it; "" for none."""
+        """The model's reasoning before the answer; "" if there was none."""
         return self.message.reasoning
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that the answer makes; each `arguments` is JSON text."""
+        """The tool calls in the answer; the `arguments` of each are JSON text."""
         return self.message.tool_calls
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens in the prompt."""
         return self.usage.prompt
 
     @property
     def cached_tokens(self) -> int:
-        """Reused tokens of the prompt."""
+        """Number of prompt tokens that the engine reused from a cache."""
         return self.usage.cached
 
     @property
     def why(self) -> str:
-        """The reason for no more reuse, in a sentence."""
+        """A sentence that says why the engine did not reuse more of the prompt."""
         match = self.usage.match
         return "" if match is None else cache_miss_reason(match)
 
@@ -60,8 +60,8 @@ class Answer:
 
 
 class AsyncAnswerStream:
-    """An answer as it comes: iterate over it for its text, or over `events` for everything. Methods
-    without a docstring: see `AnswerStream`."""
+    """An answer as it arrives: iterate over the stream for the text, or over `events` for
+    everything. For methods without a docstring see `AnswerStream`."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class AsyncAnswerStream:
         answer: Callable[[], Answer | None],
         cancel: Callable[[], Awaitable[object]],
     ) -> None:
-        """`started` is the event before `events`. `answer` returns the whole answer after them;
-        `cancel` ends them."""
+        """`started` is the event that precedes `events`. `answer` returns the whole answer once
+        `events` has finished; `cancel` ends the events."""
         self._started: AnswerEvent | None = started
         self._events = events
         self._answer = answer
@@ -81,7 +81,7 @@ class AsyncAnswerStream:
     def answer(self) -> Answer:
         found = self._answer()
         if found is None:
-            raise BackendError("the answer has not ended: iterate its stream first")
+            raise BackendError("the answer has not finished: iterate over its stream first")
         return found
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
@@ -110,7 +110,7 @@ class AsyncAnswerStream:
 
 
 async def whole(stream: AsyncAnswerStream) -> Answer:
-    """Read a stream to its end and return its answer. Raises BackendError if it fails."""
+    """Read a stream to its end and return its answer. Raises BackendError if the stream fails."""
     async with stream:
         async for _ in stream.events():
             pass

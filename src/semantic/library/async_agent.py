@@ -1,6 +1,6 @@
 """AsyncAgent: an agent's conversation, its cache, and the operations on both. The store keeps the
-messages with the cache, so that another process continues the conversation. Knows the served model;
-no thread and no transport."""
+messages with the cache, so that another process can continue the conversation. Knows the served
+model; knows nothing about threads or transports."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
-    """Write `pieces` to `path`, readable by its owner alone; a failure leaves the earlier file.
-    Raises OperatorError, and what `pieces` raises."""
+    """Write `pieces` to `path`, readable only by its owner; on failure any earlier file stays as it
+    was. Raises OperatorError if the file cannot be written, plus the errors of `pieces`."""
     with _named(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         unfinished = Path(name)
@@ -60,12 +60,13 @@ async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
                 await asyncio.to_thread(os.fsync, file.fileno())
             unfinished.replace(path)
         finally:
-            with suppress(OSError):  # it has its name by now, unless something failed
+            with suppress(OSError):  # gone by now, unless something failed
                 unfinished.unlink()
 
 
 async def read_archive(path: Path) -> AsyncGenerator[bytes, None]:
-    """The bytes of a file, at most a MiB at once. Raises InvalidRequestError."""
+    """Yield the bytes of a file, at most 1 MiB at a time. Raises InvalidRequestError if the file
+    cannot be read."""
     try:
         with path.open("rb") as file:
             while piece := await asyncio.to_thread(partial(file.read, _PIECE_BYTES)):
@@ -83,17 +84,18 @@ def _named(path: Path) -> Iterator[None]:
 
 
 _TURNS_TO_CLOSE: Final = 32
-"""Turns of the loop; the generators of a stream need about five."""
+"""Turns of the event loop to wait for a dropped stream; its generators need about five to close."""
 
 
 class AsyncAgent:
-    """An agent, as `AsyncEngine.agent` returns it. Methods without a docstring: see `Agent`."""
+    """An agent, as `AsyncEngine.agent` returns it. For methods without a docstring see `Agent`."""
 
     def __init__(
         self, name: str, serving: Callable[[], Serving], agents: dict[str, AsyncAgent]
     ) -> None:
-        """`serving` raises BackendError after the engine's end. `agents` are the engine's, by name,
-        and gain forks. Raises InvalidRequestError for an invalid name."""
+        """`serving` returns the loaded model and raises BackendError once the engine is closed.
+        `agents` are the engine's agents by name; `fork` adds to them. Raises InvalidRequestError
+        for an invalid `name`."""
         require_id(name)
         self.name = name
         self._loaded = serving
@@ -206,7 +208,8 @@ class AsyncAgent:
         return self._loaded()
 
     def begin(self, system: str) -> None:
-        """Give it a system message to begin with. Raises InvalidRequestError if it has another."""
+        """Set the system message that the conversation begins with. Raises InvalidRequestError if
+        the conversation began with another one."""
         if self._messages is None or not self._messages:
             self._system, self._messages = system, _begun(system) if self._messages == () else None
         elif _system_of(self._messages) != system:
@@ -218,7 +221,7 @@ class AsyncAgent:
     async def _answered(
         self, messages: Messages, options: ChatOptions, turn: _Turn
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the events of an answer; the conversation changes when they end or close."""
+        """Yield the events of an answer; update the conversation once they finish or are closed."""
         keep = options.get("keep", True)
         async with self._answering(keep=keep):
             asked = await self._asked(messages)
@@ -240,7 +243,7 @@ class AsyncAgent:
 
     @asynccontextmanager
     async def _answering(self, *, keep: bool) -> AsyncGenerator[None, None]:
-        """Allow one turn at a time, besides those without `keep`."""
+        """Allow one turn at a time, not counting turns without `keep`."""
         if not keep:
             yield
             return
@@ -252,8 +255,8 @@ class AsyncAgent:
             self._is_answering = False
 
     async def _require_idle(self) -> None:
-        """Raise InvalidRequestError while the agent answers; the loop closes a dropped stream in
-        some of its turns."""
+        """Raise InvalidRequestError if the agent is still answering after `_TURNS_TO_CLOSE` turns
+        of the loop: the loop needs a few turns to close a dropped stream."""
         for _ in range(_TURNS_TO_CLOSE):
             if not self._is_answering:
                 return
@@ -267,7 +270,7 @@ class AsyncAgent:
 
 
 class _Turn:
-    """One answer as its events arrive."""
+    """One answer, collected as its events arrive."""
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
@@ -277,7 +280,7 @@ class _Turn:
         self.uid = ""
 
     def add(self, event: AnswerEvent) -> None:
-        """Take the next event. Raises BackendError for the end of an answer that failed."""
+        """Add the next event. Raises BackendError if the event ends a failed answer."""
         match event:
             case AnswerStarted():
                 self.uid = event.uid
@@ -295,16 +298,16 @@ class _Turn:
 
     @property
     def message(self) -> Message:
-        """The answer so far."""
+        """The answer so far, as a message."""
         return self._collected.message
 
     @property
     def is_answered(self) -> bool:
-        """True if the answer has text or calls, and did not fail."""
+        """True if the answer has any text or calls and has not failed."""
         return self._has_begun
 
     def answer(self) -> Answer | None:
-        """The whole answer; None before its end."""
+        """The whole answer; None until it has finished."""
         if self._end is None:
             return None
         end = self._end

@@ -1,5 +1,5 @@
 """AsyncEngine: a model for programs on an event loop, with its agents as objects. It serves one
-program as a server serves its clients. Knows no transport."""
+program as a server serves its clients. Knows nothing about transports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from semantic.serve import ServeSettings, adapted
 from semantic.serve_models import ResidentModels, load_resident
 
 _ALL_AGENTS: Final = 1 << 40
-"""More than there are."""
+"""More than the number of agents that any store holds."""
 
 
 class AsyncEngine:
@@ -41,8 +41,8 @@ class AsyncEngine:
             async for text in await engine.chat("ada", "What is my name?", stream=True):
                 print(text, end="")
 
-    Use it from one event loop; any number of tasks may call it. Methods without a docstring: see
-    `Engine`, its twin for programs without an event loop.
+    Use it from one event loop; any number of tasks may call it. For methods without a docstring see
+    `Engine`, the same class for programs without an event loop.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class AsyncEngine:
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         """The arguments are those of `Engine`. `async with` or `start` loads the model. Raises
-        InvalidRequestError for a store or adapters together with `Settings` that have them, and for
-        an invalid name of an adapter."""
+        InvalidRequestError if `Settings` that include a store or an adapter come with a `store` or
+        `adapters`, and for an invalid adapter name."""
         self._settings = serve_settings(model, store, max_context, adapters or {})
         self._on_store_unavailable = on_store_unavailable
         self._loaded: ResidentModels | None = None
@@ -66,12 +66,12 @@ class AsyncEngine:
     # Life
 
     async def start(self) -> None:
-        """Load the model; returns when it can answer. Raises ModelNotFoundError,
-        UnsupportedModelError, StoreError, and OperatorError when MLX is not usable."""
+        """Load the model; return once it can answer. Raises ModelNotFoundError,
+        UnsupportedModelError, StoreError, and OperatorError if MLX is not usable."""
         async with self._changing:
             if self._loaded is None:
                 self._loaded = await load_resident(self._settings, self._on_store_unavailable)
-                atexit.register(self._loaded.end)  # of a program that forgets to close it
+                atexit.register(self._loaded.end)  # for a program that forgets `close`
 
     async def flush(self) -> None:
         await self._models.flush()
@@ -93,7 +93,7 @@ class AsyncEngine:
 
     @property
     def is_loaded(self) -> bool:
-        """True between its start and its end."""
+        """True from the end of `start` until `close`."""
         return self._loaded is not None
 
     @property
@@ -211,8 +211,8 @@ def serve_settings(
     max_context: int | None,
     adapters: Mapping[str, str | Path],
 ) -> list[ServeSettings]:
-    """Return the arguments of `AsyncEngine` as `load_resident` takes them. The queue has no limit:
-    one program waits for its own requests."""
+    """Return the arguments of `AsyncEngine` in the form that `load_resident` expects. The queue has
+    no limit, because the only client is the program itself."""
     if isinstance(model, Settings) and store is not False:
         raise InvalidRequestError("expected Settings or a store, got both")
     if isinstance(model, str):
@@ -231,7 +231,7 @@ async def _answer(agent: AsyncAgent, messages: Messages, options: ChatOptions) -
 
 
 def _require_different(batch: Sequence[AsyncAgent]) -> None:
-    """Raise InvalidRequestError for an agent with two requests."""
+    """Raise InvalidRequestError if one agent has two requests."""
     seen: set[AsyncAgent] = set()
     for one in batch:
         if one in seen:

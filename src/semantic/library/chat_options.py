@@ -1,4 +1,5 @@
-"""Arguments of the library's callers, and their `Ask`. Knows values of the domain; no engine."""
+"""Arguments of the library's methods, and their conversion to an `Ask`. Knows the domain's values;
+knows nothing about engines."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 
 Messages: TypeAlias = str | Sequence[Message | Mapping[str, object]]
-"""The user's next message as text, or a whole conversation of messages, which may be objects with
-`role` and `content`."""
+"""The user's next message as text, or a whole conversation as a list of messages. A message may be
+a mapping with `role` and `content`."""
 
 
 class ChatOptions(TypedDict, total=False):
-    """Options of an answer; each has the model's default.
+    """Options of an answer. The model supplies the defaults.
 
-    Sampling: `temperature` (0 is greedy), `top_p`, `top_k`, `min_p`, `seed`, `stop` (texts that
-    end the answer); or all of it as `sampling`. `max_tokens` limits the answer, by default at the
-    end of the context. The model may call `tools` as `tool_choice` says, several in one answer
+    Sampling: `temperature` (0 is greedy), `top_p`, `top_k`, `min_p`, `seed` and `stop` (texts that
+    end the answer), or all of them as `sampling`. `max_tokens` limits the answer, by default to the
+    rest of the context. The model may call `tools` as `tool_choice` says, several in one answer
     unless `parallel_tool_calls` is False. `schema` is a JSON schema that the answer follows.
-    `thinking_tokens` limits reasoning; 0 is none. Without `keep` the agent stays as it was before.
+    `thinking_tokens` limits reasoning; 0 allows none. Without `keep` the agent stays unchanged.
     `template_options` go to the chat template. `done`, `back_in` (seconds) and `priority` are hints
     about the agent, see `Hints`; they change no answer.
     """
@@ -55,8 +56,8 @@ _KNOWN: Final = tuple(ChatOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a batch: an agent of `model`, its next message or conversation, and
-    options."""
+    """One request of a batch: the agent's name, its next message or whole conversation, its
+    options, and its model."""
 
     agent: str
     messages: Messages
@@ -65,18 +66,20 @@ class Request:
 
 
 def conversation(messages: Messages) -> tuple[Message, ...]:
-    """Return a conversation's messages. Raises InvalidRequestError for none or a malformed one."""
+    """Return a conversation's messages. Raises InvalidRequestError for an empty or malformed
+    conversation."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"expected a text or a list of messages, got {messages!r:.80}")
     return tuple(message_of(one) for one in messages)
 
 
 def check_options(options: ChatOptions) -> None:
-    """Raise InvalidRequestError for an unknown option, one given twice, and a wrong hint."""
+    """Raise InvalidRequestError for an unknown option, an option given twice, or an invalid
+    value."""
     unknown = sorted(options.keys() - set(_KNOWN))
     if unknown:
         raise InvalidRequestError(
-            f"there is no option {unknown[0]!r:.80}; expected {', '.join(_KNOWN)}"
+            f"unknown option {unknown[0]!r:.80}; expected one of {', '.join(_KNOWN)}"
         )
     single = sorted(_SAMPLING & options.keys())
     if "sampling" in options and single:
@@ -92,8 +95,8 @@ def check_options(options: ChatOptions) -> None:
 def ask_for(
     agent: str, messages: Sequence[Message], options: ChatOptions, sampling: SamplingParams
 ) -> Ask:
-    """The request for an answer to `messages`; `sampling` is the model's. Raises
-    InvalidRequestError for a value out of range."""
+    """Return the request for an answer to `messages`; `sampling` holds the model's defaults. Raises
+    InvalidRequestError for a value that is out of range."""
     schema = options.get("schema")
     chat = Chat(
         tuple(messages),

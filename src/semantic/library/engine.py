@@ -1,5 +1,5 @@
-"""Engine and Agent: the library for programs without an event loop. Each method runs its twin of
-`AsyncEngine` or `AsyncAgent` on a loop in a thread of its own."""
+"""Engine and Agent: the library for programs without an event loop. Each method runs the method of
+the same name of `AsyncEngine` or `AsyncAgent`, on an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Engine:
             for text in engine.chat("ada", "What is my name?", stream=True):
                 print(text, end="")
 
-    It loads the model at once. Any thread may call it. `AsyncEngine` is its twin for programs on
-    an event loop.
+    The constructor loads the model. Any thread may call it. `AsyncEngine` is the same class for
+    programs on an event loop.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class Engine:
         on_store_unavailable: OnStoreUnavailable | None = None,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        """`model` is a folder, a hub id, an alias or the model inside the package; or `Settings`,
-        which have the store and all budgets too.
+        """`model` is a folder, a hub id, an alias, the model inside the package, or `Settings`,
+        which also include the store and all budgets.
 
-        `adapters` are folders with adapters that mlx-lm trained, by name. Each makes a model of its
-        own, `base+name`, of the same weights, with an equal part of the pool: see `agent`.
+        `adapters` maps names to folders with adapters that mlx-lm trained. Each makes another
+        model, `base+name`, on the same weights, with an equal part of the pool: see `agent`.
 
-        With a folder as `store` agents outlive the process; True is the folder of the command line,
-        which one process at a time may use. `max_context` limits a prompt and its answer together,
-        in tokens. `on_store_unavailable` gets the reason why a store is not usable; without it that
-        is a StoreError.
+        With a folder as `store` agents outlive the process; True is the command line's folder,
+        which only one process at a time may use. `max_context` limits a prompt plus its answer,
+        in tokens. `on_store_unavailable` is called with the reason if the store is not usable;
+        without it the constructor raises StoreError.
 
-        Raises ModelNotFoundError, UnsupportedModelError, InvalidRequestError for a store or
-        adapters together with `Settings` that have them and for an invalid name of an adapter, and
-        OperatorError when MLX is not usable.
+        Raises ModelNotFoundError, UnsupportedModelError, InvalidRequestError for `Settings` that
+        include a store or an adapter next to `store` or `adapters` and for an invalid adapter name,
+        and OperatorError if MLX is not usable.
         """
         self._engine = AsyncEngine(
             model,
@@ -80,13 +80,13 @@ class Engine:
                 self._loop.close()
 
     def flush(self) -> None:
-        """Return when the store, if any, has every agent on disk as of its last turn. `close` does
+        """Return once every agent is on disk as of its last turn, if there is a store. `close` does
         this too."""
         self._loop.run(self._engine.flush())
 
     def close(self) -> None:
-        """Cancel what runs, save every agent, and end all threads. A second call does nothing, or
-        waits for the first."""
+        """Cancel running requests, save every agent, and end all threads. A second call does
+        nothing, or waits for the first to finish."""
         with self._closing:
             if self._engine.is_loaded:
                 self._loop.run(self._engine.close())
@@ -105,7 +105,7 @@ class Engine:
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        """The model, and what it is under each adapter."""
+        """The base model, then one model for each adapter."""
         return self._engine.models
 
     @overload
@@ -140,8 +140,8 @@ class Engine:
         **options: Unpack[ChatOptions],
     ) -> Answer | AnswerStream:
         """Answer an agent's next message (a text) or a whole conversation (messages). With `stream`
-        the caller iterates over the text as it comes. `model` is that of `agent`; options and
-        errors are those of `Agent.chat`."""
+        the caller iterates over the text as it arrives. `model` is the one that `agent` takes;
+        options and errors are those of `Agent.chat`."""
         asked = self.agent(agent, model=model)
         if stream:
             return asked.chat(messages, stream=True, **options)
@@ -150,32 +150,34 @@ class Engine:
     def run_batch(
         self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
     ) -> list[Answer]:
-        """Answer many requests in one batch, and return the answers in their order.
+        """Answer many requests in one batch, and return the answers in the order of the requests.
 
-        A request is an agent's name with its messages, or a `Request` with options of its own,
-        which precede `options`. The engine computes common prefixes once. Raises
-        InvalidRequestError, before any work, for an agent that two requests name; an error of one
-        request when all others have ended.
+        A request is an agent's name with its messages, or a `Request`, whose own options override
+        `options`. The engine computes common prefixes once. Raises InvalidRequestError, before any
+        work, if two requests name the same agent. If a request fails, raises its error once all
+        others have finished.
         """
         return self._loop.run(self._engine.run_batch(requests, **options))
 
     def count_tokens(self, messages: Messages) -> int:
-        """Tokens of the prompt of a message (a text) or a whole conversation (messages). Raises
-        InvalidRequestError for wrong messages, and if the model has no chat template."""
+        """Return the number of prompt tokens for a message (a text) or a whole conversation
+        (messages). Raises InvalidRequestError for invalid messages, and if the model has no chat
+        template."""
         return self._loop.run(self._engine.count_tokens(messages))
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
-        """Return the agent of that name: known, saved in the store, or new. Computes nothing.
+        """Return the agent `name`: known, saved in the store, or new. Computes nothing.
 
-        With adapters `model` is one of the names in `models`, or an adapter's; without one it is
-        the base. Each model has agents of its own. Raises InvalidRequestError for an invalid name,
-        and if the agent's conversation began with another message than `system`, and
-        ModelNotFoundError for another model.
+        With adapters, `model` is a name in `models` or an adapter's name; by default it is the
+        base model. Each model has its own agents. Raises InvalidRequestError for an invalid name
+        or if the agent's conversation began with another system message than `system`, and
+        ModelNotFoundError for an unknown model.
         """
         return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
     def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
-        """All agents of a model that have a turn: with a request first, then the last used."""
+        """Return all agents of a model that have had a turn: agents with a request first, then by
+        last use, latest first."""
         return self._loop.run(self._engine.agents(model))
 
     def stores(self) -> Sequence[StoreStats]:
@@ -185,17 +187,18 @@ class Engine:
     def import_agent(
         self, path: str | Path, name: str | None = None, *, model: str | None = None
     ) -> Agent:
-        """The agent of a file of `Agent.export`, under `name` or its own. The engine checks every
-        byte before it stores anything. Import only files that you trust: checksums detect damage,
-        not forged contents. Raises InvalidRequestError for the name of another agent, another
-        model's agent and a damaged file, and CapacityError when the store does not take it."""
+        """Import an agent from a file of `Agent.export`, under `name` or under its own name. The
+        engine checks every byte before it stores anything. Import only files that you trust:
+        checksums detect damage, not forged contents. Raises InvalidRequestError if the name is
+        taken, the agent belongs to another model or the file is damaged, and CapacityError if the
+        store has no room for the agent."""
         work = self._engine.import_agent(path, name, model=model)
         return Agent(self._loop.run(work), self._loop)
 
 
 class Agent:
-    """An agent: a conversation, and the cache of all its tokens. `Engine.agent` returns one. One
-    turn runs at a time; different agents answer together."""
+    """An agent: a conversation, and the cache of all its tokens. `Engine.agent` returns one. An
+    agent runs one turn at a time; different agents can answer at the same time."""
 
     def __init__(self, agent: AsyncAgent, loop: _LoopThread) -> None:
         self._agent = agent
@@ -206,7 +209,7 @@ class Agent:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The agent's name."""
         return self._agent.name
 
     @overload
@@ -224,13 +227,13 @@ class Agent:
     ) -> Answer | AnswerStream:
         """Answer the next message, or a whole conversation.
 
-        A text continues the agent's conversation, also one of an earlier process if the engine has
-        a store. Messages replace it. The engine reuses the cached tokens of either. With `stream`
-        the caller iterates over the text as it comes. `options` are those of `ChatOptions`:
+        A text continues the agent's conversation, even from an earlier process if the engine has
+        a store. Messages replace it. The engine reuses cached tokens in both cases. With `stream`
+        the caller iterates over the text as it arrives. `options` are those of `ChatOptions`:
         `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
 
-        Raises InvalidRequestError for wrong messages or options, and while the agent answers;
-        ContextOverflowError for more than the context; BackendError if the model fails. An error
+        Raises InvalidRequestError for invalid messages or options, and while the agent answers;
+        ContextOverflowError if the context is too small; BackendError if the model fails. An error
         leaves the conversation as it was.
         """
         if stream:
@@ -240,58 +243,59 @@ class Agent:
 
     def history(self) -> tuple[Message, ...]:
         """Return the messages of the conversation so far. Raises InvalidRequestError if the store
-        has the agent without its messages, as a server saves it, and if it began with another
-        system message than its own here."""
+        has the agent without its messages, as a server saves it, or if the stored conversation
+        began with a system message other than the one given to `Engine.agent`."""
         return self._loop.run(self._agent.history())
 
     def set_system(self, text: str | None) -> None:
-        """Continue with another system message; None for none. The engine computes the next prompt
-        from there."""
+        """Continue with another system message; None removes it. The engine computes the next
+        prompt from the first changed token on."""
         self._loop.run(self._agent.set_system(text))
 
     @property
     def cached_tokens(self) -> int:
-        """Cached tokens from its beginning: a prompt that begins like it computes none of them
-        again. 0 for an agent without a turn."""
+        """Number of cached tokens from the start of the conversation: a prompt that begins with
+        them does not compute them again. 0 for an agent without a turn."""
         return self._loop.run(self._agent.cached_tokens())
 
     def info(self) -> AgentDetail:
-        """Its tokens, bytes, parent and blocks, each block with its place. Raises
+        """Return the agent's tokens, bytes, parent and blocks, and where each block is. Raises
         AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.info())
 
     def why(self) -> str:
-        """Say how much of its last prompt the engine reused, and why not more: a sentence a line.
-        Raises AgentNotFoundError for an agent without a turn."""
+        """Return how much of the last prompt the engine reused and why not more, one sentence per
+        line. Raises AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.why())
 
     def fork(self, name: str) -> Agent:
-        """Return a new agent with this one's conversation and cache, without copying either. Raises
-        InvalidRequestError if there is an agent of that name, or this one has no turn yet."""
+        """Return a new agent with this agent's conversation and cache, copying neither. Raises
+        InvalidRequestError if an agent of that name exists, or if this agent has no turn yet."""
         return Agent(self._loop.run(self._agent.fork(name)), self._loop)
 
     def pin(self, *, pinned: bool = True) -> None:
-        """Exempt its blocks from eviction, or with `pinned=False` allow it again. Raises
-        AgentNotFoundError for an agent without a turn."""
+        """Exempt the agent's blocks from eviction, or with `pinned=False` lift the exemption.
+        Raises AgentNotFoundError for an agent without a turn."""
         self._loop.run(self._agent.pin(pinned=pinned))
 
     def export(self, path: str | Path) -> int:
-        """Write the agent with its cache to one file, for another machine; returns its bytes. The
-        file has the whole conversation, with access for its owner alone, and replaces an earlier
-        one when it is whole. Raises AgentNotFoundError for an agent without a turn, and
-        OperatorError if it cannot write the file."""
+        """Write the agent with its cache to one file for another machine, and return the file's
+        size in bytes. The file contains the whole conversation, is readable only by its owner, and
+        replaces an earlier file only once it is complete. Raises AgentNotFoundError for an agent
+        without a turn, and OperatorError if the file cannot be written."""
         return self._loop.run(self._agent.export(path))
 
     def forget(self) -> None:
-        """Delete its conversation and its cache, on disk too. Its system message stays. Raises
-        InvalidRequestError while it is answering."""
+        """Delete the agent's conversation and its cache, also on disk. Its system message stays.
+        Raises InvalidRequestError while the agent is answering."""
         self._loop.run(self._agent.forget())
 
 
 class AnswerStream:
-    """An answer as it comes: iterate over it for its text, or over `events` for everything. The end
-    of a `with` block, or `close`, cancels the rest. After the last piece `answer` has the whole.
-    `cancel` returns at once: a signal handler may call it."""
+    """An answer as it arrives: iterate over the stream for the text, or over `events` for
+    everything. The end of a `with` block, or `close`, cancels the rest of the answer. After the
+    last piece, `answer` is the whole answer. `cancel` returns at once, so a signal handler may call
+    it."""
 
     def __init__(self, stream: AsyncAnswerStream, loop: _LoopThread) -> None:
         self._stream = stream
@@ -299,16 +303,17 @@ class AnswerStream:
 
     @property
     def answer(self) -> Answer:
-        """The whole answer. Raises BackendError before the stream has ended."""
+        """The whole answer. Raises BackendError until the stream has finished."""
         return self._stream.answer
 
     def events(self) -> Iterator[AnswerEvent]:
-        """Every event: progress of the prompt, text, reasoning, tool calls, the end. Raises
-        BackendError if the answer fails."""
+        """Iterate over every event: prompt progress, text, reasoning, tool calls, and the end.
+        Raises BackendError if the answer fails."""
         return _Items(self._stream.events(), self._loop)
 
     def __iter__(self) -> Iterator[str]:
-        """The answer's text, piece by piece. Raises BackendError if the answer fails."""
+        """Iterate over the answer's text, piece by piece. Raises BackendError if the answer
+        fails."""
         return _Items(self._stream.__aiter__(), self._loop)
 
     def cancel(self) -> None:
@@ -316,7 +321,8 @@ class AnswerStream:
         self._loop.begin(self._stream.cancel())
 
     def close(self) -> None:
-        """Cancel the rest and read no more. Does nothing after the engine's end."""
+        """Cancel the rest of the answer and stop reading. Does nothing once the engine is
+        closed."""
         if not self._loop.is_closed:
             self._loop.run(self._stream.close())
 
@@ -332,17 +338,17 @@ class _LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="library", daemon=True)
         self._thread.start()
-        self._lock = threading.RLock()  # the handler of a signal may begin work within `_begun`
+        self._lock = threading.RLock()  # a signal handler may start work while `_begun` runs
         self._is_closed = False
 
     @property
     def is_closed(self) -> bool:
-        """True if it accepts no more work."""
+        """True once the loop accepts no more work."""
         return self._is_closed
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """Return the result of `work`; an interrupt while waiting cancels it. Raises BackendError
-        if the loop closes, also before the end of `work`."""
+        if the loop is closed, or closes before `work` finishes."""
         future = self._begun(work)
         try:
             return future.result()
@@ -354,11 +360,11 @@ class _LoopThread:
             future.cancel()
 
     def begin(self, work: Coroutine[object, object, None]) -> None:
-        """Start `work`, and wait for nothing. Raises BackendError after the loop's end."""
+        """Start `work` without waiting for it. Raises BackendError once the loop is closed."""
         self._begun(work)
 
     def close(self) -> None:
-        """Cancel the rest, and end the loop and its thread. Call once."""
+        """Cancel all remaining work, and end the loop and its thread. Call once."""
         with self._lock:
             self._is_closed = True
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
@@ -367,7 +373,7 @@ class _LoopThread:
         self._loop.close()
 
     def _begun(self, work: Coroutine[object, object, T]) -> Future[T]:
-        with self._lock:  # `close` cancels all that begins before it
+        with self._lock:  # `close` cancels all work started before it
             if not self._is_closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
@@ -375,7 +381,7 @@ class _LoopThread:
 
 
 async def _cancel_others() -> None:
-    """Cancel all tasks of the running loop but this one, and wait for their ends."""
+    """Cancel all other tasks of the running loop, and wait until they finish."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for one in others:
         one.cancel()
@@ -383,8 +389,9 @@ async def _cancel_others() -> None:
 
 
 class _Items(Iterator[T]):
-    """The items of an asynchronous generator of a loop, each as it arrives. The loop closes a
-    dropped one. Not a generator: its `finally` could wait for the loop on the loop's own thread."""
+    """The items of an asynchronous generator on the loop, each as it arrives. The loop closes a
+    dropped generator. This is not a generator itself: its `finally` could wait for the loop on the
+    loop's own thread."""
 
     def __init__(self, items: AsyncGenerator[T, None], loop: _LoopThread) -> None:
         self._items = items
