@@ -173,7 +173,7 @@ def test_a_file_without_a_request_is_refused(tmp_path: Path) -> None:
         (("-",), 2, "the prompt is empty"),
         (("Hello!", "--max-tokens", "0"), 2, "max_tokens must be at least 1, got 0"),
         (("Hello!", "--temperature", "-1"), 2, "temperature must be 0 or more"),
-        (("Hello!", "--stop", ""), 2, "stop must hold strings that are not empty"),
+        (("Hello!", "--stop", ""), 2, "stop must contain only non-empty strings"),
         (("Hello!", "--pool-gb", "0"), 2, "--pool-gb must be above 0"),
         (("Hello!", "--pool-gb", "nan"), 2, "--pool-gb must be above 0"),
         (("Hello!", "--pool-blocks", "0"), 2, "total_blocks must be at least 1"),

@@ -369,7 +369,7 @@ def test_an_agent_of_a_server_is_saved_without_its_messages(
         ("a", {"back_in": 1, "done": True}, "back_in: expected none for a finished agent"),
         ("a", {"priority": 0.5}, "priority must be an integer, got 0.5"),
         ("a", {"priority": 9}, "priority: expected -8 to 8, got 9"),
-        ("a", {"size": 1}, "there is no option 'size'; expected max_tokens, "),
+        ("a", {"size": 1}, "unknown option 'size'; expected one of max_tokens, "),
         ("a", {"temperature": -1.0}, "temperature must be 0 or more"),
         ("a", {"stop": "b"}, "stop must be a list of texts, got 'b'"),
         ("a", {"tools": ["b"]}, "tools must be a list of semantic.Tool"),

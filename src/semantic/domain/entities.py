@@ -51,7 +51,7 @@ class AgentBlocks:
         if self.token_ids:
             if self.total_tokens not in (0, len(self.token_ids)):
                 raise ValueError(
-                    f"total_tokens is {self.total_tokens} but there are {len(self.token_ids)} token ids"
+                    f"total_tokens is {self.total_tokens} but {len(self.token_ids)} token ids given"
                 )
             self.total_tokens = len(self.token_ids)
 

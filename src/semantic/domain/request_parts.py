@@ -1,6 +1,6 @@
-"""Parts of a request in the order in which templates render them (options, tools, messages), and
-the first that differs from an earlier request. They consist of labels, numbers and short digests,
-and no text follows from them. Knows no tokens."""
+"""The parts of a request in the order in which templates render them (options, tools, messages),
+and the first part that differs from an earlier request. A part consists of labels, numbers and
+short digests, so it does not reveal any text. Knows nothing about tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from semantic.domain.chat import (
 from semantic.domain.identity import digest
 
 MAX_MESSAGES = 4096
-"""Limit of compared messages; a conversation with more exceeds the contexts of today."""
+"""Number of messages that are compared; a longer conversation exceeds today's contexts."""
 _MAX_NAMED = 512
 _MAX_LABEL_LENGTH = 64
 _DIGEST_BYTES = 6
@@ -44,7 +44,7 @@ class PartKind(StrEnum):
     THINKING = "thinking"
     """The reasoning before an answer."""
     TEMPLATE = "template"
-    """No part of the request: the template renders the same content differently."""
+    """The request is the same, but the template renders it differently."""
 
 
 class Change(StrEnum):
@@ -53,26 +53,26 @@ class Change(StrEnum):
     REMOVED = "removed"
     MOVED = "moved"
     NOT_ANSWERED = "not answered"
-    """An answer in the history differs from the generated one, to current knowledge."""
+    """As far as known, an answer in the history differs from the generated one."""
     CUT = "cut"
-    """An answer ended at a stop string, before the generated text did."""
+    """The answer in the history ends at a stop string, before the end of the generated text."""
     RENDERED = "rendered"
-    """Equal content that the template renders differently."""
+    """The template renders equal content differently."""
 
 
 class Answered(StrEnum):
-    """The knowledge of an answer in a request's history."""
+    """How an answer in a request's history relates to the generated answer."""
 
     PLAIN = "="
-    """The generated answer, without reasoning."""
+    """The generated answer; it had no reasoning."""
     THOUGHT = "~"
-    """The generated answer, after reasoning."""
+    """The generated answer; it came after reasoning."""
     RETHOUGHT = "^"
-    """The generated answer, with other reasoning than in the request."""
+    """The generated answer, but the request has other reasoning before it."""
     CUT = "|"
-    """The generated answer, ended at a stop string."""
+    """The generated answer, cut at a stop string."""
     OTHER = "!"
-    """No record of a generated answer."""
+    """No generated answer like it is on record."""
 
 
 _RENDERED_BECAUSE = {
@@ -81,13 +81,13 @@ _RENDERED_BECAUSE = {
     Answered.CUT: (PartKind.MESSAGE, Change.CUT),
     Answered.OTHER: (PartKind.MESSAGE, Change.NOT_ANSWERED),
 }
-"""Reasons why the template renders an answer in other tokens than the model generated."""
+"""Reasons why the template renders an answer as other tokens than the model generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A part that differs. Numbers of tools, and of messages after the leading system messages,
-    begin at 1. `name` is the name of a tool or option, or the role of a message."""
+    """A part that differs. Tools, and messages after the leading system messages, are numbered from
+    1. `name` is the name of a tool or option, or the role of a message."""
 
     kind: PartKind
     change: Change
@@ -105,7 +105,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class MessageDigest:
-    """A message: digests of its content and of its reasoning ("" for none)."""
+    """A message: the digests of its content and of its reasoning ("" if it has none)."""
 
     role: Role
     digest: str
@@ -115,8 +115,8 @@ class MessageDigest:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a request. `messages` has the first 4096 of its `n_messages` messages; the first
-    `n_replayed` continue verbatim, in their computed tokens."""
+    """The parts of a request. `messages` contains the first 4096 of its `n_messages` messages; the
+    first `n_replayed` of them continue verbatim, with the tokens computed earlier."""
 
     options: tuple[Named, ...] = ()
     tools: tuple[Named, ...] = ()
@@ -132,7 +132,7 @@ class Parts:
 
     @property
     def is_cut(self) -> bool:
-        """True if it has more messages than the limit of compared ones."""
+        """True if the request has more messages than are compared."""
         return self.n_messages > len(self.messages)
 
 
@@ -142,9 +142,9 @@ def parts_of(
     answers: Mapping[int, Answered] | None = None,
     tool_texts: Sequence[bytes] | None = None,
 ) -> Parts:
-    """Return the parts of `chat`, whose first `n_replayed` messages continue verbatim. `answers` is
-    the knowledge of its answers, by their index among all messages; `tool_texts` are the results of
-    `tool_text`, if the caller has them."""
+    """Return the parts of `chat`, whose first `n_replayed` messages continue verbatim. `answers`
+    says how its answers relate to the generated ones, by their index among all messages;
+    `tool_texts` are the results of `tool_text`, if already computed."""
     options = sorted(chat.template_options.items())
     known, defaults = answers or {}, defaults_of(chat.tools)
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
@@ -161,8 +161,8 @@ def parts_of(
 
 
 def changed_part(before: Parts, now: Parts) -> Difference | None:
-    """The first part that differs; None if `now` equals or extends `before`. Reasoning that a
-    replayed message lacks does not count."""
+    """Return the first part that differs; None if `now` equals or extends `before`. Reasoning
+    missing from a replayed message does not count."""
     return (
         _first_named(PartKind.OPTION, before.options, now.options)
         or _first_named(PartKind.TOOL, before.tools, now.tools)
@@ -171,8 +171,8 @@ def changed_part(before: Parts, now: Parts) -> Difference | None:
 
 
 def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference | None:
-    """Return the cause of other tokens although no part of `before` differs in `now`; None if a
-    message beyond the compared ones may be it. `in_answer`: the first differing token is in the
+    """Return why the tokens differ although no part of `before` differs in `now`; None if the cause
+    may be a message beyond the compared ones. `in_answer`: the first differing token is in the
     answer to `before`, not in its prompt."""
     if before.is_cut:
         return None
@@ -189,8 +189,8 @@ def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference |
 
 
 def thread_of(parts: Parts) -> str:
-    """Identifies a conversation regardless of its system messages, tools and options: the digests
-    of its first other messages."""
+    """Return the digests of a conversation's first messages after the system messages. They
+    identify it regardless of system messages, tools and options."""
     return "".join(one.digest for one in parts.messages[parts.n_system :][:THREAD_MESSAGES])
 
 
@@ -202,12 +202,13 @@ def common_messages(thread: str, other: str) -> int:
 
 
 def label(name: str) -> str:
-    """A name for display: of limited length, with printable characters only."""
+    """Return a name for display: shortened, with printable characters only."""
     return "".join(c if c.isprintable() else "?" for c in name[:_MAX_LABEL_LENGTH])
 
 
 def _answer(before: Parts, now: Parts) -> Difference | None:
-    """How the answer to `before` differs in `now`."""
+    """Return how the answer to `before` differs in `now`; None if it is beyond the compared
+    messages."""
     at = before.n_messages
     if at >= len(now.messages):
         return None
@@ -266,7 +267,7 @@ def _thought_change(old: str, new: str) -> Change | None:
 
 
 def _message_difference(parts: Parts, at: int, change: Change) -> Difference:
-    """The difference `change` of the message at index `at`."""
+    """Return a Difference for the change of the message at index `at`."""
     kind = PartKind.SYSTEM if at < parts.n_system else PartKind.MESSAGE
     return _of_message(kind, change, parts, at)
 
@@ -284,7 +285,7 @@ def _digested(message: Message, answered: Answered, defaults: Defaults) -> Messa
 
 
 def _named(parts: Iterable[tuple[str, bytes]]) -> tuple[Named, ...]:
-    """Return named digests; one digest covers those beyond the limit of a note."""
+    """Return the digests of named parts; parts beyond the limit share one digest."""
     found = [(label(name), digest("part-v1", content)) for name, content in parts]
     first, rest = found[:_MAX_NAMED], found[_MAX_NAMED:]
     if rest:

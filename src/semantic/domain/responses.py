@@ -1,5 +1,5 @@
 """StoredResponse: one response of the Responses API, its key and its encoding as bytes. Decoding
-refuses any other bytes. Knows messages and the agent; neither APIs nor storage."""
+rejects all other bytes. Knows messages and the agent; knows nothing about APIs or storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semantic.domain.identity import digest
 
 _OWNER_BYTES: Final = 16
 _BODY: Final = b"\n"
-"""Separates the fields of a response from its body; one-line JSON does not contain it."""
+"""Separates a response's fields from its body; one-line JSON never contains this byte."""
 
 
 class DamagedRecordError(Exception):
@@ -21,25 +21,25 @@ class DamagedRecordError(Exception):
 
 
 def key_of(tenant: str, response_id: str) -> bytes:
-    """Return the key of a response, 32 bytes, which needs the tenant's name and reveals neither
-    tenant nor id."""
+    """Return the 32-byte key of a response. Computing it requires the tenant's name; the key
+    reveals neither tenant nor id."""
     return digest("response-key-v1", _utf8(tenant), _utf8(response_id))
 
 
 def owner_of(tenant: str) -> bytes:
-    """Return the key that counts a tenant's responses, 16 bytes; it reveals no name."""
+    """Return the 16-byte key under which a tenant's responses are counted; it reveals no name."""
     return digest("response-owner-v1", _utf8(tenant))[:_OWNER_BYTES]
 
 
 def encoded(response: StoredResponse) -> bytes:
     facts = asdict(response)
     body = facts.pop("body")
-    # Escapes preserve a lone surrogate.
+    # JSON's escapes preserve a lone surrogate.
     return json.dumps(facts, separators=(",", ":")).encode() + _BODY + _utf8(body)
 
 
 def decoded(data: bytes) -> StoredResponse:
-    """The inverse of `encoded`. Raises DamagedRecordError for any other bytes."""
+    """Invert `encoded`. Raises DamagedRecordError for any other bytes."""
     head, mark, body = data.partition(_BODY)
     try:
         facts = json.loads(head)
@@ -60,7 +60,8 @@ def decoded(data: bytes) -> StoredResponse:
 
 
 def response_in(data: bytes | None, response_id: str) -> StoredResponse | None:
-    """The response in a record, if there is one; None if it is damaged or another one."""
+    """Return the response stored in a record; None if there is no record, it is damaged, or it
+    holds another response."""
     try:
         found = None if data is None else decoded(data)
     except DamagedRecordError:
@@ -86,9 +87,9 @@ def _utf8(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """The part of a conversation that one response added. `input` has only the messages of its own
-    request; the response `previous` has earlier ones. `tools` are the tools that its input added.
-    `body` is JSON in the format of its API. `created` is Unix time in seconds."""
+    """The part of a conversation that one response added. `input` contains only the messages of its
+    own request; the response `previous` has the earlier ones. `tools` are the tools that the input
+    added. `body` is JSON in the API's format. `created` is Unix time in seconds."""
 
     id: str
     agent: str

@@ -1,6 +1,6 @@
 """BlockPool: reference-counted blocks of one model within a budget of blocks or bytes. Knows
-neither the content of a block nor when a request runs. One lock makes every call atomic;
-thread-safe. A call costs by the blocks that it names, not by those that exist."""
+nothing about the content of a block or when a request runs. Thread-safe: one lock makes every call
+atomic. The cost of a call grows with the blocks that it names, not with all blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExha
 from semantic.domain.value_objects import ModelCacheSpec, PoolView
 
 _numbers = itertools.count()
-"""Block numbers of all pools: no two pools share one."""
+"""Numbers the blocks of all pools, so that two pools never share a number."""
 
 
 class BlockPool:
     """Allocates blocks of one model to agents: 256 tokens of one layer each, within a number of
-    blocks, a number of bytes, or both. A block may have several holders (`share`); it is free when
-    its reference count is zero. References of idle caches may be evictable (`mark_evictable`): a
-    block is evictable if all its references are."""
+    blocks, a number of bytes, or both. A block may have several holders (`share`); it is free once
+    its reference count is zero. References of idle caches may be marked as evictable
+    (`mark_evictable`); a block is evictable if all references to it are."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class BlockPool:
         self._held: dict[str, dict[BlockId, int]] = {}
         self._layer_of: dict[BlockId, int] = {}
         self._used_bytes = 0
-        self._marks: dict[BlockId, int] = {}  # evictable references
-        self._idle: Counter[str] = Counter()  # evictable caches of each holder that has any
+        self._marks: dict[BlockId, int] = {}  # evictable references of each block
+        self._idle: Counter[str] = Counter()  # number of evictable caches of each holder
         self._busy: dict[str, None] = {}  # holders without an evictable cache
         self._evictable_blocks = 0
         self._evictable_bytes = 0
@@ -55,17 +55,17 @@ class BlockPool:
 
     @property
     def total_blocks(self) -> int | None:
-        """The budget in blocks; None if there is only one in bytes."""
+        """The budget in blocks; None if the budget is in bytes only."""
         return self._total_blocks
 
     @property
     def max_bytes(self) -> int | None:
-        """The budget in bytes; None if there is only one in blocks."""
+        """The budget in bytes; None if the budget is in blocks only."""
         return self._max_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """Upper bound of the bytes of all blocks."""
+        """Upper bound on the bytes of all blocks."""
         by_count = None
         if self._total_blocks is not None:
             by_count = self._total_blocks * max(self._block_bytes)
@@ -83,12 +83,12 @@ class BlockPool:
 
     @property
     def evictable_bytes(self) -> int:
-        """Bytes of the blocks all of whose references are evictable."""
+        """Bytes of the evictable blocks: those with only evictable references."""
         return self._evictable_bytes
 
     def can_allocate(self, counts: Sequence[int], *, after_eviction: bool = False) -> bool:
-        """Return whether the pool has `counts[layer]` blocks of every layer now. With
-        `after_eviction` evictable references count as free."""
+        """Return whether the pool can allocate `counts[layer]` blocks of every layer now. With
+        `after_eviction`, evictable blocks count as free."""
         with self._lock:
             n_blocks, n_bytes = len(self._references), self._used_bytes
             if after_eviction:
@@ -97,14 +97,16 @@ class BlockPool:
             return self._fits(counts, n_blocks, n_bytes)
 
     def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
-        """Return whether `counts` would fit if all agents except `beside` freed their blocks."""
+        """Return whether `counts` would fit if all agents freed their blocks, except those in
+        `beside`."""
         with self._lock:
             held = {block for agent in beside for block in self._held.get(agent, ())}
             used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)
             return self._fits(counts, len(held), used_bytes)
 
     def most_holders(self, counts: Sequence[int]) -> int:
-        """How many agents with `counts` blocks of their own, not all 0, an empty pool holds."""
+        """Return how many agents an empty pool could hold if each has `counts` blocks of its own,
+        not all 0."""
         n_bytes = sum(n * size for n, size in zip(counts, self._block_bytes, strict=True))
         by_count = None if self._total_blocks is None else self._total_blocks // sum(counts)
         by_bytes = None if self._max_bytes is None else self._max_bytes // n_bytes
@@ -140,8 +142,8 @@ class BlockPool:
 
     def allocate(self, n_blocks: int, layer_id: int, agent_id: str) -> list[KVBlock]:
         """Allocate `n_blocks` empty blocks of one layer to `agent_id`. Raises InvalidRequestError
-        for a negative count or an unknown layer, and PoolExhaustedError, with nothing changed, when
-        the budget does not allow it."""
+        for a negative count or an unknown layer, and PoolExhaustedError, with nothing changed, if
+        the blocks exceed the budget."""
         if not 0 <= layer_id < self.spec.n_layers:
             raise InvalidRequestError(
                 f"layer_id must be between 0 and {self.spec.n_layers - 1}, got {layer_id}"
@@ -151,8 +153,8 @@ class BlockPool:
         return self.allocate_layers(counts, agent_id)[layer_id]
 
     def allocate_layers(self, counts: Sequence[int], agent_id: str) -> list[list[KVBlock]]:
-        """Allocate `counts[layer]` blocks of each layer to `agent_id`, or none. Raises as
-        `allocate`."""
+        """Allocate `counts[layer]` blocks of each layer to `agent_id`, or none. Raises the same
+        errors as `allocate`."""
         if len(counts) != self.spec.n_layers:
             raise InvalidRequestError(
                 f"expected a count for each of {self.spec.n_layers} layers, got {len(counts)}"
@@ -167,8 +169,8 @@ class BlockPool:
             ]
 
     def share(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Add `agent_id` as a holder of every one of `blocks`. Raises InvalidRequestError, with
-        nothing changed, if one of them is free."""
+        """Add `agent_id` as a holder of every block in `blocks`. Raises InvalidRequestError, with
+        nothing changed, if a block is free."""
         with self._lock:
             ids = [block.block_id for block in blocks]
             self._require_known(ids, self._references, "it has no holder")
@@ -179,8 +181,8 @@ class BlockPool:
             self._settle(agent_id)
 
     def free(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Remove `agent_id` as a holder of `blocks`; those without a holder are free. Raises
-        InvalidRequestError, with nothing changed, if the agent does not hold one of them."""
+        """Remove `agent_id` as a holder of `blocks`; a block without holders becomes free. Raises
+        InvalidRequestError, with nothing changed, if the agent does not hold a block."""
         with self._lock:
             ids = Counter(block.block_id for block in blocks)
             held = self._held.get(agent_id, {})
@@ -196,15 +198,15 @@ class BlockPool:
     # Evictable references
 
     def mark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Let the caller free one reference of `agent_id` to every one of `blocks` at any time.
-        Call `unmark_evictable` before it frees or uses them again."""
+        """Mark one reference of `agent_id` to each of `blocks` as evictable: the caller may free it
+        at any time. Call `unmark_evictable` before freeing or reusing the blocks."""
         with self._lock:
             self._change([block.block_id for block in blocks], 0, 1)
             self._idle[agent_id] += 1
             self._settle(agent_id)
 
     def unmark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Undo a `mark_evictable` of the same blocks."""
+        """Undo `mark_evictable` for the same blocks."""
         with self._lock:
             self._change([block.block_id for block in blocks], 0, -1)
             self._idle[agent_id] -= 1
@@ -259,7 +261,7 @@ class BlockPool:
         )
 
     def _miscounts(self) -> list[str]:
-        """Running totals that differ from what they count."""
+        """Return the running totals that do not match what they count."""
         evictable = [
             block for block, n in self._references.items() if self._marks.get(block, 0) >= n
         ]
@@ -275,7 +277,7 @@ class BlockPool:
         return self._held.setdefault(agent_id, {})
 
     def _settle(self, agent_id: str) -> None:
-        """Sort `agent_id` among the holders, after a change of its blocks or caches."""
+        """Update `agent_id` in the list of busy holders after its blocks or caches changed."""
         if not self._held.get(agent_id):
             self._held.pop(agent_id, None)
         if agent_id in self._held and agent_id not in self._idle:
@@ -284,8 +286,8 @@ class BlockPool:
             self._busy.pop(agent_id, None)
 
     def _change(self, ids: Iterable[BlockId], references: int, marks: int) -> None:
-        """Change the references and the evictable ones of blocks in use. One loop without calls: a
-        long sequence has thousands of blocks, marked twice a turn."""
+        """Add to the references, and to the evictable ones, of the blocks in use. One loop without
+        calls: a long sequence has thousands of blocks, and each turn marks them twice."""
         in_use, marked = self._references, self._marks
         layer_of, block_bytes = self._layer_of, self._block_bytes
         n_blocks = n_bytes = 0

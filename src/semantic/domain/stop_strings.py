@@ -1,6 +1,7 @@
-"""Stop strings: they cut an answer where one appears, however its text arrives. Text that could
-still become one waits, so no part of one leaves. They end the answer that a client sees: reasoning
-that quotes one goes on. Works on text alone; knows no tokens."""
+"""Stop strings: they cut an answer at the first one, however the answer's text arrives. Text that
+could still become a stop string is held back, so no part of one is ever sent. They end the answer
+that a client sees: reasoning that quotes a stop string continues. Works on text alone; knows
+nothing about tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from typing import Final
 from semantic.domain.value_objects import Thoughts
 
 _LINE: Final = 64
-"""Characters of a line that tell whether a mark in it is a word."""
+"""Characters of the line before a mark that decide whether the mark is a mere word."""
 MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
-"""The end of a line that makes a mark behind it a word, which begins no reasoning."""
+"""Matches the end of a line after which a mark is a mere word and does not open reasoning."""
 
 
 def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
-    """The position of the first of `marks` in `text`, from `start` on, and that mark. Without one:
-    the position up to which the text cannot be part of one, and None."""
+    """Return the position of the first of `marks` in `text` from `start` on, and that mark. If
+    `text` contains none, return the position from which it could be the beginning of a mark, and
+    None."""
     found: tuple[int, str] | None = None
     for mark in marks:
         at = text.find(mark, start, None if found is None else found[0] + len(mark) - 1)
@@ -33,9 +35,10 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string outside `thoughts`. A mention of their opening
-    mark, as a word of a line, does not open one. When two end at the same character the one that
-    began first wins, however the text arrives."""
+    """Cuts a stream of text at the first stop string outside `thoughts`. The opening mark of
+    reasoning does not open it where the text only mentions the mark as a word in a line. If two
+    stop strings end at the same character, the one that began first wins, however the text
+    arrives."""
 
     def __init__(self, stops: Sequence[str], thoughts: Thoughts | None = None) -> None:
         self._stops = tuple(stops)
@@ -47,11 +50,11 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """True after a stop string has cut the text; see `matched`."""
+        """True once a stop string has cut the text; `matched` says which."""
         return self.matched is not None
 
     def push(self, text: str) -> str:
-        """Return the text that may leave now; set `matched` when a stop string is complete."""
+        """Return the text that can be sent now; set `matched` once a stop string is complete."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._pending += text
@@ -74,13 +77,13 @@ class StopStrings:
                 self._is_thought = not self._is_thought
 
     def flush(self) -> str:
-        """The text still held back, at the end of an answer that no stop string cut."""
+        """Return the text still held back. Call it at the end of an answer that was not cut."""
         text, self._pending = self._pending, ""
         return text
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """Return where the first complete mark begins, and the mark; without one, how much of the
-        text may leave, and ""."""
+        """Return where the first complete mark begins, and the mark. If there is none, return how
+        much of the text can be sent, and ""."""
         text = self._pending
         found = [(text.find(mark) + len(mark), mark) for mark in marks if mark in text]
         if not found:

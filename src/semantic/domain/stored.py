@@ -1,5 +1,5 @@
 """Values of a block store: block bodies as plain bytes, with headers, and one manifest per agent.
-Knows neither how they are stored nor how a backend reads them."""
+Knows nothing about how they are stored or how a backend reads them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
     """How a model's cache is divided into block bodies. The body of `n` tokens of a part is the
-    concatenation of its segments; segment `s` has `n * bytes_per_token[s]` bytes: the keys or
-    values of one head of one layer. `name`, part of the namespace, describes shapes, dtypes and
-    order."""
+    concatenation of its segments. Segment `s` has `n * bytes_per_token[s]` bytes: the keys or the
+    values of one head of one layer. `name`, which is part of the namespace, describes shapes,
+    dtypes and order."""
 
     name: str
     full: tuple[int, ...] = ()
     window: tuple[int, ...] = ()
     window_tokens: int | None = None
-    """The window of the layers in `window`."""
+    """Window size of the layers in `window`."""
     needs_checkpoint: bool = False
-    """True if a sequence resumes only at a checkpoint."""
+    """True if a sequence can resume only at a checkpoint."""
 
     def bytes_per_token(self, part: Part) -> tuple[int, ...]:
-        """Bytes of one token in each segment of `part`; a checkpoint has no segments."""
+        """Return the bytes per token in each segment of `part`; a checkpoint has no segments."""
         return {Part.FULL: self.full, Part.WINDOW: self.window, Part.CHECKPOINT: ()}[part]
 
     def body_bytes(self, part: Part, n_tokens: int) -> int:
@@ -39,7 +39,7 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """Identifies a body; verifying a body compares it field by field."""
+    """Identifies a body; verification compares the header field by field."""
 
     link: BlockLink
     part: Part
@@ -51,17 +51,18 @@ class BlockHeader:
 
     @property
     def is_whole_block(self) -> bool:
-        """True if it finds a prefix: keys and values of all tokens of a block."""
+        """True for the keys and values of a whole block, which can be found as part of a prefix."""
         return self.part is Part.FULL and self.link.is_full
 
 
 class DeferredBody(Protocol):
-    """A body of known size, still on its way from a device."""
+    """A body of known size that is still being copied from a device."""
 
     def __len__(self) -> int: ...
 
     def wait(self) -> memoryview:
-        """All bytes, once they are here; any thread may wait. Raises OSError if they never come."""
+        """Wait for all bytes and return them. Any thread may wait. Raises OSError if the copy
+        fails."""
 
 
 Body = bytes | DeferredBody
@@ -69,22 +70,23 @@ Body = bytes | DeferredBody
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A body and its header. An `interim` one belongs to a request that has not ended: a store that
-    holds back writes does not write it to disk."""
+    """A body and its header. An `interim` block belongs to a request that has not finished: a store
+    that is holding back writes does not write it to disk."""
 
     header: BlockHeader
     body: Body
     interim: bool = False
 
     def data(self) -> bytes | memoryview:
-        """The bytes of the body, never changed; waits for them. Raises OSError."""
+        """Return the bytes of the body, waiting for them if necessary; they never change. Raises
+        OSError if they never arrive."""
         return self.body if isinstance(self.body, bytes) else self.body.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """A body to read into given memory. Segment `s` of the body goes to the front of `targets[s]`,
-    which has the size of 256 tokens of that segment."""
+    """A request to read a body into existing memory. Segment `s` of the body goes to the start of
+    `targets[s]`, which has room for 256 tokens of the segment."""
 
     header: BlockHeader
     targets: Sequence[memoryview]
@@ -103,24 +105,24 @@ class BlockRead:
 class Tier(StrEnum):
     MEMORY = "memory"
     QUEUE = "queue"
-    """In memory, queued for the disk."""
+    """In memory, waiting to be written to disk."""
     DISK = "disk"
     UPLOADS = "uploads"
-    """In memory, queued for the object store."""
+    """In memory, waiting to be sent to the object store."""
     REMOTE = "remote"
-    """In the object store of a fleet."""
+    """In a fleet's object store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An indexed body, not verified: its size in bytes, and its tier."""
+    """A body in the index, not yet verified: its size in bytes and its tier."""
 
     n_bytes: int
     tier: Tier
 
 
 OnProgress = Callable[[int, int], None]
-"""Takes the finished part of a long work and all of it, in one unit."""
+"""Called with the finished part of a long task and the whole, in the same unit."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -134,7 +136,7 @@ _LATEST = 1 << 62
 
 
 def packed_name(name: str) -> bytes:
-    """An agent's name as bytes, which sort as the names do."""
+    """Return an agent's name as bytes that sort in the same order as names."""
     return name.encode("utf-8", "surrogatepass")
 
 
@@ -142,11 +144,11 @@ def packed_name(name: str) -> bytes:
 class Manifest:
     """An agent at the end of its last turn.
 
-    Its blocks follow from `scope` and `token_ids`; the first `prompt_tokens` were the last turn's
-    prompt. `note` is opaque text for the caller. The store assigns `generation`, one more with each
-    save. `model`, `parent` (the agent that forked or started it), `turns` (its own, without those
-    before a fork and other saves) and `saved_at` (Unix time in seconds) are for display: no
-    decision reads a clock.
+    `scope` and `token_ids` determine its blocks; the first `prompt_tokens` were the last turn's
+    prompt. `note` is opaque text of the caller. The store assigns `generation`, one more with each
+    save. `model`, `parent` (the agent that forked or started it), `turns` (its own turns, not those
+    before a fork, nor other saves) and `saved_at` (Unix time in seconds) are for display: no
+    decision depends on a clock.
     """
 
     scope: Scope
@@ -177,14 +179,14 @@ COUNTERS = (
     "damaged",
     "write_errors",
 )
-"""Events that every tier counts that writes blocks itself."""
+"""Events that every tier counts if it writes blocks itself."""
 QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A tenant's pinned bytes, and `max_bytes`, the part of the quota that stays whatever others
-    store: an equal part; None if the tenant is alone."""
+    """A tenant's pinned bytes. `max_bytes` is the part of the quota that is safe from what other
+    tenants store: an equal part; None if the tenant is alone."""
 
     n_bytes: int
     max_bytes: int | None
@@ -192,10 +194,10 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """Bytes that a store has written to its drive, all processes together: `total` since the day
-    `since`; `days` has the last days with any writes, oldest first. Days are local dates as
-    "2026-01-31", `day` is today's. `max_a_day` is a day's limit, `rated` the drive's rating, if
-    any."""
+    """Bytes that a store has written to its drive, in all processes together: `total` since the day
+    `since`; `days` has the last days with writes, oldest first. Days are local dates such as
+    "2026-01-31"; `day` is today. `max_a_day` is the daily write limit and `rated` the drive's rated
+    total, None if unknown."""
 
     day: str
     since: str
@@ -206,26 +208,27 @@ class Wear:
 
     @property
     def today(self) -> int:
-        """Bytes of today."""
+        """Bytes written today."""
         return self.days.get(self.day, 0)
 
     @property
     def holds_back(self) -> bool:
-        """True past today's limit."""
+        """True once today's write limit is reached."""
         return self.max_a_day is not None and self.today >= self.max_a_day
 
     @property
     def share(self) -> float | None:
-        """The part of the drive's rated life that this store has used; None if that is unknown."""
+        """The fraction of the drive's rated life that this store has used; None if the rating is
+        unknown."""
         return None if self.rated is None else self.total / self.rated
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """One tier's contents, and counts of events since it opened. `counts` has at least "hits",
-    "misses", "written", "dropped", "evicted" and "damaged" (blocks) and "write_errors"; a kind of
-    damage or error has its own count, as "damaged: body checksum". `wear` is the drive's, if
-    any."""
+    """One tier's contents, and counts of events since it was opened. `counts` contains at least
+    "hits", "misses", "written", "dropped", "evicted" and "damaged" (in blocks) and "write_errors";
+    each kind of damage or error also has a count, such as "damaged: body checksum". `wear` is the
+    drive's wear; None if the tier has no drive."""
 
     tier: Tier
     n_blocks: int
@@ -241,8 +244,8 @@ _LEFT_FRACTION = 4
 
 
 def left_at(first: int, now: int) -> int:
-    """Return the use since which a history that its agent left, as after a compaction, counts as
-    unused: a quarter of the way from `first`, the last use of the next victim, to `now`. A store
-    that turns over soon evicts it soon, a large one evicts older histories before it. See
+    """Return the last use to record for a history that its agent abandoned, as after a compaction:
+    a quarter of the way from `first`, the last use of the next victim, to `now`. A store with a
+    high turnover evicts such a history soon; a large store evicts older histories first. See
     `benchmarks.left_histories`."""
     return first + (now - first) // _LEFT_FRACTION

@@ -1,6 +1,6 @@
 """Values of the domain: cache specs of a model, sampling parameters, events of a request.
-Immutable, compared by content. Knows no arrays, frameworks or files; sizes are in tokens or
-bytes."""
+Immutable, compared by content. Knows nothing about arrays, frameworks or files; sizes are in tokens
+or bytes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from semantic.domain.identity import digest
 from semantic.domain.match import MatchReport
 
 SequenceId = NewType("SequenceId", int)
-"""A sequence that is open in a backend."""
+"""Identifies a sequence that is open in a backend."""
 
 BLOCK_TOKENS = 256
-"""Tokens per block. MLX's own caches grow in steps of 256, so blocks and arrays end together."""
+"""Tokens per block. MLX's own caches grow in steps of 256, so blocks and arrays end at the same
+token."""
 
 
 def whole_blocks(n_tokens: int) -> int:
-    """`n_tokens` rounded up to the tokens of whole blocks."""
+    """Return `n_tokens` rounded up to whole blocks."""
     return -(-n_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
@@ -32,20 +33,21 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class LayerKind(StrEnum):
-    """The kind of a layer's cache. The values are those of configuration files and reports."""
+    """The content of a layer's cache. Configuration files and reports use these values."""
 
     FULL = "global"
     """Every past token."""
     SLIDING_WINDOW = "sliding_window"
     """The last `window` tokens."""
     STATE = "state"
-    """A state after the last token without a way back (recurrent, latent, mixed)."""
+    """A state after the last token that cannot go back to an earlier one (recurrent, latent,
+    mixed)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The cache of one layer per sequence. A STATE layer has 0 in `kv_heads`, `k_head_dim` and
-    `v_head_dim`, and `state_bytes` per sequence, or per block when `state_grows`."""
+    """One layer's cache of a sequence. A STATE layer has 0 in `kv_heads`, `k_head_dim` and
+    `v_head_dim`; its `state_bytes` are per sequence, or per block if `state_grows`."""
 
     kind: LayerKind
     kv_heads: int = 0
@@ -72,10 +74,10 @@ class LayerSpec:
 
     @property
     def max_blocks(self) -> int | None:
-        """The most blocks a sequence ever owns here; None when it grows with the sequence. A window
-        owns the blocks that hold it, and one more when those leave less than half a block of room:
-        tokens go there, and the window moves to the front only when the room is full, so the steps
-        between share the cost of a move."""
+        """The most blocks that a sequence ever has in this layer; None if they grow with the
+        sequence. A window has the blocks that hold it, plus one more if they leave less than half a
+        block free. New tokens go to the free room, and the window moves to the front only when the
+        room is full, so that the steps in between share the cost of a move."""
         if self.kind is LayerKind.STATE:
             return None if self.state_grows else 1
         if self.window is None:
@@ -85,29 +87,31 @@ class LayerSpec:
         return blocks if room >= BLOCK_TOKENS // 2 else blocks + 1
 
     def blocks_for(self, n_tokens: int) -> int:
-        """Blocks this layer needs for a sequence of `n_tokens`."""
+        """Return how many blocks this layer needs for a sequence of `n_tokens`."""
         needed = math.ceil(n_tokens / BLOCK_TOKENS)
         return needed if self.max_blocks is None else min(needed, self.max_blocks)
 
 
 @runtime_checkable
 class DescribesCache(Protocol):
-    """A model object that describes its cache."""
+    """A model object that can describe its cache."""
 
     def cache_spec(self) -> ModelCacheSpec: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCacheSpec:
-    """The cache of a model per sequence, layer by layer. Source: the model's `make_cache()`."""
+    """A model's cache of one sequence, layer by layer, as the model's `make_cache()` describes
+    it."""
 
     layers: tuple[LayerSpec, ...]
     reusable_tokens: int | None = None
-    """Tokens up to which the cache does not depend on the division of the prompt; None for no
-    limit. A request reuses nothing beyond."""
+    """Number of leading tokens whose cache does not depend on how the prompt was divided; None if
+    there is no limit. A request reuses nothing beyond them."""
 
     readers: ClassVar[list[Callable[[object], ModelCacheSpec | None]]] = []
-    """Readers of frameworks' model objects; the composition root adds one per framework."""
+    """Functions that read a framework's model objects; the composition root adds one per
+    framework."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -115,8 +119,8 @@ class ModelCacheSpec:
 
     @classmethod
     def from_model(cls, model: object) -> ModelCacheSpec:
-        """The spec of `model`: one that describes its cache, or a framework's own model object.
-        Raises InvalidRequestError if no reader recognises it."""
+        """Return the spec of `model`, which describes its own cache or is a framework's model
+        object. Raises InvalidRequestError if no reader recognises the object."""
         if isinstance(model, DescribesCache):
             return model.cache_spec()
         for reader in cls.readers:
@@ -141,12 +145,12 @@ class ModelCacheSpec:
 
     @property
     def n_kv_heads(self) -> int:
-        """KV heads of the widest layer."""
+        """The most KV heads of any layer."""
         return max(layer.kv_heads for layer in self.layers)
 
     @property
     def head_dim(self) -> int:
-        """Key head size of the widest layer."""
+        """The largest key head size of any layer."""
         return max(layer.k_head_dim for layer in self.layers)
 
     def bytes_per_block(self, layer_id: int) -> int:
@@ -154,22 +158,22 @@ class ModelCacheSpec:
         return self.layers[layer_id].bytes_per_block
 
     def blocks_for(self, n_tokens: int) -> tuple[int, ...]:
-        """Blocks per layer for a sequence of `n_tokens`."""
+        """Return the blocks that each layer needs for a sequence of `n_tokens`."""
         return tuple(layer.blocks_for(n_tokens) for layer in self.layers)
 
     def bytes_for(self, n_tokens: int) -> int:
-        """Bytes of all blocks of a sequence of `n_tokens`."""
+        """Return the bytes of all blocks of a sequence of `n_tokens`."""
         return self.bytes_of(self.blocks_for(n_tokens))
 
     def bytes_of(self, counts: Sequence[int]) -> int:
-        """Bytes of `counts[layer]` blocks of each layer."""
+        """Return the bytes of `counts[layer]` blocks of each layer."""
         sizes = (layer.bytes_per_block for layer in self.layers)
         return sum(n * size for n, size in zip(counts, sizes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """The key of an agent's idle cache: unique by model, tenant and agent."""
+    """Identifies an agent's idle cache by model, tenant and agent."""
 
     model_id: str
     agent_id: str
@@ -177,15 +181,16 @@ class CacheKey:
 
     @property
     def owner(self) -> str:
-        """The pool's name for the holder of the agent's blocks: the agent's id if it has no tenant.
-        It has a hash of a tenant's agent, so that a tenant cannot choose another's."""
+        """The pool's name for the holder of the agent's blocks: the agent's id if there is no
+        tenant. For a tenant's agent the name contains a hash, so that a tenant cannot choose
+        another tenant's name."""
         if not self.tenant:
             return self.agent_id
         return f"tenant:{digest('owner-v1', _utf8(self.tenant), _utf8(self.agent_id)).hex()}"
 
 
 def _utf8(text: str) -> bytes:
-    """`text` in bytes, whatever it holds."""
+    """Return `text` as bytes, even with lone surrogates."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -200,13 +205,13 @@ def _is_filled_text(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """At most `tokens` of an answer between the marks `start` and `end`, in all its reasoning.
+    """Limits the reasoning between the marks `start` and `end` to `tokens` in the whole answer.
 
-    At the limit the answer continues with `end_tokens`, the tokens of `end`. `opened`: the prompt
-    ends inside reasoning, and at least one token of it follows. Text between `call_start` and
-    `call_end`, or the answer's end, is a call, not reasoning. `only_first`: an answer in a grammar
-    has reasoning at its beginning alone; later marks are text. Raises InvalidRequestError for fewer
-    tokens and for a missing mark of reasoning.
+    At the limit, the answer continues with `end_tokens`, the tokens of `end`. `opened`: the prompt
+    ends inside reasoning, and at least one more token of it follows. Text from `call_start` to
+    `call_end` or the answer's end is a call, not reasoning. `only_first`: an answer with a grammar
+    reasons only at its beginning; later marks are text. Raises InvalidRequestError if `tokens` is
+    too small (0, or 1 if `opened`) or a mark is missing.
     """
 
     tokens: int
@@ -230,8 +235,8 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Where the reasoning of an answer is: between the marks `start` and `end`, and from its first
-    character if the prompt `opened` it."""
+    """Where an answer contains reasoning: between the marks `start` and `end`, and from its first
+    character if the prompt `opened` the reasoning."""
 
     start: str
     end: str
@@ -239,28 +244,28 @@ class Thoughts:
 
 
 _MAX_PENALTY = 2
-"""As in OpenAI's interface: the largest penalty per occurrence."""
+"""The largest penalty per occurrence, as in OpenAI's API."""
 
 
 _LEAST_TEMPERATURE = 1e-6
-"""Smaller temperatures are 0: in fp32 their reciprocal may be infinite."""
+"""A smaller temperature counts as 0: in fp32 its reciprocal may be infinite."""
 _LEAST_TOP_P = 1e-4
-"""A smaller `top_p` is 0: in fp32 the probabilities of a large vocabulary do not sum up exactly,
-and no token could be left to draw."""
+"""A smaller `top_p` counts as 0: in fp32 the probabilities of a large vocabulary do not sum to
+exactly 1, so there might be no token left to draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The choice of the next token. The defaults are greedy decoding.
+    """How to choose the next token. The defaults mean greedy decoding.
 
-    `top_p` of 1, `top_k` of 0 and `min_p` of 0 mean off. `top_p` of 0 is the most likely token, as
-    is a `temperature` of 0. `seed` fixes the draw of every position, in any batch and over a
-    preemption; None draws one. `logprobs` is None for none, else the number of alternatives to
-    report with each token. `logit_bias` maps token ids to addends of their logits. The penalties of
-    presence and frequency lower the logits of tokens that the answer contains, once or for each
-    occurrence. With `ignore_eos` an answer continues after the model's end tokens. `grammar`
-    constrains the text. `prompt_logprobs` means `logprobs` for the prompt, which the engine then
-    computes whole. `thinking` limits reasoning. `stop` strings have no effect in `thoughts`.
+    `top_p` 1, `top_k` 0 and `min_p` 0 mean off. `top_p` 0 and `temperature` 0 choose the most
+    likely token. `seed` fixes the draw at every position, in any batch and also after a preemption;
+    None means a random seed. `logprobs` is None for none, else the number of alternatives to report
+    with each token. `logit_bias` maps token ids to values to add to their logits. Presence and
+    frequency penalties lower the logits of tokens that the answer contains, once or for each
+    occurrence. With `ignore_eos` an answer continues past the model's end tokens. `grammar`
+    constrains the text. `prompt_logprobs` is `logprobs` for the prompt, which the engine then
+    computes in full. `thinking` limits reasoning. `stop` strings have no effect in `thoughts`.
     """
 
     temperature: float = 0.0
@@ -312,7 +317,7 @@ class SamplingParams:
         _require(not isinstance(self.stop, str), "stop must be a tuple of strings, got a string")
         _require(
             all(map(_is_filled_text, self.stop)),
-            f"stop must hold strings that are not empty, got {self.stop!r}",
+            f"stop must contain only non-empty strings, got {self.stop!r}",
         )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
@@ -324,7 +329,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if every token is the most likely one."""
+        """True if the most likely token is always chosen."""
         return self.temperature < _LEAST_TEMPERATURE or self.top_p < _LEAST_TOP_P
 
 
@@ -338,9 +343,9 @@ class TokenLogprob:
 
 
 class SampledToken(NamedTuple):
-    """The choice of a backend for one sequence in one decode step. `error` is the reason why
-    `token` is not valid: the sequence cannot continue. Without `finite` the model computed NaN or
-    infinite values, and the sequence's cache is not valid either."""
+    """The token that a backend chose for one sequence in one decode step. `error` is the reason why
+    `token` is not valid; the sequence then cannot continue. If `finite` is False, the model
+    computed NaN or infinite values, and the sequence's cache is not valid either."""
 
     sequence: SequenceId
     token: int
@@ -350,8 +355,8 @@ class SampledToken(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """A token of a running request, and its final text: empty while a character or a possible stop
-    string is incomplete."""
+    """A token of a running request, and the text that became final with it: empty while a character
+    or a possible stop string is incomplete."""
 
     uid: str
     agent_id: str
@@ -362,7 +367,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillEvent:
-    """A request's cache has `done` of `total` prompt tokens; none after a preemption."""
+    """The request's cache contains `done` of `total` prompt tokens; 0 after a preemption."""
 
     uid: str
     agent_id: str
@@ -372,13 +377,13 @@ class PrefillEvent:
 
 @dataclass(frozen=True, slots=True)
 class CompletedGeneration:
-    """A request's end.
+    """The result of a finished request.
 
-    `text` is the answer without end token and stop string; `tokens` are all tokens generated, the
-    end token included. `blocks` is the agent's cache, valid until the agent's next request begins
-    or evicts it; passing it to a later request is always safe. The request reused `cached_tokens`
-    of the `prompt_tokens`; `match` has the reason for no more. `stop_string` ended the answer, if
-    any. `prompt_logprobs`, if requested, has an entry for each prompt token; the first is None.
+    `text` is the answer without end token and stop string; `tokens` are all generated tokens, the
+    end token included. `blocks` is the agent's cache, valid until the agent's next request takes or
+    evicts it; passing it to a later request is always safe. The request reused `cached_tokens` of
+    the `prompt_tokens`; `match` says why not more. `stop_string` is the one that ended the answer,
+    if any. `prompt_logprobs`, if requested, has one entry per prompt token; the first is None.
     """
 
     uid: str
@@ -402,7 +407,7 @@ class CompletedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """One agent's holdings in the pool: blocks per layer and bytes, shared blocks included."""
+    """One agent's blocks in the pool: per layer, and their bytes; shared blocks included."""
 
     agent_id: str
     blocks_per_layer: tuple[int, ...]

@@ -15,7 +15,7 @@ from semantic.domain.match import MatchReport
 from semantic.domain.stored import Manifest
 
 Check = Callable[[], None]
-"""Called before each piece of work; what it raises ends the work."""
+"""Called before each piece of work; an exception that it raises ends the work."""
 
 
 class OutgoingArchive(Protocol):
@@ -23,24 +23,24 @@ class OutgoingArchive(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all pieces."""
+        """Total bytes of all pieces."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield its bytes in order, at most a MiB at once, with one block's body in memory. Raises
-        StoreError when a block has changed, as after an eviction."""
+        """Yield the archive's bytes in order, at most 1 MiB at a time, holding one block's body in
+        memory. Raises StoreError if a block has changed, as after an eviction."""
 
 
 class IncomingArchive(Protocol):
-    """An incoming archive. The store has nothing of it before `put`."""
+    """An archive being received. Nothing of it is in the store before `put`."""
 
     def write(self, data: bytes) -> None:
-        """The next bytes. Raises InvalidRequestError at the first that cannot belong to it, and
-        CapacityError without room for them."""
+        """Take the next bytes. Raises InvalidRequestError at the first byte that cannot belong to
+        an archive, and CapacityError if there is no room for the bytes."""
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
-        """Verify everything, store it for the tenant with this tag, and save the agent under `name`
-        or its own. A failure leaves nothing. Raises InvalidRequestError for an incomplete or
-        damaged archive, and CapacityError when the store does not take it."""
+        """Verify the whole archive, store it for the tenant with this tag, and save the agent under
+        `name` or its own name. A failure leaves nothing in the store. Raises InvalidRequestError
+        for an incomplete or damaged archive, and CapacityError if the store has no room for it."""
 
     def close(self) -> None:
         """Delete the received bytes."""
@@ -50,41 +50,43 @@ class ExchangePort(Protocol):
     """Writes and reads archives of one model's agents. Thread-safe."""
 
     def export(self, manifest: Manifest, check: Check) -> OutgoingArchive:
-        """Return the agent with its stored blocks, after reading each once."""
+        """Read each stored block of an agent once, then return an archive of the agent with its
+        blocks."""
 
     def receive(self, accept: Callable[[str], None]) -> IncomingArchive:
-        """Begin to receive. Call `accept` with the agent's own name before taking any body, before
-        storing them, and before saving the agent; it may raise."""
+        """Begin to receive an archive. `accept` is called with the agent's own name before any body
+        is received, before bodies are stored, and before the agent is saved; it may raise to
+        refuse."""
 
 
 RequestState = Literal["queued", "prefill", "decode"]
 AgentState = Literal["idle", "queued", "prefill", "decode"]
 
 Place = Literal["pool", "memory", "disk", "remote", "missing"]
-"""The fastest place that holds a block; "missing" after its eviction."""
+"""The fastest place that holds a block; "missing" once the block is evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantId:
-    """A tenant as operators name it: see `tenant_id`."""
+    """A tenant by the id that operators use: see `tenant_id`."""
 
     id: str
 
 
 Tenant: TypeAlias = str | TenantId
-"""A tenant's own name, or its id."""
+"""A tenant, by its own name or by its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSummary:
     """An agent after its last turn.
 
-    `tokens` counts its history, `blocks` its blocks by place; `n_bytes` are the bytes of their
-    stored bodies, `shared_bytes` those shared with other agents, `pool_bytes` those in the pool.
-    `turns` counts its own turns, not those before a fork; `last_used` is the Unix time of its last
-    save in seconds, `match` the match report of its last prompt; both are None before the first.
-    The client names `session` and `client`. `parent` is the agent that forked or started it,
-    `children` are the agents whose parent it is.
+    `tokens` counts its history, `blocks` its blocks by place. `n_bytes` is the size of the stored
+    bodies, `shared_bytes` the part shared with other agents, `pool_bytes` the part in the pool.
+    `turns` counts its own turns, not those before a fork. `last_used` is the Unix time of its last
+    save in seconds, `match` the report on its last prompt; both are None before its first turn.
+    The client's headers name `session` and `client`. `parent` is the agent that forked or started
+    it, `children` are the agents that it forked or started.
     """
 
     id: str
@@ -107,8 +109,8 @@ class AgentSummary:
 
 @dataclass(frozen=True, slots=True)
 class AgentBlock:
-    """One of an agent's blocks: tokens `start` to `stop`. `hash` is in hexadecimal. `checkpoint`:
-    the store has the rest for a window or a state to resume after its last token."""
+    """One block of an agent: tokens `start` to `stop`. `hash` is in hexadecimal. `checkpoint`: the
+    store also has the state or window edge needed to resume after the block's last token."""
 
     start: int
     stop: int
@@ -130,7 +132,7 @@ class AgentDetail:
 
 @dataclass(frozen=True, slots=True)
 class AgentFilter:
-    """The agents that agree with all members that are not None."""
+    """Matches the agents that agree with every field that is not None."""
 
     prefix: str | None = None
     pinned: bool | None = None
@@ -138,7 +140,7 @@ class AgentFilter:
     parent: str | None = None
 
     def accepts(self, name: str, state: AgentState, parent: str | None, *, pinned: bool) -> bool:
-        """Return whether the agent `name` is one of them."""
+        """Return whether the agent `name` matches."""
         return (
             name.startswith(self.prefix or "")
             and self.pinned in {None, pinned}
@@ -149,8 +151,9 @@ class AgentFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request in the engine for `seconds`, with `preemptions`. It has computed or reused
-    `read_tokens` of its prompt, and reused `cached_tokens`. `model` is the id of its model."""
+    """A request that has been in the engine for `seconds` and was preempted `preemptions` times. It
+    has computed or reused `read_tokens` of its prompt; `cached_tokens` of them were reused. `model`
+    is the id of its model."""
 
     uid: str
     agent_id: str
@@ -167,7 +170,7 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentPage:
-    """Some of the agents in a list; `has_more` come after the saved agent `last`."""
+    """One page of a list of agents. `has_more`: more agents follow after `last`, a saved agent."""
 
     agents: tuple[AgentSummary, ...]
     has_more: bool
@@ -176,8 +179,9 @@ class AgentPage:
 
 @dataclass(frozen=True, slots=True)
 class AgentArchive:
-    """An agent as a stream of `n_bytes`. `pieces` raises StoreError when a block leaves the store
-    before its read. The caller closes it once, also before its end."""
+    """An agent as a stream of `n_bytes` bytes. `pieces` raises StoreError if a block is gone from
+    the store before it is read. The caller calls `close` once, even before the end of the
+    stream."""
 
     n_bytes: int
     pieces: AsyncGenerator[bytes, None]
@@ -189,21 +193,22 @@ EVERY_AGENT: Final = AgentFilter()
 
 class AgentsPort(Protocol):
     """The agents of the served model. Any number of tasks of one event loop may call it. Methods
-    that name an agent raise AgentNotFoundError if the tenant has none of that name, and methods
-    that take an id if there is no such tenant."""
+    that name an agent raise AgentNotFoundError if the tenant has no such agent; methods that take a
+    tenant's id raise it if there is no such tenant."""
 
     def id_of(self, tenant: str) -> TenantId:
-        """The id by which operators name `tenant`. Thread-safe."""
+        """Return the id by which operators name `tenant`. Thread-safe."""
 
     async def tenants(self) -> Sequence[TenantId]:
-        """The tenants with agents, saved or with a request; sorted."""
+        """Return the tenants that have a saved agent or a request, sorted."""
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
-        """The requests that run or wait, in the order of their arrival; None: of all tenants."""
+        """Return the running and waiting requests of `tenant`, or of all tenants if it is None, in
+        order of arrival."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """End a request of `tenant` (None: any) at the next step; keep its tokens. False without
-        one."""
+        """End a request of `tenant` (None: any tenant) at the next step and keep its tokens.
+        Returns False if there is no such request."""
 
     async def page(
         self,
@@ -212,35 +217,38 @@ class AgentsPort(Protocol):
         after: str | None = None,
         only: AgentFilter = EVERY_AGENT,
     ) -> AgentPage:
-        """Return at most `limit` saved agents after `after`, last saved first. The cost grows with
-        the agents that `only` passes over, not with their number. The first page begins with the
-        agents in their first turn. Raises AgentNotFoundError if the store lacks `after`."""
+        """Return at most `limit` saved agents, last saved first, beginning after the agent `after`.
+        The cost grows with the agents that `only` skips, not with all agents. The first page begins
+        with the agents in their first turn. Raises AgentNotFoundError if the store lacks
+        `after`."""
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
-        """An agent's details, without texts and tokens."""
+        """Return an agent's details, without texts and tokens."""
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        """Create an agent that shares the cache `agent_id` had after its last turn. Raises
-        InvalidRequestError if `new_id` exists, or if no turn has ended yet."""
+        """Create an agent that shares the cache that `agent_id` had after its last turn. Raises
+        InvalidRequestError if `new_id` exists, or if `agent_id` has not finished a turn yet."""
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
-        """Exempt its blocks from eviction, or undo that. Raises InvalidRequestError before its
-        first save, and PinLimitError for pins beyond the tenant's part of the store."""
+        """Exempt the agent's blocks from eviction, or lift the exemption. Raises
+        InvalidRequestError if the agent was never saved, and PinLimitError if its pins exceed the
+        tenant's part of the store."""
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
-        """Delete the agent. Raises InvalidRequestError while it has a request."""
+        """Delete the agent. Raises InvalidRequestError while the agent has a request."""
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """Return the agent after its last saved turn, with its stored blocks. Raises
-        OverloadedError while too many exports run."""
+        """Return an archive of the agent as of its last saved turn, with its stored blocks. Raises
+        OverloadedError if too many exports are running."""
 
     async def import_(
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
     ) -> AgentSummary:
-        """Create the agent of an archive, under `name` or its own: all of it or nothing. Only
-        requests that name it find its blocks.
+        """Create the agent in an archive, under `name` or its own name, as a whole or not at all.
+        Only requests that name the agent find its blocks.
 
-        A tenant id must be one that can send requests. Raises InvalidRequestError for the name of
-        another agent, another model's agent and a damaged archive, CapacityError when the store
-        does not take it, OverloadedError during another import, and the errors of `archive`.
+        A tenant id must be of a tenant that can send requests. Raises InvalidRequestError if the
+        name is taken, the agent belongs to another model or the archive is damaged, CapacityError
+        if the store has no room, OverloadedError during another import, and the errors of
+        `archive`.
         """

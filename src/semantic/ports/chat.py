@@ -13,7 +13,8 @@ from semantic.domain.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Texts that enclose a part of an answer. An empty `end` means the end of the answer."""
+    """Texts that enclose a part of an answer. With an empty `end`, the part lasts until the
+    answer's end."""
 
     start: str
     end: str
@@ -30,11 +31,11 @@ class RenderedChat:
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """The head of a call before its arguments: texts, one name, and alternatives of texts.
+    """The part of a call before its arguments: texts, one name, and alternative texts.
 
-    White space may surround each step. `name` finds the name, in its group "name"; `quoted`: it is
-    a JSON string. `starts_name` matches the beginning of a name. The arguments begin with one of
-    `begin`, or at once.
+    White space may surround each step. `name` matches the name, in its group "name"; `quoted`: the
+    name is a JSON string. `starts_name` matches an unfinished name. The arguments begin with one of
+    `begin`, or immediately if `begin` is empty.
     """
 
     before: tuple[str, ...]
@@ -47,17 +48,17 @@ class CallHead:
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """The form of arguments in tags.
+    """How a call writes its arguments in tags.
 
-    An argument lasts from `start` to the `end` before another argument or the call's end. Its value
-    begins after the first `key_end`; `key` matches the text between `start` and `key_end`, with the
-    key in its group "key", and in a group "kind" the tag's kind of value: JSON, unless that is
-    "string" or "true". `call_end`, or if empty the end mark, ends the arguments. Text between them
-    has no meaning.
+    An argument lasts from `start` to the last `end` before the next argument or the call's end. Its
+    value begins after the first `key_end`. `key` matches the text between `start` and `key_end`,
+    with the key in its group "key"; its group "kind", if any, gives the kind of value: JSON, unless
+    the kind is "string" or "true". `call_end`, or the end mark if it is empty, ends the arguments.
+    Text between arguments has no meaning.
 
     `trims`: the layout around a value: nothing, or one line break on either side. A value may be
-    within the marks of `wrap`. `untyped_is_text`: a value without a type is text, even if valid
-    JSON.
+    enclosed in the marks of `wrap`. `untyped_is_text`: a value without a type is text, even if it
+    is valid JSON.
     """
 
     start: str
@@ -72,11 +73,12 @@ class CallTags:
 
 @dataclass(frozen=True, slots=True)
 class CallList:
-    """The form of arguments one after the other, with commas between them.
+    """How a call writes its arguments as a list with commas.
 
-    An argument is a key that `key` matches, in its group "key", `separator` and a value; `close`
-    follows the last one. A string is between two of the same of `quotes`; with `escapes` it has
-    Python's. Commas between brackets, `opening` and `closing` in the same order, are a value's.
+    An argument is a key that `key` matches, in its group "key", then `separator` and a value;
+    `close` follows the last argument. A string is enclosed in a pair of one of `quotes`; with
+    `escapes` it may contain Python's escapes. Commas inside brackets belong to the value; `opening`
+    and `closing` list the brackets in the same order.
     """
 
     key: re.Pattern[str]
@@ -90,12 +92,13 @@ class CallList:
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """The form of a model's call, if not a JSON object with its name.
+    """How a model writes a call, unless it writes a JSON object with the tool's name.
 
-    A call begins with `head`, or is such an object all the same. Without `arguments`, and behind
-    `json_head`, the arguments are JSON. `between` has the ends of a call, any number of each, and
-    `ends` those of all calls besides the end mark. `in_list`: only within a list of calls. At the
-    beginning of a line `unmarked` begins a call too, without the start mark.
+    A call begins with `head`, but may still be such an object. Without `arguments`, and always
+    after `json_head`, the arguments are JSON. `between` lists the texts that can end a call, in any
+    number; `ends` lists those that can end all calls, besides the end mark. `in_list`: calls occur
+    only in a list. `unmarked` at the beginning of a line also begins a call, without the start
+    mark.
     """
 
     head: CallHead | None = None
@@ -109,13 +112,14 @@ class CallSpelling:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """An answer in messages, each with a header that names its kind.
+    """An answer made of messages, each with a header that names its kind.
 
-    A header is between one of `starts` and `end`, and the answer begins within one; one of `ends`
-    ends a message. `thought` matches in the header of reasoning, and `call` in that of a call, with
-    the tool in its group "name"; its text goes on with the arguments. A header begins with one of
-    `begins`, and `known` matches an unfinished one. Behind a message `following` begins the next
-    one; `answer` is the header of an answer's text, and `remark` that of a text before a call.
+    A header lasts from one of `starts` to `end`, and the answer begins inside a header; one of
+    `ends` ends a message. `thought` matches the header of reasoning. `call` matches the header of a
+    call, with the tool in its group "name"; the message's text is the arguments. A header begins
+    with one of `begins`, and `known` matches an unfinished header. `following` begins the next
+    message after another. `answer` is the header of an answer's text, and `remark` that of a text
+    before a call.
     """
 
     starts: tuple[str, ...]
@@ -132,9 +136,10 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A call with arguments in JSON, as a grammar makes a model write it. `before` and `after` its
-    arguments are texts; $name is the tool's, $quoted that in JSON, and the model chooses a $number
-    and an $id. Several calls have marks each, follow each other within the marks, or are a list."""
+    """A call with JSON arguments as a grammar makes a model write it. `before` and `after` are the
+    texts around the arguments. $name is the tool's name, $quoted the name as JSON; the model
+    chooses a $number and an $id. `several`: calls each have marks, follow each other within one
+    pair of marks, or form a list."""
 
     before: str = '{"name": $quoted, "arguments": '
     after: str = "}"
@@ -142,19 +147,19 @@ class CallForm:
 
 
 OBJECTS: Final = CallForm()
-"""Objects with a name and arguments."""
+"""Calls as JSON objects with a name and arguments."""
 
 
 class ChatFormat(Protocol):
-    """One model's format of conversations, reasoning and tool calls. Thread-safe."""
+    """One model's format for conversations, reasoning and tool calls. Thread-safe."""
 
     @property
     def thought_marks(self) -> Marks | None:
-        """The marks of reasoning; None if this model has none."""
+        """The marks of reasoning; None if the model has none."""
 
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
-        """The tokens of `thought_marks.end` within an answer; none if this model has no marks."""
+        """The tokens of `thought_marks.end` within an answer; empty if the model has no marks."""
 
     @property
     def call_marks(self) -> Marks:
@@ -162,16 +167,16 @@ class ChatFormat(Protocol):
 
     @property
     def headers(self) -> Headers | None:
-        """The headers of an answer's messages, if any."""
+        """How the headers of an answer's messages look; None if its answers have no headers."""
 
     @property
     def loops_only(self) -> bool:
-        """True if only an answer with calls continues in its own tokens, by their results: a later
-        question changes the text before it."""
+        """True if an answer can continue in its own tokens only after calls, with their results: a
+        later question from the user changes the text before it."""
 
     @property
     def silent_marks(self) -> tuple[str, ...]:
-        """Marks around the text of an answer, which say nothing."""
+        """Marks around an answer's text that carry no meaning."""
 
     @property
     def bare_calls(self) -> bool:
@@ -179,20 +184,20 @@ class ChatFormat(Protocol):
 
     @property
     def call_spelling(self) -> CallSpelling | None:
-        """How this model writes calls, if not as JSON objects with their names."""
+        """How this model writes calls; None for JSON objects with the tool's name."""
 
     def render(self, chat: Chat) -> RenderedChat:
-        """Render the conversation with the model's template; system messages keep their order. A
-        template without support for tools, or for messages of role "tool", gets them as text.
+        """Render the conversation with the model's template; system messages keep their order. If
+        the template does not support tools, or messages of role "tool", they are rendered as text.
         Raises InvalidRequestError if the template refuses the messages."""
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        """Render what follows the first `n_messages`, the last of which is the assistant's: the
-        token that ends an answer, then all later messages. Independent of the content of the first
-        `n_messages`. None if the template has no such token. Raises InvalidRequestError if the
-        template refuses the messages."""
+        """Render the text after the first `n_messages` messages, the last of which is the
+        assistant's: the token that ends an answer, then all later messages. The result does not
+        depend on the content of the first `n_messages`. None if the template has no such token.
+        Raises InvalidRequestError if the template refuses the messages."""
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """Return the grammar of an answer to a tenant's `chat`; None without a constraint. An
-        answer format, a tool choice that requires a call, and strict tools need one. Raises
-        InvalidRequestError for a schema without a grammar."""
+        """Return the grammar of an answer to a tenant's `chat`; None if nothing constrains the
+        answer. An answer format, a tool choice that requires a call, and strict tools need a
+        grammar. Raises InvalidRequestError for a schema that cannot become a grammar."""

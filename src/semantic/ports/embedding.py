@@ -1,5 +1,6 @@
-"""Embeddings: the ports of APIs that ask for vectors, and of a backend that computes them.
-`Embeddings` batches and caches; a backend computes in chunks, so that running answers go on."""
+"""Embeddings: the ports for APIs that ask for vectors, and for a backend that computes them.
+`Embeddings` batches and caches; a backend computes in chunks, so that running answers can
+continue."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from typing import Protocol, TypeAlias
 from semantic.ports.serving import ModelDetails
 
 Vector: TypeAlias = "array[float]"
-"""Numbers of 32 bits, of length 1 together."""
+"""32-bit floats, scaled to length 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """The embedding model of a server. Lists show `names`, its own id first; requests may also use
-    `aliases`. `dimensions` is the length of its vectors, `max_tokens` that of the longest text.
-    `created` is Unix time in seconds."""
+    """The embedding model of a server. Lists show its `names`, the id first; requests may also use
+    the `aliases`. `dimensions` is the length of its vectors, `max_tokens` the limit on a text's
+    tokens. `created` is Unix time in seconds."""
 
     names: tuple[str, ...]
     dimensions: int
@@ -28,7 +29,7 @@ class EmbeddingModel:
     details: ModelDetails | None = None
 
     def accepts(self, name: str) -> bool:
-        """Return whether requests may call the model `name`."""
+        """Return whether a request may use `name` for this model."""
         return name in self.names or name in self.aliases
 
     @property
@@ -38,7 +39,7 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vectors of some texts in their order, and how many tokens these have. `computed` of them
+    """The vectors of some texts in order, and the number of tokens in the texts; `computed` tokens
     were not in the cache."""
 
     vectors: tuple[Vector, ...]
@@ -51,7 +52,7 @@ class EmbeddingPort(Protocol):
 
     @property
     def model(self) -> EmbeddingModel:
-        """The model."""
+        """The model's names and limits."""
 
     async def embed(
         self,
@@ -62,17 +63,19 @@ class EmbeddingPort(Protocol):
         truncate: bool = False,
         keep: bool = True,
     ) -> Embedded:
-        """Return the vectors of `texts`, the first `dimensions` of each, scaled to length 1. With
-        `truncate` a text that is too long loses its end. Without `keep` the cache stays as it is.
-        Raises InvalidRequestError for an empty text and too many dimensions, ContextOverflowError
-        for a text that is too long, and OverloadedError if too many requests wait."""
+        """Return the vectors of `texts`, cut to the first `dimensions` numbers and scaled to length
+        1. With `truncate`, a text that is too long loses its end. Without `keep`, nothing is added
+        to the cache. Raises InvalidRequestError for an empty text and for too many dimensions,
+        ContextOverflowError for a text that is too long, and OverloadedError if too many requests
+        are waiting."""
 
 
 class EmbeddingRun(Protocol):
-    """The computation of one batch. Called by the thread that computes."""
+    """The computation of one batch. Only the computing thread calls it."""
 
     def step(self) -> tuple[Vector, ...] | None:
-        """Compute one chunk; the vectors of all rows with the last one. Raises BackendError."""
+        """Compute one chunk; return the vectors of all texts with the last chunk, None before.
+        Raises BackendError."""
 
 
 class Embedder(Protocol):
@@ -80,25 +83,28 @@ class Embedder(Protocol):
 
     @property
     def dimensions(self) -> int:
-        """The length of its vectors."""
+        """The length of the model's vectors."""
 
     @property
     def max_tokens(self) -> int:
-        """The length of the longest text."""
+        """The most tokens that a text may have."""
 
     @property
     def model_id(self) -> str:
-        """Changes with everything that may change a vector."""
+        """An id that changes with everything that may change a vector."""
 
     @property
     def max_characters(self) -> int:
-        """A text of more characters has more than `max_tokens` tokens."""
+        """A text with more characters than this always exceeds `max_tokens`."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of `text` with those that the model wants around it. Thread-safe."""
+        """Return the tokens of `text`, with the special tokens that the model expects around it.
+        Thread-safe."""
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """`tokens` of a text without its end: at most `max_tokens`, with those around it."""
+        """Return a text's `tokens` cut at the end to `max_tokens`, with the special tokens around
+        them."""
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
-        """Begin to compute texts of tokens. Called by the thread that computes."""
+        """Begin to compute a batch of texts, given as tokens. Only the computing thread calls
+        it."""

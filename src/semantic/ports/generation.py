@@ -1,6 +1,6 @@
-"""The engine's ports: its own, and those of a backend, a tokenizer, a model provider and a clock.
-Each docstring is a contract; tests hold every implementation to it, fakes included. Only the
-backend reads the data in a block, `BlockData`."""
+"""The engine's port, and the ports of a backend, a tokenizer, a model provider and a clock. Each
+docstring is a contract; tests hold every implementation to it, fakes included. Only the backend
+reads the data in a block, `BlockData`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ EngineEvent = TokenEvent | PrefillEvent | CompletedGeneration
 
 
 class GenerationEnginePort(Protocol):
-    """Generates for many agents in one batch. Any thread may call `submit` and `cancel`, one thread
-    `step` and `step_once`."""
+    """Generates for many agents in one batch. Any thread may call `submit` and `cancel`; only one
+    thread may call `step` and `step_once`."""
 
     def submit(
         self,
@@ -49,38 +49,38 @@ class GenerationEnginePort(Protocol):
 
         `prompt` is the whole prompt, as text or token ids; the engine reuses its longest prefix in
         `cache` or in the agent's own cache. With `append` the prompt follows the cached tokens
-        instead. Agents of different tenants never share anything, even under the same name. `note`
-        is opaque text saved with the agent. Without `keep` the request reuses caches and adds
+        instead. Agents of different tenants never share anything, even with the same name. `note`
+        is opaque text saved with the agent. Without `keep` the request reuses caches but adds
         nothing to them, and its agent stays as it was.
 
         Raises InvalidRequestError (empty prompt, max_tokens below 1, a token id the model does not
-        have, `append` without a cache), CacheReconstructionError (another model's cache) and
-        PoolExhaustedError (could not fit even alone), before any state changes.
+        know, `append` without a cache), CacheReconstructionError (another model's cache) and
+        PoolExhaustedError (too large even for an empty pool), before any state changes.
         """
 
     def cancel(self, uid: str) -> bool:
-        """End a request at the next step; False if it is unknown or has ended."""
+        """End a request at the next step. Returns False if it is unknown or has finished."""
 
     def step(self) -> Iterator[CompletedGeneration]:
-        """Run until no request remains, yielding each generation as it completes. The caller may
-        submit more between two completions, or stop iterating and call again."""
+        """Run until no request remains, yielding each generation as it finishes. The caller may
+        submit more requests between two results, or stop iterating and call again."""
 
     def step_once(self) -> list[EngineEvent]:
-        """Run exactly one step; returns its events. Admits waiting requests, computes prefill
-        chunks up to the budget, then decodes one token for every decoding request, including those
-        that completed their prompt in this step."""
+        """Run exactly one step and return its events. A step admits waiting requests, computes
+        prefill chunks up to the budget, then decodes one token for every decoding request,
+        including those that completed their prompt in this step."""
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Slices = Generator[Future[object] | None, None, T]
-"""Work in slices that yields a future that the next slice waits for, or None. `close` ends it
-between two slices."""
+"""Work in slices. It yields None, or a future that must be done before the next slice. `close` ends
+the work between two slices."""
 
 
 def at_once(work: Slices[T]) -> T:
-    """Do all of `work`. Raises what it raises."""
+    """Do all of `work` at once and return its result. Raises the errors of `work`."""
     while True:
         try:
             awaited = next(work)
@@ -88,11 +88,11 @@ def at_once(work: Slices[T]) -> T:
             result: T = end.value
             return result
         if awaited is not None:
-            awaited.exception()  # waits for it; the work itself raises it
+            awaited.exception()  # waits; `work` itself raises the exception
 
 
 def done_at_once(work: Callable[P, Slices[T]]) -> Callable[P, T]:
-    """A function that does all of `work`."""
+    """Return a function that does all of `work` at once."""
 
     @functools.wraps(work)
     def run(*args: P.args, **named: P.kwargs) -> T:
@@ -102,13 +102,14 @@ def done_at_once(work: Callable[P, Slices[T]]) -> Callable[P, T]:
 
 
 class Detokenizer(Protocol):
-    """The text of one list of tokens, as the tokens come."""
+    """Turns one list of tokens into text as the tokens arrive."""
 
     def push(self, token: int) -> str:
-        """The text that is final with `token`; empty while a character is incomplete."""
+        """Return the text that becomes final with `token`; empty while a character is
+        incomplete."""
 
     def flush(self) -> str:
-        """The remaining text; incomplete bytes become U+FFFD, as `Tokenizer.decode` has them."""
+        """Return the remaining text; incomplete bytes become U+FFFD, as in `Tokenizer.decode`."""
 
 
 class Tokenizer(Protocol):
@@ -119,39 +120,40 @@ class Tokenizer(Protocol):
         """Tokens that end an answer."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; `add_special_tokens` adds those of a prompt's start (BOS)."""
+        """Return the token ids of `text`; `add_special_tokens` adds those that begin a prompt
+        (BOS)."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`. Bytes that form no complete character become U+FFFD."""
+        """Return the text of `tokens`. Bytes that form no complete character become U+FFFD."""
 
     def text_of(self, token: int) -> str:
-        """The text of one token where it follows others."""
+        """Return the text of a token that is not the first of its list."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """A new detokenizer of tokens behind `after`. Its pieces together are their `decode`
-        there."""
+        """Return a new detokenizer for tokens that follow the tokens `after`. The pieces together
+        equal the text that `decode` has for them in that place."""
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a conversation ({"role", "content"} each), by the model's chat template.
-        Raises InvalidRequestError if there is no template or it refuses the messages."""
+        """Return the token ids of a conversation ({"role", "content"} each), by the model's chat
+        template. Raises InvalidRequestError if there is no template or it refuses the messages."""
 
 
 class BodyTarget(Protocol):
-    """The place for one block's body in a sequence that loads. One thread, any, calls `put`, or
-    `open` and then `close`. The sequence may close meanwhile."""
+    """Memory for one block's body in a sequence that is loading. A single thread, which may be any,
+    calls either `put`, or `open` and then `close`. The sequence may be closed in the meantime."""
 
     def put(self, body: bytes | memoryview) -> None:
-        """Take the whole body. Raises BackendError."""
+        """Store the whole body. Raises BackendError."""
 
     def open(self) -> list[memoryview]:
-        """Memory to write the body to: a few segments, 256 tokens of each. The body's segments lie
-        one after another in them. Raises BackendError."""
+        """Return the memory to write the body to: a few segments of 256 tokens each. The body's
+        segments go into them in order. Raises BackendError."""
 
     def close(self, n_tokens: int = 0) -> None:
-        """Take the written body of `n_tokens`, or nothing, and free the memory. The caller may
-        leave out `open`, and call it again. Raises BackendError."""
+        """Accept the written body of `n_tokens` tokens (0 for none), and free the memory. The
+        caller may call it without `open`, and more than once. Raises BackendError."""
 
 
 class BatchBackend(Protocol):
@@ -164,35 +166,36 @@ class BatchBackend(Protocol):
 
     @property
     def model_id(self) -> str:
-        """Identifies the model by content: equal ids compute equal keys and values."""
+        """Identifies the model by content: models with equal ids compute equal keys and values."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids."""
+        """Number of token ids in the model's vocabulary."""
 
     @property
     def best_chunk(self) -> int:
-        """Tokens per `prefill` call beyond which the time per token does not fall."""
+        """Tokens per `prefill` call at which the time per token stops falling."""
 
     @property
     def peak_bytes(self) -> int:
-        """Peak of the last `prefill`, `prefill_together` or `score` over the bytes before it,
-        caches included; 0 if unknown."""
+        """Peak memory of the last `prefill`, `prefill_together` or `score`, in bytes above the
+        level before the call, including caches; 0 if unknown."""
 
     @property
     def returns_memory(self) -> bool:
-        """True if freed blocks return their memory, False if the backend keeps it for others."""
+        """True if freeing blocks returns their memory to the system, False if the backend keeps it
+        for other blocks."""
 
     def return_memory(self, room: int) -> bool:
-        """Return kept memory of freed blocks to the system, if `room` bytes are enough to do so;
-        return whether there was any. Open sequences go on."""
+        """Return kept memory of freed blocks to the system if `room` bytes are enough to do so, and
+        return whether there was any to return. Open sequences stay valid."""
 
     def cache_spec(self) -> ModelCacheSpec:
-        """The model's cache per sequence."""
+        """Return the description of the model's cache for one sequence."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Announce blocks of at most `n_bytes`: the backend may reserve memory now. Earlier
-        reservations stay."""
+        """Announce that blocks will need at most `n_bytes`: the backend may reserve the memory now.
+        Earlier reservations stay."""
 
     def open(self, capacity: int) -> SequenceId:
         """Open an empty sequence with memory for `capacity` tokens, a multiple of 256."""
@@ -201,45 +204,47 @@ class BatchBackend(Protocol):
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
         """Open a sequence that holds the first `length` tokens of `blocks`. `exclusive`: nothing
-        reads `blocks` again, so the sequence may adopt their memory, which `capacity` includes; the
-        caller then drops its references. Otherwise the backend copies them. Raises
+        reads `blocks` again, so the sequence may take over their memory, which `capacity` includes;
+        the caller then drops its references. Otherwise the backend copies the blocks. Raises
         CacheReconstructionError if `blocks` cannot provide the tokens."""
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
-        """Grow to `capacity` tokens (a multiple of 256); never shrinks."""
+        """Grow the sequence to `capacity` tokens, a multiple of 256; it never shrinks."""
 
     def length(self, sequence: SequenceId) -> int:
-        """Tokens in the sequence's cache."""
+        """Return the number of tokens in the sequence's cache."""
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        """Compute `tokens` after those of the sequence; returns when they are in its cache."""
+        """Compute `tokens` after those already in the sequence; return once they are in its
+        cache."""
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Return whether `prefill_together` computes `n_tokens` of the sequence in a shared pass at
-        about the cost of tokens of any other prompt."""
+        """Return whether `prefill_together` can compute `n_tokens` of the sequence in a pass shared
+        with other prompts, at about the same cost per token as theirs."""
 
     @property
     def pads_chunks(self) -> bool:
-        """True if chunks `side_by_side` may have different numbers of tokens; each then costs as
-        much as the longest."""
+        """True if chunks in a `side_by_side` pass may differ in length; each then costs as much as
+        the longest."""
 
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Return whether `prefill_together` computes `n_tokens` of the sequence in one pass with
-        those of others, which may take less time."""
+        """Return whether `prefill_together` can compute `n_tokens` of the sequence in one pass next
+        to chunks of other sequences, which may save time."""
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """`prefill` of several sequences in one forward pass. Each `joins`, or all are
-        `side_by_side`, with equally many tokens unless it `pads_chunks`. On BackendError none has
-        grown."""
+        """`prefill` of several sequences in one forward pass. Either every chunk `joins`, or all
+        chunks are `side_by_side`, with equally many tokens unless the backend `pads_chunks`. After
+        BackendError no sequence has grown."""
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-        """Prefill `tokens` (two or more) except the last, and return their log-probabilities.
-        Raises NotFiniteError instead of such log-probabilities. One entry for each token but the
-        first, given those before it, with the `n_top` likeliest alternatives. The same calls on an
-        empty sequence give the same bits, whatever else is open."""
+        """Prefill all of `tokens` (two or more) except the last, and return log-probabilities: one
+        entry for each token but the first, given the tokens before it, with the `n_top` likeliest
+        alternatives. Raises NotFiniteError if a log-probability is not finite. The same calls on an
+        empty sequence give the same bits, whatever other sequences are open."""
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError, with the reason, unless a mask can hold it. Thread-safe."""
+        """Raise InvalidRequestError, with the reason, if token masks cannot represent `grammar`.
+        Thread-safe."""
 
     def start(
         self,
@@ -250,24 +255,24 @@ class BatchBackend(Protocol):
         drawn: int,
     ) -> None:
         """Add a prefilled sequence to the decode batch, with `last_token` as its next input.
-        `history` are the tokens before it and `drawn` the number of tokens sampled for this request
-        before, so that penalties and seeds continue as without a preemption. A request that is not
-        greedy has `params.seed`; `params.grammar` has passed its check."""
+        `history` contains the tokens before it, and `drawn` is the number of tokens already sampled
+        for this request, so that penalties and seeds continue as if there had been no preemption. A
+        request that is not greedy has `params.seed`; `params.grammar` has passed its check."""
 
     def decode(self) -> list[SampledToken]:
         """One decode step: one new token for each sequence started before the previous step.
 
-        A sequence started since may return its first token one step later. A returned token counts
-        as in the cache: before every call each started sequence needs capacity for one token more
-        than it holds, and one just started for two, its last prompt token and the first new one. A
-        sequence whose grammar fails gets a token with an error, one with NaN or infinite logits a
-        token that is not finite; the others continue.
+        A sequence started after it may return its first token one step later. A returned token
+        counts as part of the cache: before every call, each started sequence needs capacity for one
+        more token than it holds, and a newly started one for two more: its last prompt token and
+        its first new token. If a sequence's grammar fails, its token has an error; if its logits
+        are NaN or infinite, its token is not finite; the other sequences continue.
         """
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
-        """Close `sequence`, even on failure, and put its cache into `blocks` (per layer, in order):
-        sets `start`, `token_count` and `layer_data`. Returns surplus blocks, which hold no memory.
-        Copies nothing without surplus."""
+        """Close `sequence`, even on failure, and move its cache into `blocks` (per layer, in order)
+        by setting `start`, `token_count` and `layer_data`. Return surplus blocks, which hold no
+        memory. Copies nothing if there are no surplus blocks."""
 
     def close(self, sequence: SequenceId) -> None:
         """Free `sequence` and its memory, at any time."""
@@ -275,56 +280,56 @@ class BatchBackend(Protocol):
     # Block bodies: the bytes of blocks in a store. Not for a sequence that is decoding.
 
     def layout(self) -> BlockLayout:
-        """The division of a sequence's cache into block bodies."""
+        """Return how a sequence's cache is divided into block bodies."""
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
         """Remove `sequence` from the decode batch; it stays open with its cache.
 
         The caller may then export, prefill and start it again. Returns the token that the next
-        decode would have returned, if known: the cache lacks it. A caller that accepts it starts
-        the sequence with it; otherwise the backend samples it again. Always returns one that is not
-        finite: the sequence may hold such values.
+        decode would have returned, if known; the cache lacks this token. A caller that accepts it
+        starts the sequence with it; otherwise the backend samples it again. A token that is not
+        finite is always returned, because the sequence may then hold invalid values.
         """
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
-        """A copy of the body of tokens `start` to `stop`, all of one block. A deferred body is that
-        of this moment, whatever happens to the sequence. `part` is FULL or WINDOW. Raises
-        BackendError if the layers do not hold those tokens."""
+        """Return a copy of the body of tokens `start` to `stop`, all in one block. A deferred body
+        is a copy as of this call, whatever happens to the sequence later. `part` is FULL or WINDOW.
+        Raises BackendError if the layers do not hold these tokens."""
 
     def is_finite(self, part: Part, body: bytes) -> bool:
-        """Return whether an exported body of `part` has neither NaN nor infinite values."""
+        """Return whether an exported body of `part` is free of NaN and infinite values."""
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
-        """Return the rest for resuming `sequence` here, besides the bodies of its blocks. Resuming
-        needs WINDOW blocks only where they lie entirely inside the window before the next token;
-        where the window begins inside a block, the checkpoint holds that edge."""
+        """Return everything needed to resume `sequence` here besides the bodies of its blocks.
+        Resuming needs WINDOW blocks only if they lie entirely inside the window before the next
+        token; if the window begins inside a block, the checkpoint holds this part of the block."""
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
-        """Return the targets of the bodies of tokens `start` to `stop`, one per block. `start` is a
+        """Return targets for the bodies of tokens `start` to `stop`, one per block. `start` is a
         multiple of 256, and for FULL the current length of the sequence, which must have the
         capacity. The caller closes all targets, or drops them unused, before `loaded`; nothing
-        reads them before."""
+        reads them earlier."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
-        """Take the memory of `loading` into the cache, filled up to `length` tokens. `checkpoint`
-        is the one exported at that length, if the layout needs one. Raises
+        """Add the memory from `loading` to the cache, which then holds `length` tokens.
+        `checkpoint` is the one exported at that length, if the layout needs one. Raises
         CacheReconstructionError, with the sequence as it was before `loading`, if the checkpoint is
-        of another model or position."""
+        from another model or position."""
 
 
 class GrammarProbe(Protocol):
-    """Compiles one grammar at a time within limits, to learn its fault."""
+    """Compiles one grammar at a time within limits, to find out why it cannot be used."""
 
     def problem(self, grammar: Grammar) -> str:
-        """Return the fault of `grammar`, such as its cost; empty without one. Blocks. Raises
-        CapacityError without a result, as after `stop`, and InvalidRequestError if the model's
-        answers can follow no grammar."""
+        """Return the problem with `grammar`, such as its cost; empty if there is none. Blocks.
+        Raises CapacityError if there is no result, as after `stop`, and InvalidRequestError if the
+        model's answers cannot follow grammars."""
 
     def stop(self) -> None:
-        """End `problem` soon. Any thread may call it at any time."""
+        """Make a running `problem` end soon. Any thread may call it at any time."""
 
     def close(self) -> None:
-        """Release everything; call nothing meanwhile, nor afterwards."""
+        """Release everything; make no other call during or after it."""
 
 
 class ModelProviderPort(Protocol):
@@ -333,29 +338,31 @@ class ModelProviderPort(Protocol):
     def load_model(
         self, model_id: str, adapter: Path | None = None
     ) -> tuple[BatchBackend, Tokenizer]:
-        """Load the model and tokenizer of `model_id`, a folder or a hub id, under the adapter in a
-        folder; models of the same files share weights. Raises ModelNotFoundError if there is none
-        or it does not load, and UnsupportedModelError for an unsupported kind of cache."""
+        """Load the model and tokenizer of `model_id`, a folder or a hub id, with the adapter in the
+        folder `adapter`. Models of the same files share weights. Raises ModelNotFoundError if the
+        model does not exist or does not load, and UnsupportedModelError for an unsupported kind of
+        cache."""
 
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
-        """`load_model` in slices: the thread computes with other models between two. Raises
-        WeightsTooLargeError, before it reads any weights, if they take more than `max_bytes` and no
-        loaded model shares them."""
+        """`load_model` in slices, so that the thread can compute with other models in between.
+        Raises WeightsTooLargeError, before it reads any weights, if they need more than `max_bytes`
+        and no loaded model shares them."""
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
-        """Return the cache of `model` per sequence."""
+        """Return the description of `model`'s cache for one sequence."""
 
 
 class StepObserver(Protocol):
-    """Learns the duration of an engine's steps, on the engine's thread; returns at once."""
+    """Is told the duration of an engine's steps, on the engine's thread; must return at once."""
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
-        """A step has ended: `n_decoding` requests decoded; `prefilled`: it computed prompts too."""
+        """Record a finished step, in which `n_decoding` requests decoded; `prefilled`: it also
+        computed prompts."""
 
 
 class Clock(Protocol):
-    """Seconds from an arbitrary start, never going back."""
+    """Returns seconds from an arbitrary start; never goes back."""
 
     def __call__(self) -> float: ...

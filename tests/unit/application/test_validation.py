@@ -166,7 +166,7 @@ def test_a_seed_is_drawn_only_when_one_is_needed() -> None:
 
 
 def test_a_stop_that_is_no_text_never_reaches_a_step() -> None:
-    with pytest.raises(InvalidRequestError, match="stop must hold strings"):
+    with pytest.raises(InvalidRequestError, match="stop must contain only non-empty strings"):
         SamplingParams(stop=cast("tuple[str, ...]", (5,)))
 
 
