@@ -1,6 +1,7 @@
-"""Embeddings: batches texts, computes each once, and takes turns with the answers of the engine. A
-cache keeps vectors by the content of a text, apart for each tenant. One chunk of one batch runs
-between two steps of the engine, and requests take turns by chunk. Knows no arrays and no API."""
+"""Embeddings: batches texts, computes each text once, and takes turns with the engine's answers. A
+cache keeps vectors by the content of a text, separately for each tenant. One chunk of one batch
+runs between two steps of the engine, and requests take turns chunk by chunk. Knows nothing about
+arrays or APIs."""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ from semantic.ports.embedding import Embedded, Embedder, EmbeddingModel, Embeddi
 T = TypeVar("T")
 
 _BATCH_TOKENS = 4096
-"""Tokens of one batch, with those that pad shorter texts."""
+"""Tokens of one batch, including padding."""
 _BATCH_TEXTS = 64
 _PART_CHARACTERS = 1 << 16
-"""Characters that a worker tokenizes at once, or one text."""
+"""Characters that a worker tokenizes in one go; a longer text counts as one part."""
 _CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 200
-"""Bytes of a cached vector beside its numbers."""
+"""Bytes of a cached vector in addition to its numbers."""
 _MOST_WAITING = 512
-"""Requests at once, half of them of one tenant; the server refuses more."""
+"""Requests at the same time, at most half of them from one tenant; more are refused."""
 _RETRY_AFTER = 1
 
 Tokens = tuple[int, ...]
@@ -46,7 +47,7 @@ class Calls(Protocol):
     """Runs functions on the thread that computes."""
 
     def __call__(self, function: Callable[[], T]) -> Future[T]:
-        """Return the result of `function`, called between two steps."""
+        """Call `function` between two steps; return the future of its result."""
 
 
 class Embeddings:
@@ -60,8 +61,9 @@ class Embeddings:
         workers: FairThreads,
         turns: FairThreads,
     ) -> None:
-        """`call` reaches the thread that computes; `workers` run what needs no model, `turns` wait
-        for it. Both are two threads, so that one task that is not short runs at a time."""
+        """`call` runs a function on the computing thread; `workers` run work that needs no model;
+        `turns` wait for the model. Both have two threads, so that one task that is not short runs
+        at a time."""
         self.model = model
         self._embedder = embedder
         self._call = call
@@ -102,7 +104,7 @@ class Embeddings:
     def _entered(self, tenant: str) -> Iterator[None]:
         if not (self._room.fits(1) and self._room.leaves_room(tenant, 1)):
             raise OverloadedError(
-                f"{self._room.used} requests for embeddings wait", retry_after=_RETRY_AFTER
+                f"{self._room.used} requests for embeddings are waiting", retry_after=_RETRY_AFTER
             )
         self._room.take(tenant, 1)
         try:
@@ -111,7 +113,8 @@ class Embeddings:
             self._room.give(tenant, 1)
 
     async def _encoded(self, texts: Sequence[str], tenant: str, *, truncate: bool) -> list[Row]:
-        """The tokens of `texts` and their keys; in parts, between which others get the workers."""
+        """Return the keys and tokens of `texts`. Works in parts, so that others get the workers in
+        between."""
         found: list[Row] = []
         for part in parts(texts):
             work = partial(self._part, len(found), part, truncate=truncate)
@@ -125,7 +128,7 @@ class Embeddings:
 
     def _tokens(self, number: int, text: str, *, truncate: bool) -> Tokens:
         if not text:
-            raise InvalidRequestError(f"input[{number}]: expected a text that is not empty")
+            raise InvalidRequestError(f"input[{number}] must not be empty")
         most = self._embedder.max_tokens
         is_long = len(text) > self._embedder.max_characters
         if is_long and truncate:
@@ -161,13 +164,13 @@ class Embeddings:
             self._cache.put(tenant, key, vector, n_bytes)
 
     async def _on_thread(self, function: Callable[[], T], tenant: str) -> T:
-        """The result of `function`, one at a time."""
+        """Return the result of `function` on the computing thread; one runs at a time."""
         return await self._turns.run(tenant, lambda: self._call(function).result(), is_short=False)
 
 
 def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """`rows` in batches of texts of similar length: at most `_BATCH_TEXTS`, and `_BATCH_TOKENS`
-    with what pads them unless it is one text alone."""
+    """Yield `rows` in batches of similar length: at most `_BATCH_TEXTS` texts, and at most
+    `_BATCH_TOKENS` tokens including padding, unless a single text has more."""
     batch: list[Row] = []
     for row in sorted(rows, key=lambda one: len(one[1])):
         longest = len(row[1])  # the rows ascend
@@ -181,7 +184,8 @@ def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def parts(texts: Sequence[str]) -> Iterator[list[str]]:
-    """`texts` in parts of `_PART_CHARACTERS`, or of one text."""
+    """Yield `texts` in parts of at most `_PART_CHARACTERS` characters; a longer text is its own
+    part."""
     part: list[str] = []
     n_characters = 0
     for text in texts:
@@ -195,7 +199,7 @@ def parts(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def first_dimensions(vector: Vector, n: int) -> Vector:
-    """The first `n` numbers of `vector`, made of length 1."""
+    """Return the first `n` numbers of `vector`, scaled to length 1."""
     first = vector[:n]
     length = math.sqrt(math.fsum(one * one for one in first)) or 1.0
     return array("f", (one / length for one in first))

@@ -1,5 +1,5 @@
-"""FairThreads: threads that tenants share by the time they use, one of them for short work alone.
-Knows functions; not what they do."""
+"""FairThreads: threads that tenants share by the time they use, one of them for short work only.
+Runs any function; knows nothing about the work itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The exception in the place of a result."""
+    """An exception, returned in place of a result."""
 
     error: Exception
 
@@ -30,7 +30,7 @@ class Failure:
         return f"{type(self.error).__name__}: {self.error}"
 
     def drop_frames(self) -> None:
-        """Release everything that the frames of the traceback refer to."""
+        """Release everything that the traceback's frames refer to."""
         error: BaseException | None = self.error
         while error is not None:
             error.__traceback__ = None
@@ -39,8 +39,8 @@ class Failure:
 
 def attempt(work: Callable[[], T]) -> T | Failure:
     """Return the result of `work`, or its failure. An error that is not an Exception becomes a
-    BackendError: a panic of a library in Rust, a module that calls `sys.exit`. It would end the
-    thread, or the loop that waits for it. Not for the main thread, which Ctrl-C reaches."""
+    BackendError, because it would end the thread or the loop that waits for it: a panic of a Rust
+    library, a module that calls `sys.exit`. Not for the main thread, which Ctrl-C interrupts."""
     try:
         return work()
     except BaseException as error:  # noqa: BLE001  returned as a value, never swallowed
@@ -52,7 +52,7 @@ def attempt(work: Callable[[], T]) -> T | Failure:
 
 
 def guarded(work: Callable[[], T]) -> T:
-    """The result of `work`; raises the error of its failure (see `attempt`)."""
+    """Return the result of `work`, or raise the error of its failure (see `attempt`)."""
     outcome = attempt(work)
     if isinstance(outcome, Failure):
         raise outcome.error
@@ -60,7 +60,8 @@ def guarded(work: Callable[[], T]) -> T:
 
 
 def settle(future: Future[T], work: Callable[[], T]) -> None:
-    """Give `future` the result of `work` or its failure (see `attempt`), unless cancelled."""
+    """Set the result of `work`, or its failure (see `attempt`), on `future` unless it is
+    cancelled."""
     if future.set_running_or_notify_cancel():
         outcome = attempt(work)
         if isinstance(outcome, Failure):
@@ -71,7 +72,7 @@ def settle(future: Future[T], work: Callable[[], T]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """Work of a tenant that waits or runs; `work` runs it and tells its future."""
+    """A tenant's waiting or running task; `work` runs it and settles its future."""
 
     tenant: str
     work: Callable[[], None]
@@ -81,14 +82,15 @@ class _Task:
 
 
 class FairThreads:
-    """`n` threads. The tenant that has used the least time runs next, its short work first. Work
-    that is not short has all threads but one, so that short work never waits for it."""
+    """`n` threads. The tenant that has used the least time runs next, its short work first. Other
+    work may use all threads but one, so that short work never waits for it."""
 
     def __init__(
         self, n: int, name: str, clock: Clock = time.monotonic, *, rests: bool = False
     ) -> None:
-        """`n` is at least 2; `name` begins those of the threads. A thread `rests` for as long after
-        other than short work: the event loop waits for calls that hold the interpreter."""
+        """`n` is at least 2; the threads' names begin with `name`. With `rests`, a thread sleeps
+        after work that is not short for as long as the work took: the work's calls hold the
+        interpreter, and the event loop needs it."""
         self._n = n
         self._rests = rests
         self._clock = clock
@@ -111,11 +113,12 @@ class FairThreads:
         return future
 
     async def run(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> T:
-        """Return the result of `function`. A cancelled task leaves the queue."""
+        """Return the result of `function`. Cancelling the caller removes a waiting task from the
+        queue."""
         return await asyncio.wrap_future(self.submit(tenant, function, is_short=is_short))
 
     def close(self) -> None:
-        """Cancel what waits, and return when nothing runs."""
+        """Cancel waiting tasks, and return once nothing is running."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for queues in waiting.values():
@@ -130,7 +133,7 @@ class FairThreads:
             self._pool.submit(self._run, task)
 
     def _next(self) -> _Task | None:
-        """Remove and return the task to run next; None if none may run."""
+        """Remove and return the task to run next; None if none may run now."""
         has_room = sum(not one.is_short for one in self._running) < self._n - 1
         ready = [
             name for name, (short, other) in self._waiting.items() if short or (other and has_room)
@@ -154,7 +157,7 @@ class FairThreads:
             self._start()
 
     def _end(self, tenant: str) -> None:
-        """Forget a tenant that neither waits nor runs."""
+        """Forget a tenant that has neither waiting nor running tasks."""
         queues = self._waiting.get(tenant, ((), ()))
         if not any(queues) and not any(one.tenant == tenant for one in self._running):
             self._waiting.pop(tenant, None)

@@ -1,6 +1,6 @@
 """Request: one submitted generation request, its phase, its tokens and its text so far. It decodes
-its text as it grows: a token costs as much in a long text as in a short one. Knows no pool, store,
-backend or clock; the engine and the cache move it from phase to phase."""
+its text as it grows: a token costs the same in a long text as in a short one. Knows nothing about
+pool, store, backend or clock; the engine and the cache move it from phase to phase."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from semantic.ports.generation import Detokenizer
 _INCOMPLETE = "\ufffd"
 _CONTEXT_PIECES = 4
 """Pieces decoded again before each new one, since preceding tokens can change a token's text (a
-leading space, a combining accent). A context begins with a piece, never inside a character."""
+leading space, a combining accent). The context begins with a whole piece, never inside a
+character."""
 
 
 class ByteDetokenizer:
     """Implements `Detokenizer` for tokens whose text is the concatenation of their bytes."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
-        """`bytes_of` gives a token's bytes: UTF-8, which may begin or end inside a character."""
+        """`bytes_of` returns a token's bytes: UTF-8, which may begin or end inside a character."""
         self._bytes_of = bytes_of
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
@@ -51,13 +52,14 @@ class ByteDetokenizer:
 
 
 class StreamingDetokenizer:
-    """Implements `Detokenizer` for any tokenizer: decodes each token with a few before it."""
+    """Implements `Detokenizer` for any tokenizer: decodes each token together with a few before
+    it."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
-        """The tokens follow those of `after`, without emitting their text."""
+        """The tokens to decode follow the tokens `after`, whose text is not emitted."""
         self._decode = decode
-        self._tokens: list[int] = []  # the context, and what follows it
-        self._ends: list[int] = []  # of the pieces in the context
+        self._tokens: list[int] = []  # the context, and the tokens after it
+        self._ends: list[int] = []  # ends of the pieces in the context
         self._context = ""  # the emitted text of tokens[:ends[-1]]
         last = list(after[-_CONTEXT_PIECES:])
         text = decode(last) if last else ""
@@ -75,7 +77,7 @@ class StreamingDetokenizer:
         return self._emit(self._decode(self._tokens))
 
     def whole(self, token: int) -> str:
-        """The text of a last token, also if that is part of a character."""
+        """Return the text of a last token, even if it is only part of a character."""
         return self.push(token) + self.flush()
 
     def _emit(self, window: str) -> str:
@@ -87,7 +89,7 @@ class StreamingDetokenizer:
         return text
 
     def _shorten(self) -> None:
-        """Forget all but the last pieces; rarely, as their text needs another decode."""
+        """Forget all but the last pieces; done rarely, as their text must be decoded again."""
         cut = self._ends[-_CONTEXT_PIECES - 1]
         del self._tokens[:cut]
         self._ends = [end - cut for end in self._ends[-_CONTEXT_PIECES:]]
@@ -98,8 +100,8 @@ _Part = Literal["text", "thought", "call"]
 
 
 class ThinkingMeter:
-    """Counts the reasoning of one answer by tokens, without those that complete a mark. A call ends
-    reasoning, and marks of reasoning within it are text."""
+    """Counts the tokens of one answer's reasoning, except tokens that complete a mark. A call ends
+    reasoning, and marks of reasoning inside a call are text."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._budget = budget
@@ -111,15 +113,15 @@ class ThinkingMeter:
             "call": _marks({budget.call_end: "text"}),
         }
         self._used = 0
-        self._text = ""  # the end of the text so far: the beginning of a mark
+        self._text = ""  # the end of the text so far, which may begin a mark
         self._last: deque[int] = deque(maxlen=len(budget.end_tokens))
         self._forced = 0  # tokens of the mark that are still to come
         self._lead = ""  # the text before any reasoning
         self._is_over = False  # no reasoning can follow
 
     def push(self, token: int, text: str) -> tuple[int, ...]:
-        """Count the next token, with the text that is final with it. Returns the tokens that must
-        follow: none, or the rest of the end mark. The caller pushes those, too."""
+        """Count the next token, given the text that became final with it. Return the tokens that
+        must follow: none, or the rest of the end mark. The caller must push those tokens too."""
         if self._is_over:
             return ()
         was_inside = self._inside
@@ -145,7 +147,7 @@ class ThinkingMeter:
         return self._part == "thought"
 
     def _has_passed(self, text: str, *, was_inside: bool) -> bool:
-        """True if the answer's reasoning has ended, or it has begun without any."""
+        """True once the answer's reasoning has ended, or the answer has begun without reasoning."""
         if self._inside:
             return False
         self._lead = (self._lead + text).lstrip()
@@ -164,7 +166,7 @@ class ThinkingMeter:
             self._text, self._part = self._text[at + len(mark) :], ends[mark]
 
     def _rest(self) -> tuple[int, ...]:
-        """The tokens of the end mark after those that are already written."""
+        """Return the tokens of the end mark that are not yet written."""
         end, last = self._budget.end_tokens, tuple(self._last)
         for n_written in range(min(len(last), len(end) - 1), 0, -1):
             if last[-n_written:] == end[:n_written]:
@@ -178,16 +180,16 @@ def _marks(parts: dict[str, _Part]) -> dict[str, _Part]:
 
 _SCORED_CHUNK = 128
 """Prompt tokens per scoring call. Fixed, because the last bits of the log-probabilities depend on
-it; small, because each token holds log-probabilities of the whole vocabulary in memory."""
+it; small, because log-probabilities of the whole vocabulary are in memory for each token."""
 
 
 class Phase(Enum):
     WAITING = "waiting"
     """Holds no blocks: new, or preempted."""
     LOAD = "load"
-    """Holds blocks; threads read its stored prefix into them."""
+    """Holds blocks; threads are reading its stored prefix into them."""
     PREFILL = "prefill"
-    """Holds blocks for all its tokens; some still need prefill."""
+    """Holds blocks for all its tokens; some tokens still need prefill."""
     DECODE = "decode"
     """Takes part in every decode step."""
     FINISHED = "finished"
@@ -196,8 +198,8 @@ class Phase(Enum):
 @dataclass(slots=True)
 class Restore:
     """An idle cache to restore: the first `length` tokens of `blocks`. `exclusive`: the request is
-    the only holder of the blocks and owns them. Otherwise a pin holds them until the backend has
-    copied them."""
+    the only holder of the blocks and owns them. Otherwise the blocks are pinned until the backend
+    has copied them."""
 
     blocks: AgentBlocks
     length: int
@@ -206,15 +208,15 @@ class Restore:
 
 @dataclass(slots=True)
 class Reuse:
-    """The agent's cache at the request's submission, and the end of its reuse."""
+    """The agent's cache when the request was submitted, and how far the request could reuse it."""
 
     history: tuple[int, ...] | None = None
-    """Tokens of the agent's previous turn; None for an unknown agent."""
+    """Tokens of the agent's previous turn; None if the agent is unknown."""
     manifest: Manifest | None = None
     end: MatchEnd = MatchEnd.MISSING
     """Why the reused prefix is not longer."""
     source: str = "none"
-    """The source of the prefix: "pool", a tier's name, or "none"."""
+    """Where the prefix came from: "pool", a tier's name, or "none"."""
     any_chip: bool = False
     """True if the store may have blocks that another kind of chip computed."""
 
@@ -235,10 +237,10 @@ class Request:
     tenant: str = ""
     note: str = ""
     keep: bool = True
-    """True if its tokens stay for later requests, in its agent's cache and in the store."""
+    """True if the agent's cache and the store keep its tokens for later requests."""
     hints: Hints = NO_HINTS
     arrived: float = 0.0
-    """By the engine's clock, in seconds."""
+    """Time of arrival by the engine's clock, in seconds."""
 
     phase: Phase = Phase.WAITING
     generated: list[int] = field(default_factory=list)
@@ -256,7 +258,7 @@ class Request:
     prefill_seconds: float = 0.0
     reuse: Reuse = field(default_factory=Reuse)
     forced: tuple[int, ...] = ()
-    """Tokens that must follow: the rest of the mark that ends its reasoning."""
+    """Tokens that must come next: the rest of the mark that ends reasoning."""
     _text: list[str] = field(default_factory=list)
     _stop: StopStrings = field(init=False)
     _meter: ThinkingMeter | None = field(init=False)
@@ -280,32 +282,33 @@ class Request:
 
     @property
     def to_prefill(self) -> int:
-        """Tokens to compute before decoding: all but the last, whose step gives the logits."""
+        """Number of tokens to compute before decoding: all but the last, which the first decode
+        step computes to get the logits."""
         return max(0, self.n_tokens - 1 - self.computed)
 
     @property
     def max_total_tokens(self) -> int:
-        """Prompt and answer together: the most tokens that its cache may hold."""
+        """The most tokens that its cache may hold: prompt plus answer."""
         return len(self.prompt) + self.max_tokens
 
     @property
     def awaits_first_token(self) -> bool:
-        """True if it decodes and has received no token since it began to."""
+        """True if the request is decoding and has not received a token since decoding began."""
         return self.phase is Phase.DECODE and self.computed < self.n_tokens
 
     @property
     def scoring(self) -> bool:
-        """True if log-probabilities of the prompt are missing."""
+        """True while log-probabilities of the prompt are still missing."""
         return self.params.prompt_logprobs is not None and len(self.scores) < len(self.prompt)
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer, if one did."""
+        """The stop string that ended the answer, or None."""
         return self._stop.matched
 
     @property
     def owner(self) -> str:
-        """The pool's name for the holder of its blocks."""
+        """The pool's name for the holder of the request's blocks."""
         return CacheKey("", self.agent_id, self.tenant).owner
 
     @property
@@ -313,13 +316,13 @@ class Request:
         return "".join(self._text)
 
     def next_chunk(self, limit: int, checkpoint_at: int | None = None) -> tuple[int, ...]:
-        """The next tokens to prefill: those before `next_stop`."""
+        """Return the next tokens to prefill: those before `next_stop`."""
         return self.tokens[self.computed : self.next_stop(limit, checkpoint_at)]
 
     def next_stop(self, limit: int, checkpoint_at: int | None = None) -> int:
-        """Return the end of the next chunk: after at most `limit` tokens, not beyond a
-        `checkpoint_at` ahead. It leaves several tokens for the last chunk, or none: some models
-        compute a chunk of one token differently."""
+        """Return the end of the next chunk: at most `limit` tokens ahead, and not beyond
+        `checkpoint_at` if that is ahead. It never leaves exactly one token for the last chunk: some
+        models compute a chunk of one token differently."""
         end = self.n_tokens - 1
         stop = min(self.computed + limit, end)
         if stop == end - 1 and stop - self.computed > 1:
@@ -329,12 +332,12 @@ class Request:
         return max(self.computed, stop)
 
     def next_scored(self) -> tuple[int, ...]:
-        """The next tokens to score, preceded by the one before them."""
+        """Return the next tokens to score, preceded by the token before them."""
         stop = min(self.computed + _SCORED_CHUNK, len(self.prompt) - 1)
         return self.prompt[self.computed : stop + 1]
 
     def preempt(self) -> None:
-        """Return to WAITING: keep tokens, not keys and values."""
+        """Return to WAITING: keep the tokens, but not their keys and values."""
         if self.scoring:
             self._drop_scores()
         self.phase = Phase.WAITING
@@ -343,7 +346,7 @@ class Request:
         self.preemptions += 1
 
     def as_cache(self, length: int, model_id: str) -> AgentBlocks:
-        """Its blocks as a cache of its first `length` tokens."""
+        """Return its blocks as a cache of its first `length` tokens."""
         cache = AgentBlocks(
             self.agent_id,
             token_ids=self.tokens[:length],
@@ -356,8 +359,8 @@ class Request:
         return cache
 
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
-        """Append a generated token. Returns the text that is final with it, and the finish reason
-        if it is the last token."""
+        """Append a generated token. Return the text that became final with it, and the finish
+        reason if it is the last token."""
         _, token, logprob, error, _ = sampled
         self.generated.append(token)
         self.computed = len(self.prompt) + len(self.generated)
@@ -370,14 +373,14 @@ class Request:
         return text, reason
 
     def take(self, sampled: SampledToken) -> tuple[TokenEvent, FinishReason | None]:
-        """`accept` with the token's event in the place of its text."""
+        """`accept`, but return the token's event instead of its text."""
         text, reason = self.accept(sampled)
         event = TokenEvent(self.uid, self.agent_id, sampled.token, text, sampled.logprob)
         return event, reason
 
     def take_forced(self, n_computed: int) -> Iterator[tuple[TokenEvent, FinishReason | None]]:
-        """Append the `forced` tokens to the `n_computed` that its sequence holds. Yields the event
-        of each, with the finish reason if it is the last token. Their probability is 1."""
+        """Append the `forced` tokens; the sequence holds `n_computed` tokens. Yield each token's
+        event, with the finish reason if it is the last token. Forced tokens have probability 1."""
         forced, self.forced = self.forced, ()
         for token in forced:
             certain = None if self.params.logprobs is None else TokenLogprob(token, 0.0)
@@ -388,7 +391,7 @@ class Request:
                 return
 
     def may_end_with(self, sampled: SampledToken) -> bool:
-        """True if `accept` might return a finish reason, or force tokens."""
+        """Return whether `accept` might return a finish reason, or force tokens."""
         return (
             sampled.error is not None
             or sampled.token in self.eos_token_ids
@@ -405,7 +408,7 @@ class Request:
         blocks: AgentBlocks | None = None,
         error: str | None = None,
     ) -> CompletedGeneration:
-        """Return its answer, with the `blocks` of its cache, if any."""
+        """Return the result of the request, with `blocks` as its cache if given."""
         return CompletedGeneration(
             uid=self.uid,
             agent_id=self.agent_id,
@@ -423,13 +426,13 @@ class Request:
         )
 
     def end_text(self) -> str:
-        """Release the text held back; called when the answer ends without an end token."""
+        """Return the text held back so far. Call it when the answer ends without an end token."""
         text = self._rest()
         self._text.append(text)
         return text
 
     def _drop_scores(self) -> None:
-        """Reset the scores. The first token has none: no token precedes it."""
+        """Reset the scores. The first token has no score, as no token precedes it."""
         self.scores = [] if self.params.prompt_logprobs is None else [None]
 
     def _next_text(self, token: int) -> tuple[str, FinishReason | None]:
@@ -447,7 +450,7 @@ class Request:
         return text + self._rest(), self._reason_at_length()
 
     def _reason_at_length(self) -> FinishReason:
-        # The characters released last may complete a stop string.
+        # The characters just released may complete a stop string.
         return "stop" if self._stop.stopped else "length"
 
     def _rest(self) -> str:

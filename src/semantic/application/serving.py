@@ -1,5 +1,6 @@
 """Serving: answers requests of the APIs with one engine. Worker threads prepare prompts, requests
-run on the engine's thread, and events return to the caller's event loop. Knows no transport."""
+run on the engine's thread, and events return to the caller's event loop. Knows nothing about
+transports."""
 
 from __future__ import annotations
 
@@ -59,26 +60,27 @@ from semantic.ports.store import MOST_WAIT
 T = TypeVar("T")
 
 _CALL_ID_BYTES = 18
-"""24 characters in base 64, the length that clients expect."""
+"""24 characters in base64, the length that clients expect."""
 _COMPLETE = ("stop", "length", "tool_calls")
-"""Reasons after which the client has the whole answer."""
+"""Finish reasons after which the client has the whole answer."""
 _MOST_CHECKS = 4
-"""Checks of a request's grammars: it takes more only if verdicts leave memory at once."""
+"""Times to check a request's grammars: more are needed only if verdicts are forgotten at once."""
 _SHORT = 1 << 16
-"""Characters of a text, or tokens, whose preparation takes some tenth of a second."""
+"""Characters of a text, or tokens, that can be prepared in about a tenth of a second."""
 _PART = 256
-"""Characters that each message or tool adds, as each has a rendering and a look-up."""
+"""Characters to add for each message or tool, as each is rendered and looked up."""
 _AT_ONCE = 128
-"""Tokens whose texts take less than a millisecond to look up, as those of log-probabilities."""
+"""Tokens whose texts can be looked up in under a millisecond, such as those of
+log-probabilities."""
 _PUBLIC_NAME = 16
-"""Characters of the digest in the name of a public prefix."""
+"""Characters of the digest in a public prefix's name."""
 
 
 class Serving:
-    """Answers requests with the engine of one thread."""
+    """Answers requests with one thread's engine."""
 
     models: ModelsPort | None = None
-    """See `RunnableServing.models`: this is one of them, or the only one."""
+    """See `RunnableServing.models`: this serves one of these models, or the only one."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class Serving:
         agents: ServedAgents,
         workers: FairThreads,
     ) -> None:
-        """`workers` run slow work that needs no engine; `close` ends them."""
+        """`workers` run slow work that does not need the engine; `close` ends them."""
         self._thread = thread
         self.model = model
         self._tokenizer = tokenizer
@@ -105,15 +107,16 @@ class Serving:
         self.embedding: EmbeddingPort | None = None
         self.memory: MemoryLimit | None = None
         self.discovery: Discovery | None = None
-        """Asks the store's slow tier, if it has one."""
+        """Queries the store's slow tier, if it has one."""
         self.at_end: Callable[[], None] | None = None
-        """End all readers of the store; call it before closing the store."""
+        """Ends all readers of the store; called before the store is closed."""
         self._arrivals: Arrivals | None = None
         self._tool_times = ToolTimes()
 
     async def close(self) -> None:
-        """Cancel what runs, save every agent, and end all threads."""
-        # The executor may refer to its call for a moment longer: not to this, nor to its model.
+        """Cancel running requests, save every agent, and end all threads."""
+        # The executor may keep a reference to its call a moment longer; this one does not keep the
+        # serving or its model alive.
         here = [self.end]
 
         def end() -> None:
@@ -122,7 +125,7 @@ class Serving:
         await asyncio.get_running_loop().run_in_executor(None, end)
 
     def end(self) -> None:
-        """`close` for a thread without an event loop; waits."""
+        """`close` for a thread without an event loop; blocks until done."""
         self._names.close()
         self.agents.close()
         if self.at_end is not None:
@@ -135,7 +138,7 @@ class Serving:
         self._replay.close()
 
     async def flush(self) -> None:
-        """Return when every agent saved so far is as durable as the store can make it."""
+        """Return once every agent saved so far is as durable as the store can make it."""
         await asyncio.wrap_future(self._thread.call(lambda engine: engine.flush()))
 
     @property
@@ -143,13 +146,14 @@ class Serving:
         return self._thread.state is EngineState.FAILED
 
     def figures(self) -> Figures:
-        """Thread-safe."""
+        """Return the current figures. Thread-safe."""
         return Figures(self._thread.figures, self.agents.stores())
 
     async def publish(self, chat: Chat) -> tuple[int, ...]:
-        """Compute, pin and share the prefix `chat` with every tenant, unless the store has it;
-        return its tokens. Repeat it for a new engine. Raises as `answer`, BackendError if the
-        computation fails, and StoreError if the store does not take it."""
+        """Compute, pin and share the prefix `chat` with every tenant, unless the store has it
+        already; return its tokens. Repeat the call for a new engine. Raises the same errors as
+        `answer`, plus BackendError if the computation fails and StoreError if the store does not
+        accept it."""
         tokens = await self.tokenize(chat)
         name = f"public-{digest('public-v1', pack_tokens(tokens)).hex()[:_PUBLIC_NAME]}"
         ask = Ask(chat, SamplingParams(), max_tokens=1, agent=name, tenant=PUBLIC_TENANT)
@@ -189,9 +193,9 @@ class Serving:
                 self._thread.cancel(handle)
 
     async def history(self, agent: str, tenant: str = "") -> tuple[Message, ...]:
-        """Return the messages of a saved agent whose requests had its transcript as `Ask.note`. Its
-        tokens give the last answer; a tool call in it is text. Raises AgentNotFoundError, and
-        InvalidRequestError for an agent without messages."""
+        """Return the messages of a saved agent whose requests had the transcript as `Ask.note`. The
+        last answer is decoded from its tokens; a tool call in it appears as text. Raises
+        AgentNotFoundError, and InvalidRequestError for an agent without messages."""
         saved = await self.agents.saved(agent, tenant)
         return await self._workers.run(tenant, lambda: self._history(saved), is_short=False)
 
@@ -207,7 +211,7 @@ class Serving:
         most = self.model.context_tokens
         if len(tokens) > most:
             raise InvalidRequestError(
-                f"tokens must be at most {most}, the model's context, got {len(tokens)}"
+                f"tokens must have at most {most} ids, the model's context, got {len(tokens)}"
             )
 
         def decode() -> str:
@@ -231,7 +235,7 @@ class Serving:
         messages = messages_in(saved.note)
         if messages is None:
             raise InvalidRequestError(
-                f"agent {saved.agent_id!r:.300} is saved without its messages: give all of them"
+                f"agent {saved.agent_id!r:.300} is saved without its messages: send all of them"
             )
         ends = self._tokenizer.eos_token_ids
         tokens = [one for one in saved.token_ids[saved.prompt_tokens :] if one not in ends]
@@ -241,15 +245,15 @@ class Serving:
         return (*messages, message_in(reader, self._tokenizer.decode(tokens)))
 
     def _arrivals_here(self) -> Arrivals:
-        """Return the workers of the running loop, which all its requests share."""
+        """Return the `Arrivals` of the running loop, which all its requests share."""
         loop = asyncio.get_running_loop()
         if self._arrivals is None or self._arrivals.loop is not loop:
             self._arrivals = Arrivals(loop)
         return self._arrivals
 
     async def _prepared(self, ask: Ask) -> Prepared:
-        """Return the `Preparation.prepare` of `ask` after the checks of its grammars: its schemas
-        first, then their grammar. A worker never waits for a check."""
+        """Return the result of `Preparation.prepare` once the grammars of `ask` are checked: its
+        schemas first, then the grammar made from them. A worker never waits for a check."""
         is_short = _is_short(ask.prompt)
         prepare = partial(self._preparation.prepare, ask)
         for _ in range(_MOST_CHECKS):
@@ -273,9 +277,10 @@ class Serving:
         handle: RequestHandle,
         new_id: Callable[[], str],
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the answer's events after its start. With log-probabilities of the prompt, pieces
-        wait for the end: the scores precede them and are complete only then. The end itself comes
-        when another replica finds the turn: the client may send its next request there at once."""
+        """Yield the answer's events after its start. If log-probabilities of the prompt are
+        requested, all pieces wait for the end, because the scores come first and are complete only
+        then. The last event is sent once another replica can find the turn: the client may send its
+        next request there at once."""
         stream = AnswerStream(self._reader(prepared, new_id))
         held: list[AnswerPiece] = []
         scores = prepared.sampling.prompt_logprobs is not None
@@ -328,7 +333,7 @@ class Serving:
 
     def _expect(self, submission: Submission, message: Message) -> None:
         """Expect the agent back after the usual time of the tools that `message` calls, if any,
-        unless the agent has said something itself."""
+        unless the agent gave its own hints."""
         agent, tenant, hints = submission.agent_id, submission.tenant, submission.hints
         tools = [call.name for call in message.tool_calls]
         seconds = self._tool_times.called(agent, tenant, tools) if submission.keep else None
@@ -338,7 +343,8 @@ class Serving:
             self._thread.call(lambda engine: engine.expect(agent, seconds, tenant=tenant))
 
     def _reader(self, prepared: Prepared, new_id: Callable[[], str]) -> AnswerReader | None:
-        """The parser of the answer's text; None for a plain prompt, whose answer is all text."""
+        """Return the parser of the answer's text; None for a plain prompt, whose answer is all
+        text."""
         if prepared.chat is None:
             return None
         return AnswerReader(
@@ -351,8 +357,8 @@ class Serving:
 
 
 class Arrivals:
-    """Wakes the tasks of `loop` for which something has arrived: one call into the loop, which is a
-    system call, for all that arrive before it runs."""
+    """Wakes the tasks of `loop` for which something has arrived. Calling into the loop is a system
+    call, so one call serves everything that arrives before the loop runs it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -360,7 +366,7 @@ class Arrivals:
         self._is_called = False
 
     def add(self, arrived: asyncio.Event) -> None:
-        """Set `arrived` on the loop. Thread-safe; raises RuntimeError after the loop's end."""
+        """Set `arrived` on the loop. Thread-safe; raises RuntimeError once the loop is closed."""
         self._arrived.append(arrived)
         if self._is_called:
             return
@@ -372,14 +378,14 @@ class Arrivals:
             raise
 
     def _wake(self) -> None:
-        self._is_called = False  # first: what arrives from now on calls again
+        self._is_called = False  # first: events that arrive from now on need another call
         while self._arrived:
             self._arrived.popleft().set()
 
 
 class EventQueue:
-    """Events of one request, from the engine's thread to one task of a loop. The request bounds its
-    length: one event per token and per prefill chunk."""
+    """Events of one request, from the engine's thread to one task of a loop. The request limits how
+    many can queue: one event per token and per prefill chunk."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
@@ -387,7 +393,7 @@ class EventQueue:
         self._arrived = asyncio.Event()
 
     def put(self, events: Sequence[EngineEvent]) -> None:
-        """Append one step's events. Thread-safe; raises RuntimeError after the loop's end."""
+        """Append one step's events. Thread-safe; raises RuntimeError once the loop is closed."""
         self._events.extend(events)
         self._arrivals.add(self._arrived)
 
@@ -395,7 +401,7 @@ class EventQueue:
         return self
 
     async def __anext__(self) -> EngineEvent:
-        """The next event; waits for it."""
+        """Wait for the next event and return it."""
         while not self._events:
             self._arrived.clear()
             if not self._events:
@@ -404,7 +410,8 @@ class EventQueue:
 
 
 async def _ended(uploading: Future[None] | None) -> None:
-    """Return when the upload has ended, or is late; it continues, also after a cancellation."""
+    """Return once the upload is done or late. A late upload continues, even if the caller is
+    cancelled."""
     if uploading is not None:
         await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
 
@@ -421,6 +428,6 @@ def _new_call_id() -> str:
 
 
 def _is_short(prompt: Prompt) -> bool:
-    """Return whether its preparation takes some tenth of a second."""
+    """Return whether `prompt` can be prepared in about a tenth of a second."""
     n_parts = len(prompt.messages) + len(prompt.tools) if isinstance(prompt, Chat) else 0
     return length_of(prompt) + _PART * n_parts <= _SHORT

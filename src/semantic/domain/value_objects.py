@@ -251,7 +251,7 @@ _LEAST_TEMPERATURE = 1e-6
 """A smaller temperature counts as 0: in fp32 its reciprocal may be infinite."""
 _LEAST_TOP_P = 1e-4
 """A smaller `top_p` counts as 0: in fp32 the probabilities of a large vocabulary do not sum to
-exactly 1, so there might be no token left to draw."""
+exactly 1, so the draw might find no token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The processes that compute one model: the frames between them, and the place of each. Knows
-neither sockets nor computations."""
+"""The processes (ranks) that compute one model together: the frames they exchange, and where each
+process runs. Knows nothing about sockets or computations."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Op(IntEnum):
-    """Kinds of frames. Members without a comment are calls of `BatchBackend`, from rank 0."""
+    """Kinds of frames. Members without a comment are calls of `BatchBackend` that rank 0 sends."""
 
-    BEAT = auto()  # either way: the sender lives
+    BEAT = auto()  # either way: the sender is alive
     END = auto()  # from rank 0: the work has ended
-    LOST = auto()  # either way: the sender ends, and so must the receiver; the bytes are a reason
-    MEMORY = auto()  # to rank 0, as a beat: bytes that the sender may still take
+    LOST = auto()  # either way: the sender ends, so the receiver must too; the bytes are the reason
+    MEMORY = auto()  # to rank 0, like a beat: bytes of memory that the sender may still use
     FAILED = auto()  # to rank 0: a call raised; the bytes are its message
-    BODY = auto()  # from rank 0: bytes of a body to load; to rank 0: of an exported one
+    BODY = auto()  # from rank 0: bytes of a body to load; to rank 0: bytes of an exported body
     NO_BODY = auto()  # to rank 0: an export failed; the bytes are a message
     TAKEN = auto()  # to rank 0: the sender has read a body from shared memory
-    PIECE = auto()  # from rank 0: shared memory by its number, and its size; a descriptor follows
-    DROP = auto()  # from rank 0: numbers of pieces that it gave up
-    ROOM = auto()  # from rank 0: place for a call's body: piece, offset, bytes; or none, to send it
-    FREE = auto()  # from rank 0: keys of blocks that nothing refers to any more
+    PIECE = auto()  # from rank 0: number and size of shared memory; a descriptor follows
+    DROP = auto()  # from rank 0: numbers of pieces that it no longer uses
+    ROOM = auto()  # from rank 0: where to put a call's body: piece, offset, bytes; empty: send it
+    FREE = auto()  # from rank 0: keys of blocks that are no longer referenced
     OPEN = auto()
     RESTORE = auto()
     RESERVE = auto()
     SET_ASIDE = auto()
     RETURN_MEMORY = auto()
-    GIVE_BACK = auto()  # not of the port: return the memory that MLX keeps
+    GIVE_BACK = auto()  # not in the port: return the memory that MLX keeps
     PREFILL = auto()
     PREFILL_TOGETHER = auto()
     SCORE = auto()
@@ -49,7 +49,7 @@ Data = bytes | bytearray | memoryview
 
 
 class Frame(NamedTuple):
-    """One frame. `number` is that of the call that it is or belongs to."""
+    """One frame. `number` is the number of the call that the frame is or belongs to."""
 
     op: Op
     number: int
@@ -58,12 +58,12 @@ class Frame(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The bytes of a message."""
+        """The data of the frame as text."""
         return bytes(self.data).decode()
 
 
 class Pins(Protocol):
-    """Makes host memory reachable for a device."""
+    """Makes host memory accessible to a device."""
 
     def pin(self, address: int, n_bytes: int) -> None: ...
 
@@ -71,25 +71,29 @@ class Pins(Protocol):
 
 
 class MappedPort(Protocol):
-    """Rank 0's memory, mapped by this rank. One thread adds and drops pieces; others use them."""
+    """Rank 0's memory, mapped by this rank. One thread adds and drops pieces; other threads use
+    them."""
 
     driver: Pins | None
-    """Pins what the device is to reach."""
+    """Pins the memory that the device needs to access."""
 
     def add(self, number: int, descriptor: int, n_bytes: int) -> None:
-        """Map a piece and close its `descriptor`. A failure shows in `view`."""
+        """Map a piece of memory and close its `descriptor`. A failure is raised later, by
+        `view`."""
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Unmap pieces that nothing uses any more."""
+        """Unmap pieces that are no longer in use."""
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece; the first use pins the piece. Raises RuntimeError."""
+        """Return part of a piece; the first use pins the piece. Raises RuntimeError if mapping
+        failed."""
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record the place for the body of a call; an empty `where` means a frame."""
+        """Record where rank 0 wants the body of a call; an empty `where` means in a frame."""
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for rank 0's place for a body of `n_bytes`; None: a frame. Raises RuntimeError."""
+        """Wait until rank 0 offers memory for a body of `n_bytes`, and return it; None means in a
+        frame. Raises RuntimeError."""
 
     def leave(self, call: int) -> None:
         """Forget the offer for a call."""
@@ -103,29 +107,31 @@ class ChannelPort(Protocol):
     mapped: MappedPort
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, then a `descriptor`. Other code ends the process for a lost peer."""
+        """Send a frame, then `descriptor` if given. If the peer is lost, other code ends the
+        process."""
 
 
 class LinksPort(Protocol):
-    """The connections of one rank, and the end of all after the loss of one."""
+    """The connections of one rank. When one is lost, all ranks end."""
 
     channels: Sequence[ChannelPort]
-    """To all others of rank 0, and of others that to rank 0."""
+    """On rank 0, the channels to all other ranks; on any other rank, the channel to rank 0."""
     received: SimpleQueue[tuple[int, Frame]]
-    """Each frame that came, and from which rank."""
+    """The received frames, each with the rank that sent it."""
     before_end: list[Callable[[], object]]
-    """Calls, a few seconds at most, before the process ends after the loss of a rank."""
+    """Called before the process ends because a rank was lost; the calls may take a few seconds."""
     left: Callable[[], int] | None
-    """Bytes that this rank may still take; the others than 0 send it with each beat."""
+    """Returns the bytes of memory that this rank may still use; ranks other than 0 send it with
+    each beat."""
 
     def computing(self, what: str) -> AbstractContextManager[None]:
-        """The time limit of a call, which may wait for other ranks."""
+        """Limit the time of a call, which may wait for other ranks."""
 
     def finish(self) -> None:
-        """End the work in good order: no later act of the others counts as a failure."""
+        """End the work in good order: from now on, a peer that ends is not a failure."""
 
     def end(self, reason: str) -> None:
-        """End this process because the ranks cannot go on; the others then end too."""
+        """End this process because the ranks cannot continue; the other ranks then end too."""
 
 
 class CollectivePort(Protocol):
@@ -135,12 +141,13 @@ class CollectivePort(Protocol):
     size: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of all ranks, of equal length, by rank; reads no text or objects."""
+        """Return the `data` of every rank in rank order; all must have the same length. Transfers
+        only bytes, no text or objects."""
 
 
 class PlacementPort(Protocol):
-    """One process of those that compute a model: `rank` of `size`, `here` of them on this
-    machine."""
+    """One of the processes that compute a model: number `rank` of `size`, `here` of which run on
+    this machine."""
 
     @property
     def rank(self) -> int: ...
@@ -153,17 +160,17 @@ class PlacementPort(Protocol):
 
     @property
     def transport(self) -> str:
-        """The framework's backend between the ranks."""
+        """Name of the framework's backend for communication between ranks."""
 
     def meeting(self) -> AbstractContextManager[None]:
-        """The time limit for all ranks to meet; the process ends after it."""
+        """Limit the time until all ranks have met; the process ends if it runs out."""
 
     def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> LinksPort:
-        """Connect this rank with the others, each channel with a `mapped` of its own. Raises
-        BackendError if one is out of reach."""
+        """Connect this rank with the others; `mapped` makes each channel's `MappedPort`. Raises
+        BackendError if a rank cannot be reached."""
 
 
 Places: TypeAlias = Callable[[Mapping[str, str], Callable[[], bytes | None]], PlacementPort | None]
-"""Takes the environment of a process and what reads the secret that its ranks know. Raises
-InvalidRequestError for an environment that `mlx.launch` does not make, and without a secret where
-others can reach the ranks."""
+"""Called with the environment of a process and a function that reads the secret shared by its
+ranks. Raises InvalidRequestError for an environment that `mlx.launch` did not make, and if there is
+no secret although other machines could connect to the ranks."""

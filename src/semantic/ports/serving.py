@@ -15,21 +15,21 @@ from semantic.domain.stored import StoreStats, Tier
 from semantic.domain.value_objects import SamplingParams
 
 Prompt = Chat | str | tuple[int, ...]
-"""A conversation, a text, or token ids."""
+"""The input of a request: a conversation, a text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A request for one answer.
 
-    `max_tokens` of None is the rest of the context. An `agent` of None is the one whose history the
-    prompt continues, or a new one; with an `identity`, one of that identity's agents. Tenants share
-    nothing. `thinking_tokens` limits the reasoning of the answer, if the model has marks of it:
-    None for any number, 0 for none. Without `keep` the request may read caches and adds nothing to
-    them. `context_tokens` limits prompt and answer together below the model's limit. With
-    `numbered_calls` the ids of the answer's calls are `numbered_call` of their place in the
-    conversation, else random. The store keeps `note`, one line, with the agent. `hints` are the
-    agent's.
+    `max_tokens` None means the rest of the context. `agent` None means the agent whose history the
+    prompt continues, or a new agent; with an `identity`, one of that identity's agents. Tenants
+    share nothing. `thinking_tokens` limits the reasoning of the answer, if the model has marks of
+    reasoning: None sets no limit, 0 allows none. Without `keep` the request may read caches but
+    adds nothing to them. `context_tokens` limits prompt plus answer further than the model does.
+    With `numbered_calls`, `numbered_call` makes the ids of the answer's calls from their place in
+    the conversation; otherwise ids are random. The store keeps the one-line `note` with the agent.
+    `hints` are about the agent.
     """
 
     prompt: Prompt
@@ -47,8 +47,8 @@ class Ask:
 
 
 ToolSupport = Literal["native", "text", "unknown"]
-"""How tools reach a model: by its chat template, as text where that has none, or unknown, where no
-parser reads its calls."""
+"""How a model is told about tools: "native" by its chat template, as "text" if the template does
+not support tools, or "unknown" if its calls cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,11 @@ class ModelDetails:
     """A description of a model. `digest` is the hash of its files in hexadecimal, `stored_as` the
     type of its weights on disk ("4bit", "mxfp4", "bf16").
 
-    `file_bytes` is the size of its weights on disk, `memory_bytes` in memory, on a GPU if `on_gpu`.
-    `modified` is the newest time of its files, Unix time in seconds. `trained_tokens` is the
-    context of its training, None if its configuration has none. `template` is its chat template, ""
-    without one. `thinks`: it has marks of reasoning. `call_parser` reads its calls.
+    `file_bytes` is the size of its weights on disk, `memory_bytes` their size in memory, which is
+    GPU memory if `on_gpu`. `modified` is the newest modification time of its files, Unix time in
+    seconds. `trained_tokens` is the context length in training, None if its configuration does not
+    say. `template` is its chat template, "" if it has none. `thinks`: it has marks of reasoning.
+    `call_parser` names the parser of its calls.
     """
 
     architecture: str
@@ -81,12 +82,12 @@ class ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a server. Lists show `names`, its own id first; requests may also use `aliases`.
-    `details` is None for one without files.
+    """A model of a server. Lists show its `names`, the id first; requests may also use the
+    `aliases`. `details` is None for a model without files.
 
     `context_tokens` limits prompt and answer together: the model's own limit or the capacity of the
     pool, whichever is less. `sampling` is the default of a request. `created` is Unix time in
-    seconds. `parent` is the id of an adapter's base, None for another model.
+    seconds. `parent` is the id of the base model if this is an adapter, else None.
     """
 
     names: tuple[str, ...]
@@ -99,7 +100,7 @@ class ServedModel:
     parent: str | None = None
 
     def accepts(self, name: str) -> bool:
-        """Return whether requests may call the model `name`."""
+        """Return whether a request may use `name` for this model."""
         return name in self.names or name in self.aliases
 
     @property
@@ -112,7 +113,7 @@ class ServingPort(Protocol):
 
     @property
     def model(self) -> ServedModel:
-        """The served model."""
+        """The names, limits and defaults of the model."""
 
     def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the answer's events; awaiting the first one submits the request. Closing the
@@ -123,29 +124,30 @@ class ServingPort(Protocol):
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """The tokens of `prompt` in a request of `tenant`. Raises InvalidRequestError and
-        ContextOverflowError."""
+        """Return the tokens of `prompt` as a request of `tenant` would have them. Raises
+        InvalidRequestError and ContextOverflowError."""
 
     async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
-        """The text of `tokens`. Raises InvalidRequestError for an unknown id."""
+        """Return the text of `tokens`. Raises InvalidRequestError for an unknown id."""
 
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
-        """The text of each token alone, for APIs that report log-probabilities by text."""
+        """Return the text of each token by itself, for APIs that report log-probabilities by
+        text."""
 
 
 class EngineState(StrEnum):
     """The state of an engine's thread."""
 
     LOADING = "loading"
-    """The thread builds the engine, and refuses submissions until it is ready."""
+    """The thread is building the engine, and refuses submissions until the engine is ready."""
     READY = "ready"
     REBUILDING = "rebuilding"
-    """The engine failed; the thread builds another and queues submissions."""
+    """The engine failed; the thread is building another one and queues submissions."""
     STOPPING = "stopping"
-    """The thread refuses submissions; earlier ones finish, or it cancels them."""
+    """The thread refuses new submissions; accepted ones finish or are cancelled."""
     STOPPED = "stopped"
     FAILED = "failed"
-    """There is no engine, and there will be none."""
+    """There is no engine, and the thread will not build another one."""
 
     @property
     def accepts_submissions(self) -> bool:
@@ -160,9 +162,9 @@ class EngineState(StrEnum):
 class EngineFigures:
     """Figures of an engine at one moment.
 
-    `inbox` counts submissions that the engine has not validated yet, `waiting` its requests without
-    blocks; among both, `queued` never ran and may need `queued_bytes`. `idle` counts agents with a
-    cache in the pool and no request. `pool_bytes` is the pool's limit. `preemptions`,
+    `inbox` counts submissions that the engine has not validated yet, `waiting` the requests without
+    blocks. Among both, `queued` have never run and may need `queued_bytes`. `idle` counts agents
+    with a cache in the pool but without a request. `pool_bytes` is the pool's limit. `preemptions`,
     `rebuilds` and `restored_bytes` (by tier of the store) count from the start.
     """
 
@@ -182,9 +184,10 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """Bytes that the process has, as the system counts them, and may have: now, less than
-    `max_bytes` while the system is short of memory, and otherwise. `steps` are what pressure took
-    and has not ended yet, in order; `counts` how often each was, since the start."""
+    """The process' memory in bytes, as the system counts it. `limit_bytes` is the current limit,
+    below `max_bytes` while the system is short of memory. `steps` are the measures against memory
+    pressure that are still in effect, in order; `counts` says how often each was taken since the
+    start."""
 
     used_bytes: int
     limit_bytes: int
@@ -198,21 +201,23 @@ class MemoryLimit(Protocol):
 
     @property
     def memory(self) -> MemoryFigures | None:
-        """Figures of the last measurement, None without a limit. Thread-safe."""
+        """Figures of the last measurement; None if memory is not limited. Thread-safe."""
 
     async def look_at_memory(self) -> None:
-        """Measure, unless the guard did so lately: an idle thread does not."""
+        """Measure the memory, unless the guard did so recently; while its thread is idle it does
+        not."""
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
-        """Set another limit, None for that of the start; return when the process has freed the
-        excess. Raises InvalidRequestError, with nothing changed, for a limit that the process
-        cannot keep, or where it has none."""
+        """Set another limit, or the initial one if None; return once the process has freed the
+        excess. Raises InvalidRequestError, with nothing changed, if the process cannot keep to the
+        limit or its memory is not limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of the engine, and statistics of each tier of its store. With several models `engine`
-    is their sum, and `models` has each loaded one. `memory` is None without a limit."""
+    """Figures of the engine, and statistics of each tier of its store. With several models,
+    `engine` is the sum and `models` contains the figures of each loaded model. `memory` is None if
+    memory is not limited."""
 
     engine: EngineFigures
     stores: tuple[StoreStats, ...] = ()

@@ -1,1 +1,1 @@
-"""One thread that computes many requests in one batch: scheduling, validation, events."""
+"""Computes many requests in one batch on one thread: scheduling, validation, events."""

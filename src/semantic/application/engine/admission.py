@@ -1,5 +1,6 @@
-"""Admission: limits the queue of submissions and the bytes that their caches may need, with a
-Retry-After for refused ones, and leaves each tenant room. Knows no engine; thread-safe."""
+"""Admission: limits the queued submissions and the bytes that their caches may need, computes a
+Retry-After for refused ones, and leaves room for each tenant. Knows nothing about the engine;
+thread-safe."""
 
 from __future__ import annotations
 
@@ -15,20 +16,20 @@ from semantic.domain.services import BlockPool
 from semantic.ports.generation import Clock
 
 _POOLS = 4
-"""The default limit of queued bytes, in sizes of the pool."""
+"""Default limit on queued bytes, in multiples of the pool's size."""
 
 _MIN_RETRY, _MAX_RETRY = 1, 60
 _DEFAULT_RETRY = 10
-"""Seconds of Retry-After: minimum, maximum, and before the first measurement."""
+"""Seconds of Retry-After: minimum, maximum, and the value before the first measurement."""
 _MEASURED = 32
-"""The rate is that of the last this many submissions to leave the queue since it was empty."""
+"""Number of recent departures that the rate is measured over, since the queue was last empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits of the queue: submissions, and bytes that their caches may need (None: four times the
-    pool). With `shared` a tenant may have only as much of both as stays free. Raises
-    InvalidRequestError below 1."""
+    """Limits on the queue: submissions, and bytes that their caches may need (None: four times the
+    pool). With `shared`, a tenant may use only as much of each as stays free. Raises
+    InvalidRequestError for a limit below 1."""
 
     max_waiting: int = 256
     max_waiting_bytes: int | None = None
@@ -44,7 +45,8 @@ class QueueLimits:
 
 
 def limit_bytes(pool: BlockPool) -> int:
-    """The bytes that `pool` can allocate; if it counts blocks, an equal number per layer."""
+    """Return the bytes that `pool` can allocate; if it counts blocks, assume equally many per
+    layer."""
     by_bytes = [] if pool.max_bytes is None else [pool.max_bytes]
     if pool.total_blocks is not None:
         of_all_layers = sum(layer.bytes_per_block for layer in pool.spec.layers)
@@ -66,7 +68,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Submissions in the queue."""
+        """Number of queued submissions."""
         return len(self._waiting)
 
     @property
@@ -75,10 +77,10 @@ class Admission:
         return self._bytes.used
 
     def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:
-        """Count `submission`, of at most `n_tokens`. Raises OverloadedError if the queue is full,
-        and TenantLimitError if the tenant's part of it is. An empty queue is never full: retrying a
-        submission that can never fit is useless. The queue alone limits a tenant without
-        submissions in it."""
+        """Add `submission`, of at most `n_tokens`, to the queue. Raises OverloadedError if the
+        queue is full, and TenantLimitError if the tenant's part of the queue is full. An empty
+        queue is never full, because retrying a submission that can never fit is useless. A tenant
+        without queued submissions is limited only by the queue."""
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
             if self._waiting and not (self._requests.fits(1) and self._bytes.fits(n_bytes)):
@@ -97,7 +99,7 @@ class Admission:
             self._bytes.take(tenant, n_bytes)
 
     def leave(self, submission: Hashable) -> None:
-        """Remove `submission`, which runs or has ended. Idempotent."""
+        """Remove `submission` because it runs or has finished. Idempotent."""
         with self._lock:
             if submission not in self._waiting:
                 return
@@ -107,7 +109,8 @@ class Admission:
             self._left.append((self._clock(), n_bytes))
 
     def _require_room_beside(self, tenant: str, n_bytes: int) -> None:
-        """Raise TenantLimitError unless `n_bytes` more of a tenant leave as much as it has."""
+        """Raise TenantLimitError unless the queue would keep as much free as the tenant would use
+        with `n_bytes` more."""
         own, own_bytes = self._requests.of(tenant), self._bytes.of(tenant)
         if self._requests.leaves_room(tenant, 1) and self._bytes.leaves_room(tenant, n_bytes):
             return
@@ -119,11 +122,12 @@ class Admission:
         )
 
     def _retry_after(self, excess: int) -> int:
-        """Seconds until one submission and `excess` bytes leave the queue at the recent rate."""
+        """Return the seconds until one submission and `excess` bytes leave the queue at the recent
+        rate."""
         (since, _), *left = self._left
         if not left:
             return _DEFAULT_RETRY
-        # Until now, not until the last departure: the rate falls while none leaves.
+        # Measured until now, not until the last departure: the rate falls while nothing leaves.
         seconds = self._clock() - since
         n_bytes = sum(size for _, size in left)
         shares = (1 / len(left), excess / n_bytes if n_bytes else 0.0)

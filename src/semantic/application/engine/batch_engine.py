@@ -1,6 +1,7 @@
 """BlockPoolBatchEngine: continuous batching of many agents' requests over one pool of blocks. The
-scheduler decides what runs when, the pool counts blocks, the backend computes, and the prefix store
-saves and restores caches. Knows no framework, no transport and no chat format."""
+scheduler decides which request runs when, the pool counts blocks, the backend computes, and the
+prefix store saves and restores caches. Knows nothing about frameworks, transports or chat
+formats."""
 
 from __future__ import annotations
 
@@ -39,16 +40,16 @@ from semantic.ports.generation import BatchBackend, Clock, EngineEvent, StepObse
 from semantic.ports.store import StorePort
 
 _LOAD_WAIT = 0.02
-"""Seconds that a step with nothing but loads waits for one of them to finish."""
+"""Seconds that a step waits for a load to finish if it has nothing else to do."""
 
 
 class BlockPoolBatchEngine:
     """Batched generation with every agent's KV cache in blocks of one pool.
 
-    Implements `GenerationEnginePort`. A request's answer is the same alone or in any batch, with
-    or without a cache, preempted or not. A full pool evicts idle caches first, then preempts the
-    youngest running request, which the engine computes again later. The engine refuses a request
-    that could not fit alone before any work.
+    Implements `GenerationEnginePort`. A request's answer is the same alone and in any batch, with
+    and without a cache, preempted or not. A full pool evicts idle caches first, then preempts the
+    youngest running request, which the engine computes again later. A request that could not fit
+    into an empty pool is refused before any work.
 
     Example:
         >>> model, tokenizer = semantic.load()
@@ -72,8 +73,8 @@ class BlockPoolBatchEngine:
         clock: Clock = time.perf_counter,
         model_name: str = "",
     ) -> None:
-        """At most `max_batch` requests run together. Idle caches stay in the pool until their
-        eviction; a `store` keeps them longer, and shows `model_name` with each agent. Raises
+        """At most `max_batch` requests run together. Idle caches stay in the pool until evicted; a
+        `store` keeps them longer, and shows `model_name` with each agent. Raises
         InvalidRequestError if model, spec and pool do not describe the same cache."""
         if model.cache_spec() != spec or pool.spec != spec:
             raise InvalidRequestError("model, spec and pool must describe the same cache")
@@ -100,8 +101,8 @@ class BlockPoolBatchEngine:
         self._sequences = Sequences(model, self._allocator, self._prefixes)
         self._validator = RequestValidator(model, tokenizer)
         self._clock = clock
-        # Guards what `submit` and `cancel` share with the stepping thread: the queues, idle caches
-        # and the allocation of blocks. Never held during a forward pass.
+        # Guards the state that `submit` and `cancel` share with the stepping thread: the queues,
+        # idle caches and the allocation of blocks. Never held during a forward pass.
         self._lock = threading.RLock()
         self._agents = AgentCaches(self._allocator, self._prefixes, self._lock)
         self._outbox: deque[CompletedGeneration] = deque()
@@ -129,8 +130,8 @@ class BlockPoolBatchEngine:
         )
 
     def enqueue(self, submission: Submission) -> str:
-        """`submit` with its arguments in one value."""
-        # Without the lock: encoding a long text takes a while and concerns no other request.
+        """`submit` with its arguments as one value."""
+        # Without the lock: encoding a long text takes a while and does not affect other requests.
         self._validator.check(submission)
         cached = self._agents.recall(submission.agent_id, submission.tenant)
         request = self._validator.accept(submission, cached, next(self._numbers))
@@ -144,13 +145,13 @@ class BlockPoolBatchEngine:
             return request.uid
 
     def expect(self, agent_id: str, seconds: float, *, tenant: str = "") -> None:
-        """Expect the agent's next request after the given seconds: until then its idle cache leaves
-        after others, and the engine reads it ahead if the pool lacks it."""
+        """Expect the agent's next request after `seconds`: until then its idle cache is evicted
+        after others, and the engine reads it ahead if it is not in the pool."""
         with self._lock:
             self._heed(self._allocator.key(agent_id, tenant), Hints(back_in=seconds))
 
     def seconds_of(self, request: Request) -> float:
-        """How long the engine has had `request`."""
+        """Return how many seconds ago `request` arrived."""
         return self._clock() - request.arrived
 
     def cancel(self, uid: str) -> bool:
@@ -192,13 +193,15 @@ class BlockPoolBatchEngine:
     def share(
         self, others_work: Callable[[], bool], numbers: Iterator[int], *, by_tenants: bool
     ) -> None:
-        """Share the thread with other engines: chunks are short while `others_work`, `numbers`
-        counts the requests of all, and with `by_tenants` none may fill the batch alone."""
+        """Share the thread with other engines: chunks are short while `others_work` returns True,
+        `numbers` counts the requests of all engines, and with `by_tenants` a tenant may not fill
+        the batch alone."""
         self._others_work, self._numbers = others_work, numbers
         self._scheduler.is_shared = by_tenants
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Have chunks and batch as `guard` narrows them, and begin only what it has room for."""
+        """Let `guard` limit the size of chunks and of the batch, and start only work that it has
+        room for."""
         self._scheduler.keep_within(guard)
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)
@@ -212,17 +215,17 @@ class BlockPoolBatchEngine:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """All requests that have not ended; read only."""
+        """All unfinished requests; read only."""
         return tuple(self._scheduler)
 
     @property
     def waiting(self) -> frozenset[str]:
-        """The uids of requests without blocks, new or preempted."""
+        """The uids of requests without blocks, whether new or preempted."""
         return self._scheduler.waiting.uids
 
     @property
     def n_running(self) -> int:
-        """How many requests hold blocks."""
+        """Number of requests that hold blocks."""
         return len(self._scheduler.running)
 
     @property
@@ -231,7 +234,7 @@ class BlockPoolBatchEngine:
         return self._idle
 
     def caches_of(self, tenant: str, names: Collection[str] | None = None) -> list[AgentBlocks]:
-        """The idle caches of a tenant's agents: of those in `names`, or of all; read only."""
+        """Return the idle caches of a tenant's agents: the agents in `names`, or all; read only."""
         if names is None:
             keys = [key for key in self._idle.lru_order() if key.tenant == tenant]
         else:
@@ -240,7 +243,7 @@ class BlockPoolBatchEngine:
 
     @property
     def preemptions(self) -> int:
-        """Preemptions of running requests since the start."""
+        """Number of times that a running request was preempted since the start."""
         return self._scheduler.preemptions
 
     @property
@@ -249,9 +252,9 @@ class BlockPoolBatchEngine:
         return Counter() if self._prefixes is None else self._prefixes.restored_bytes
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
-        """Evict idle caches of the given bytes, if that returns memory to the system; return
-        whether it evicted any. Where freed blocks keep their memory the others must move first,
-        within `room` bytes."""
+        """Evict `n_bytes` of idle caches if that returns memory to the system; return whether
+        anything was evicted. Where freed blocks keep their memory, the other blocks must be moved
+        first, within `room` bytes."""
         moves = not self._model.returns_memory
         with self._lock:
             least = self.pool.used_bytes - n_bytes
@@ -263,8 +266,8 @@ class BlockPoolBatchEngine:
         return self._model.return_memory(room) if moves else evicted
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
-        """Drop an agent's idle cache and its manifest; False if it has neither. Its running
-        requests continue."""
+        """Drop an agent's idle cache and its manifest. Returns False if it has neither. The agent's
+        running requests continue."""
         return self._agents.forget(agent_id, tenant)
 
     def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
@@ -273,16 +276,16 @@ class BlockPoolBatchEngine:
         self._agents.fork(agent_id, new_agent_id, tenant)
 
     def manifest(self, agent_id: str, *, tenant: str = "") -> Manifest | None:
-        """The manifest saved after the agent's last turn, or None."""
+        """Return the manifest saved after the agent's last turn, or None."""
         return self._agents.manifest(agent_id, tenant)
 
     def make_public(self, tokens: Sequence[int]) -> None:
-        """Share PUBLIC_TENANT's blocks of `tokens` with every tenant."""
+        """Share PUBLIC_TENANT's blocks for `tokens` with every tenant."""
         if self._prefixes is not None:
             self._prefixes.make_public(tokens)
 
     def flush(self) -> None:
-        """Return when everything saved so far is as durable as the store can make it."""
+        """Return once everything saved so far is as durable as the store can make it."""
         if self._prefixes is not None:
             self._prefixes.flush()
 
@@ -305,7 +308,8 @@ class BlockPoolBatchEngine:
             self._ahead.expect(key, hints.back_in)
 
     def _read_ahead(self, request: Request) -> None:
-        """Note that its agent is back, and read its prefix ahead while it waits."""
+        """Record that the request's agent is back, and read its prefix ahead while the request
+        waits."""
         if self._ahead is None or self._prefixes is None:
             return
         key = self._allocator.key(request.agent_id, request.tenant)
@@ -329,7 +333,8 @@ class BlockPoolBatchEngine:
         return [self._complete(request, "error", error=reason)]
 
     def _open_admitted(self) -> list[EngineEvent]:
-        """Open the sequences of newly admitted requests: reserved blocks become memory."""
+        """Open the sequences of newly admitted requests, which turns reserved blocks into
+        memory."""
         events: list[EngineEvent] = []
         for request in self._scheduler.in_phase(Phase.PREFILL):
             if request.sequence is None:
@@ -339,7 +344,8 @@ class BlockPoolBatchEngine:
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
-        """Continue requests with a complete load; wait only if nothing else can run."""
+        """Continue requests whose load is complete; wait for a load only if nothing else can
+        run."""
         loading = self._scheduler.in_phase(Phase.LOAD)
         if loading and len(loading) == self.n_running:
             self._sequences.wait_for_load(loading, _LOAD_WAIT)
@@ -374,7 +380,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _reserve(self, requests: Iterable[Request]) -> list[EngineEvent]:
-        """Reserve room for one more token of each, which may preempt others."""
+        """Reserve room for one more token of each request, which may preempt other requests."""
         events: list[EngineEvent] = []
 
         def preempt(one: Request) -> None:
@@ -392,7 +398,7 @@ class BlockPoolBatchEngine:
         return [*events, PrefillEvent(request.uid, request.agent_id, 0, request.n_tokens - 1)]
 
     def _decode(self) -> list[EngineEvent]:
-        """One token for each decoding request."""
+        """Decode one token for each decoding request."""
         decoding = self._scheduler.in_phase(Phase.DECODE)
         if not decoding:
             return []
@@ -409,12 +415,12 @@ class BlockPoolBatchEngine:
         forced = [one for one in self._scheduler.in_phase(Phase.DECODE) if one.forced]
         events += (event for request in forced for event in self._force(request))
         for request in forced:
-            if request.phase is Phase.DECODE:  # not ended, nor preempted by another one
+            if request.phase is Phase.DECODE:  # neither finished nor preempted by another request
                 events += self._resume(request)
         return events
 
     def _force(self, request: Request) -> list[EngineEvent]:
-        """Append the tokens that must follow, instead of the one in flight."""
+        """Append the forced tokens, instead of the token in flight."""
         try:
             taken = request.take_forced(self._sequences.pause(request))
         except BackendError as error:
@@ -422,7 +428,7 @@ class BlockPoolBatchEngine:
         return [event for one in taken for event in self._taken(request, *one)]
 
     def _resume(self, request: Request) -> list[EngineEvent]:
-        """Decode on after an append, which may need room."""
+        """Continue decoding after forced tokens, which may need more room."""
         events = self._reserve([request])
         if request.phase is Phase.DECODE:
             events += self._try(self._sequences.resume, request)
@@ -436,7 +442,7 @@ class BlockPoolBatchEngine:
     # Ends
 
     def _finish(self, request: Request, reason: FinishReason) -> CompletedGeneration:
-        """End a request; its sequence becomes its agent's idle cache, unless `keep` is false."""
+        """Finish a request; its sequence becomes its agent's idle cache, unless `keep` is false."""
         if reason == "cancelled":
             request.end_text()
         with self._lock:
@@ -449,7 +455,7 @@ class BlockPoolBatchEngine:
             return self._complete(request, reason, blocks=blocks)
 
     def _try(self, act: Callable[[Request], object], request: Request) -> list[EngineEvent]:
-        """Call `act`; a failure of the backend ends the request."""
+        """Call `act`; if the backend fails, end the request."""
         try:
             act(request)
         except BackendError as error:
@@ -457,8 +463,8 @@ class BlockPoolBatchEngine:
         return []
 
     def _fail(self, request: Request, reason: str) -> CompletedGeneration:
-        """End a request whose computation failed, and free its cache, which may be incomplete;
-        the store drops its blocks without finite values."""
+        """End a request whose computation failed, and free its cache, which may be incomplete. If
+        values were not finite, the store also drops its blocks."""
         with self._lock:
             if reason == NOT_FINITE:
                 self._sequences.discard(request)
@@ -466,7 +472,7 @@ class BlockPoolBatchEngine:
                 self._sequences.close(request)
             self._allocator.release(request)
             if reason == NOT_FINITE and not request.generated:
-                # A cache from the pool may be at fault; the store has verified its own.
+                # A cache from the pool may be the cause; blocks from the store are verified.
                 self._allocator.drop_idle(request.agent_id, request.tenant)
             return self._complete(request, "error", error=reason)
 

@@ -77,7 +77,7 @@ def test_names_of_the_model(model: str) -> None:
         ({"input": [1, 2, 3]}, "input[0]: token ids of another model"),
         ({"input": [[1, 2], [3]]}, "input[0]: token ids of another model"),
         ({"input": ["a", 7.5]}, "input[1]: expected a text"),
-        ({"input": ""}, "input[0]: expected a text that is not empty"),
+        ({"input": ""}, "input[0] must not be empty"),
         ({}, "input: expected a list"),
         ({"input": ["a"] * 2049}, "input: expected at most 2048 texts"),
         ({"input": "a" * 20}, "maximum context length is 20 tokens"),
