@@ -263,7 +263,7 @@ def test_a_fork_begins_with_the_conversation_and_goes_its_own_way(engine: semant
     assert answer.cached_tokens >= kai.cached_tokens - 1
     assert len(kai.history()) == 3
     assert twin.info().summary.parent == "kai"
-    with pytest.raises(InvalidRequestError, match="there is an agent 'kai-2' already"):
+    with pytest.raises(InvalidRequestError, match="agent 'kai-2' already exists"):
         kai.fork("kai-2")
 
 
@@ -338,7 +338,7 @@ def test_an_agent_goes_on_in_another_engine_and_in_another_place(
     answer = moved.chat("What is my name?")
     assert answer.text == "Your name is Kai."
     assert is_reused(answer)
-    with pytest.raises(InvalidRequestError, match="there is an agent 'moved-kai' already"):
+    with pytest.raises(InvalidRequestError, match="agent 'moved-kai' already exists"):
         engine.import_agent(file, "moved-kai")
 
 

@@ -176,7 +176,7 @@ def test_an_agents_blocks_and_actions_each_with_a_confirmation(page: Page) -> No
         dialog = page.get_by_role("dialog")
         dialog.get_by_label("Name of the new agent").fill("ada")
         dialog.get_by_role("button", name="Fork").click()
-        expect(dialog.get_by_role("alert")).to_contain_text("there is an agent 'ada' already")
+        expect(dialog.get_by_role("alert")).to_contain_text("agent 'ada' already exists")
         dialog.get_by_label("Name of the new agent").fill("eve")
         dialog.get_by_role("button", name="Fork").click()
         expect(row(page, "eve")).to_have_attribute("aria-level", "2")

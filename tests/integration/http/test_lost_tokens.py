@@ -109,7 +109,7 @@ CHANGES: dict[str, tuple[Json, tuple[object, ...], str]] = {
     "tool order": (
         body(spoken(MORE), [tool("Read"), tool("Web"), tool("Bash")]),
         ("tool", "moved", 2, "Web"),
-        "Tool 2 (Web) is at another place in the order.",
+        "Tool 2 (Web) moved to another place in the order.",
     ),
     "a tool more": (
         body(spoken(MORE), [tool("Edit"), *map(tool, TOOLS)]),

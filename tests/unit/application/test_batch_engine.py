@@ -453,7 +453,7 @@ def test_what_could_never_fit_is_refused_with_what_there_is() -> None:
 def test_what_others_hold_is_not_there_to_give() -> None:
     of = world(columns=3)
     theirs = of.pool.allocate(1, 0, "somebody")
-    with pytest.raises(PoolExhaustedError, match="1 others hold part of it"):
+    with pytest.raises(PoolExhaustedError, match="1 other holders use part of it"):
         of.engine.submit("a", text_of(0, 600), max_tokens=100)
     of.pool.free(theirs, "somebody")
     assert of.run("a", text_of(0, 600)).finish_reason in ("stop", "length")

@@ -26,7 +26,7 @@ TOOL = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
         (Difference(PartKind.MESSAGE, Change.NOT_ANSWERED, 12, "assistant"),
          "message 12 (assistant) differs from the model's answer"),
         (Difference(PartKind.MESSAGE, Change.CUT, 2, "assistant"),
-         "message 2 (assistant) ended at a stop string, before what the model wrote did"),
+         "message 2 (assistant) ended at a stop string, before the end of the model's text"),
         (Difference(PartKind.THINKING, Change.REMOVED, 2, "assistant"),
          "the thinking of message 2 (assistant) was left out"),
         (Difference(PartKind.THINKING, Change.RENDERED),

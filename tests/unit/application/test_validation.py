@@ -94,11 +94,11 @@ def test_text_becomes_tokens() -> None:
         ),
         (
             lambda: accept(sampling=SamplingParams(logit_bias={VOCAB: 1.0})),
-            "logit_bias names token 96; token ids are below 96",
+            "logit_bias: token ids must be below 96, got 96",
         ),
         (
             lambda: accept(sampling=SamplingParams(logit_bias={-1: 1.0})),
-            "logit_bias names token -1; token ids are below 96",
+            "logit_bias: token ids must be below 96, got -1",
         ),
     ],
 )

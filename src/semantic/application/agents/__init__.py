@@ -1,1 +1,2 @@
-"""The agents of a served model: which one a request belongs to, and the state of each."""
+"""The agents of a served model: the agent that a request belongs to, and the state of each
+agent."""

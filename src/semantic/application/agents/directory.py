@@ -52,18 +52,19 @@ from semantic.ports.agents import (
 from semantic.ports.store import StorePort
 
 MAX_ID_LENGTH = 256
-"""Characters in an agent's name."""
+"""Most characters in an agent's name."""
 _LOOKED = 200
-"""Saved agents that a page looks at, unless its limit is higher: each is a file to read."""
+"""Saved agents that one page reads, unless its limit is higher: each agent is a file to read."""
 
 Owner: TypeAlias = str | bytes
-"""A tenant's name, or the tag of one without anything in the engine and without a known name."""
+"""A tenant's name; or its tag, if its name is not known and the engine has nothing of the
+tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An agent in the engine at one moment. `tokens` and `note` belong to its running request, else
-    its idle cache. The pool holds the first `pool_tokens` of the saved ones."""
+    """An agent in the engine at one moment. `tokens` and `note` are those of its running request,
+    or of its idle cache. The pool holds the first `pool_tokens` of its saved tokens."""
 
     state: AgentState = "idle"
     tokens: int = 0
@@ -112,8 +113,8 @@ class AgentDirectory:
     def activity(
         self, engine: BlockPoolBatchEngine, tenant: Owner, names: Collection[str] | None = None
     ) -> dict[str, Activity]:
-        """Return the tenant's agents in the engine, by name: those with a request or in `names`.
-        All of them if `names` is None. A request with `keep` off belongs to no agent."""
+        """Return the tenant's agents in the engine, by name: agents with a request, and agents in
+        `names` (all if None) with an idle cache. A request with `keep` off belongs to no agent."""
         pool, found = engine.pool, dict[str, Activity]()
         if isinstance(tenant, bytes):
             return found
@@ -158,11 +159,11 @@ class AgentDirectory:
         seen = self.activity(engine, tenant, (agent_id, new_id))
         self._require(agent_id, tenant, seen)
         if new_id in seen or engine.manifest(new_id, tenant=tenant) is not None:
-            raise InvalidRequestError(f"new_id: there is an agent {new_id!r} already")
+            raise InvalidRequestError(f"new_id: agent {new_id!r} already exists")
         if _is_idle(agent_id, seen) or engine.manifest(agent_id, tenant=tenant) is not None:
             engine.fork(agent_id, new_id, tenant=tenant)
             return
-        raise InvalidRequestError(f"agent {agent_id!r} has not ended its first turn yet")
+        raise InvalidRequestError(f"agent {agent_id!r} has not finished its first turn yet")
 
     def pin(
         self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner, *, pinned: bool
@@ -171,7 +172,7 @@ class AgentDirectory:
         self._require(agent_id, tenant, self.activity(engine, tenant, (agent_id,)))
         saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
-            raise InvalidRequestError(f"cannot pin {agent_id!r}: the store does not have it yet")
+            raise InvalidRequestError(f"cannot pin agent {agent_id!r}: it is not in the store yet")
         if saved.pinned != pinned and not self._agents.save(replace(saved, pinned=pinned)):
             raise StoreError(f"cannot save agent {agent_id!r}: the store refused it")
 
@@ -179,7 +180,7 @@ class AgentDirectory:
         seen = self.activity(engine, tenant, (agent_id,))
         self._require(agent_id, tenant, seen)
         if agent_id in seen and not _is_idle(agent_id, seen):
-            raise InvalidRequestError(f"agent {agent_id!r} has a request: wait until it has ended")
+            raise InvalidRequestError(f"agent {agent_id!r} has a request: wait until it finishes")
         if isinstance(tenant, bytes):
             self._agents.remove(self.scope(tenant), agent_id)
         else:
@@ -205,7 +206,7 @@ class AgentDirectory:
         return self._agents.manifest(self.scope(tenant), agent_id) is not None
 
     def saved_agent(self, agent_id: str, tenant: Owner) -> Manifest:
-        """Return the agent after its last turn. Raises AgentNotFoundError if it is unsaved."""
+        """Return the agent as of its last turn. Raises AgentNotFoundError if it was never saved."""
         saved = self._agents.manifest(self.scope(tenant), agent_id)
         if saved is None:
             raise AgentNotFoundError(f"there is no saved agent {agent_id!r:.300}")
@@ -236,10 +237,12 @@ class AgentDirectory:
         only: AgentFilter = EVERY_AGENT,
         seen: Mapping[str, Activity] | None = None,
     ) -> tuple[Sequence[Manifest], bool, str | None]:
-        """Return at most `limit` saved agents, last saved first, whether more come, and after whom.
+        """Return at most `limit` saved agents, last saved first, whether there are more, and the
+        last agent read.
 
-        Starts after the agent `after`, looks at as many as a page may and takes the ones that
-        `only` accepts. `seen` are those with a request. AgentNotFoundError for an unsaved `after`.
+        Starts after the agent `after`, reads as many as a page may and takes those that `only`
+        accepts. `seen` are the agents with a request. Raises AgentNotFoundError if `after` is not
+        saved.
         """
         scope, last = self.scope(tenant), None
         if after is not None:
@@ -264,7 +267,7 @@ class AgentDirectory:
         return found, next(walked, None) is not None, after
 
     def _saved_of(self, scope: Scope, names: Collection[str]) -> list[Manifest]:
-        """Return the manifests of the agents `names` that have one, last saved first."""
+        """Return the manifests of those agents in `names` that have one, last saved first."""
         saved = [one for name in names if (one := self._agents.manifest(scope, name)) is not None]
         return sorted(saved, key=lambda one: one.place, reverse=True)
 
@@ -277,8 +280,8 @@ class AgentDirectory:
         is_first: bool,
         only: AgentFilter = EVERY_AGENT,
     ) -> list[AgentSummary]:
-        """Return the agents `saved`, on the first page after unsaved ones with a request. `seen` is
-        the result of `activity` for their names."""
+        """Return the summaries of the agents `saved`, on the first page after those of unsaved
+        agents with a request. `seen` is the result of `activity` for their names."""
         scope, names = self.scope(tenant), {one.agent_id for one in saved}
         new = [
             self._unsaved(name, one)
@@ -289,7 +292,7 @@ class AgentDirectory:
         return [replace(one, children=self._children(one.id, tenant, seen)) for one in found]
 
     def show(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> AgentDetail:
-        """See `AgentsPort.show`. `seen` is the result of `activity` for its name."""
+        """See `AgentsPort.show`. `seen` is the result of `activity` for the agent's name."""
         manifest = self._agents.manifest(self.scope(tenant), agent_id)
         activity = seen.get(agent_id)
         children = self._children(agent_id, tenant, seen)
@@ -307,7 +310,7 @@ class AgentDirectory:
     def _children(
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
-        """Return the agents whose parent is `agent_id`: saved, or with a request."""
+        """Return the names of the agents whose parent is `agent_id`, saved or with a request."""
         saved = self._agents.child_agents(self.scope(tenant), agent_id)
         asking = (name for name, one in seen.items() if parent_in(one.note) == agent_id)
         return tuple(sorted({*saved, *asking}))
@@ -340,7 +343,8 @@ class AgentDirectory:
         )
 
     def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:
-        """Return an unsaved agent: its first turn has not ended, or the store refused it."""
+        """Return the summary of an unsaved agent: its first turn has not finished, or the store
+        refused it."""
         session, client = session_and_client_in(activity.note)
         return AgentSummary(
             id=agent_id,
@@ -364,10 +368,10 @@ def _is_one(only: AgentFilter, one: AgentSummary) -> bool:
 
 
 def require_id(agent_id: str) -> None:
-    """Raise InvalidRequestError unless `agent_id` may be an agent's name."""
+    """Raise InvalidRequestError unless `agent_id` is a valid agent name."""
     if not 1 <= len(agent_id) <= MAX_ID_LENGTH or not agent_id.isprintable():
         raise InvalidRequestError(
-            f"an agent's name has 1 to {MAX_ID_LENGTH} printable characters, got {agent_id!r:.80}"
+            f"agent name must have 1 to {MAX_ID_LENGTH} printable characters, got {agent_id!r:.80}"
         )
 
 
@@ -410,7 +414,7 @@ _RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
 
 
 def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
-    """Return the block's first stored body: all bodies of a block share a tier."""
+    """Return the entry of the block's first stored body: all bodies of a block share a tier."""
     bodies = (footprint.found.get(block.key(part)) for part in Part)
     return next((one for one in bodies if one is not None), None)
 

@@ -1,9 +1,9 @@
 """AgentFinder and AgentNames: which agent a request without an agent name continues.
 
-It is the agent whose last prompt is the longest prefix of the request's. Requests with a client
-identity match only that identity's agents: see `SessionAgents`. Knows digests of prompts and which
-agents have a request in progress, but no engine, no store and no text. Requests share blocks by
-content whatever the name, so a wrong match costs only a name.
+It is the agent whose last prompt is the longest prefix of the request's prompt. Requests with a
+client identity match only that identity's agents: see `SessionAgents`. Knows digests of prompts and
+which agents have a request in progress; knows nothing about engines, stores or text. Requests share
+blocks by content whatever the agent's name, so a wrong match only affects the name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Owner = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt: the digest of its full blocks, and the bytes of the tokens after them."""
+    """A prompt: the digest of its full blocks, and the tokens after them as bytes."""
 
     blocks: bytes
     tail: bytes
@@ -56,8 +56,8 @@ def is_auto_named(agent_id: str) -> bool:
 class AgentFinder:
     """Finds agents with generated names by their last prompt.
 
-    Never finds an agent that a client named: only a request with its name continues it. Looks
-    prompts up by the digest of their full blocks and then by the tokens after those, so that
+    Never finds an agent that a client named: only a request with that name continues it. Looks
+    prompts up by the digest of their full blocks and then by the tokens after them, so that
     thousands of agents with a common prefix cost no more than a few. Thread-safe.
     """
 
@@ -84,7 +84,7 @@ class AgentFinder:
         """Return the agent that a prompt of `tokens` continues, or a new name.
 
         Takes the agent whose last prompt is the longest prefix of `tokens`, the most recently used
-        of several, never a `busy` one. With an `origin`, takes an agent of that identity, see
+        one on a tie, never a `busy` one. With an `origin`, takes an agent of that identity, see
         `SessionAgents.find`. Call `remember` to record the match.
         """
         tag = self._tag(tenant)
@@ -109,8 +109,8 @@ class AgentFinder:
         origin: Origin | None = None,
         thread: str = "",
     ) -> None:
-        """Record the agent's last prompt, without its generation prompt. `thread` holds the digests
-        of its messages (see `thread_of`). Does nothing for an agent that a client named."""
+        """Record the agent's last prompt, without its generation prompt. `thread` contains the
+        digests of its messages (see `thread_of`). Does nothing for an agent that a client named."""
         tag = self._tag(tenant)
         with self._lock:
             if not tokens or self._sessions.remember(tag, agent_id, origin, tokens, thread):
@@ -128,8 +128,8 @@ class AgentFinder:
             return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Record saved agents, most recently used first, as used before all known ones. Skip
-        imports: requests must name them, or similar prompts would get their cache."""
+        """Record saved agents, most recently used first, as used before all known agents. Skips
+        imported agents: requests must name them, or similar prompts would get their cache."""
         for manifest in manifests:
             if manifest.scope.salt:
                 continue
@@ -181,7 +181,7 @@ class AgentFinder:
 
 
 class _Tails:
-    """The agents whose prompts have the same full blocks, by the tokens after those."""
+    """The agents whose prompts have the same full blocks, by the tokens after those blocks."""
 
     def __init__(self) -> None:
         self._names: dict[bytes, OrderedDict[str, None]] = {}  # least recently used first
@@ -206,7 +206,8 @@ class _Tails:
                 del self._lengths[len(tail)]
 
     def longest(self, packed: bytes, busy: Container[str]) -> str | None:
-        """Return the agent with the longest tail that begins `packed`: one search per length."""
+        """Return the agent with the longest tail that `packed` begins with: one search per
+        length."""
         for length in sorted(self._lengths, reverse=True):
             names = self._names.get(packed[:length], ()) if length <= len(packed) else ()
             found = next((name for name in reversed(names) if name not in busy), None)
@@ -216,8 +217,8 @@ class _Tails:
 
 
 class SavedAgents:
-    """Reads the saved agents into a finder, last saved first, in its own thread. A server is ready
-    before: only requests without an agent's name need to wait."""
+    """Reads the saved agents into a finder, last saved first, in a separate thread. A server is
+    ready before that is done: only requests without an agent name need to wait."""
 
     def __init__(self, finder: AgentFinder, manifests: Iterable[Manifest]) -> None:
         """The reading thread may consume `manifests` lazily."""
@@ -232,12 +233,12 @@ class SavedAgents:
         self._thread.start()
 
     async def known(self) -> None:
-        """Return when the finder knows all saved agents, or the reading stops."""
+        """Return once the finder knows all saved agents, or reading has stopped."""
         if not self._done.done():
             await asyncio.wait([asyncio.wrap_future(self._done)])
 
     def stop(self) -> None:
-        """Stop reading. Returns when the thread no longer uses the store."""
+        """Stop reading. Returns once the thread no longer uses the store."""
         self._stopped = True
         if self._thread.ident is not None:
             self._thread.join()
@@ -253,13 +254,13 @@ class AgentNames:
     """Names the agents of requests in progress. Not thread-safe: for one event loop."""
 
     def __init__(self, finder: AgentFinder, saved: SavedAgents | None = None) -> None:
-        """Requests without an agent's name wait until the finder knows `saved`."""
+        """Requests without an agent name wait until the finder knows the `saved` agents."""
         self._finder = finder
         self._saved = saved
         self._busy: dict[str, Counter[str]] = {}
 
     async def ready(self, ask: Ask) -> None:
-        """Return when `claimed` can find the request's agent."""
+        """Return once `claimed` can find the request's agent."""
         if self._saved is not None and not ask.agent:
             await self._saved.known()
 
@@ -270,8 +271,8 @@ class AgentNames:
 
     @contextmanager
     def claimed(self, prepared: Prepared, ask: Ask) -> Iterator[str]:
-        """Yield the agent's name; until the end, no request without a name matches the agent. A
-        request with `keep` off claims and changes nothing."""
+        """Yield the agent's name; within the `with` block, requests without a name do not match
+        this agent. A request with `keep` off claims and changes nothing."""
         busy = self._busy.setdefault(ask.tenant, Counter())
         origin = _origin(prepared, ask)
         thread = "" if prepared.parts is None else thread_of(prepared.parts)
@@ -291,8 +292,8 @@ class AgentNames:
                 self._busy.pop(ask.tenant, None)
 
     def note(self, agent: str, prepared: Prepared, ask: Ask) -> str:
-        """Return the note to save with `agent`: its origin, to find it after a restart, the
-        request's parts, to compare the next request with, and the request's own line."""
+        """Return the note to save with `agent`: its origin, to find it after a restart; the
+        request's parts, to compare the next request with; and the request's own line."""
         origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
         return note_of("" if origin is None else origin.note(), prepared.parts, ask.note)
 

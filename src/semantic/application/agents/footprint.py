@@ -1,7 +1,5 @@
-"""AgentFootprint: which blocks of an agent a store holds, their bytes, and which others share.
-
-`walk` lists agents page by page. Knows neither their display nor the contents of the pool.
-"""
+"""AgentFootprint: the blocks of an agent that a store holds, their bytes, and the shared ones.
+`walk` lists agents page by page. Knows nothing about their display or the contents of the pool."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _MAX_BLOCKS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class ChainBlock:
-    """A block of an agent's hash chain without its tokens. `start` and `stop` are positions."""
+    """A block of an agent's hash chain, without its tokens. `start` and `stop` are positions."""
 
     hash: BlockHash
     start: int
@@ -41,7 +39,7 @@ def chain_of(manifest: Manifest) -> Chain:
 
 
 class Chains:
-    """Cache of agents' hash chains, bounded in blocks, fair between tenants. Not thread-safe."""
+    """A cache of agents' hash chains, limited in blocks, fair between tenants. Not thread-safe."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._chains: FairLru[tuple[str, int, float], Chain] = FairLru(max_blocks)
@@ -58,7 +56,7 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class AgentFootprint:
-    """An agent's manifest, its chain of blocks, and the stored bodies of each."""
+    """An agent's manifest, its chain of blocks, and the stored bodies of each block."""
 
     manifest: Manifest
     chain: Chain
@@ -73,7 +71,7 @@ class AgentFootprint:
 
     @property
     def stored_blocks(self) -> int:
-        """Blocks with at least one stored part."""
+        """Number of blocks with at least one stored part."""
         return sum(bool(self.parts(block)) for block in self.chain)
 
     @property
@@ -83,7 +81,7 @@ class AgentFootprint:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of `n_bytes` that other agents share."""
+        """The part of `n_bytes` that other agents share."""
         return sum(found.n_bytes for key, found in self.found.items() if key in self.shared)
 
 
@@ -115,7 +113,7 @@ _PAGE = 64
 def walk(
     agents: AgentIndexPort, scope: Scope, page: int = _PAGE, after: Place | None = None
 ) -> Iterator[Manifest]:
-    """Yield a scope's manifests after `after`, newest first, read `page` at a time."""
+    """Yield a scope's manifests after the place `after`, newest first, reading `page` at a time."""
     while found := agents.page(scope, page, after):
         yield from found
         if len(found) < page:

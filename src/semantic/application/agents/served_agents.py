@@ -1,7 +1,7 @@
 """ServedAgents: lists, shows, forks, pins, deletes and moves agents for event loops (`AgentsPort`).
 
-Reads the engine between two of its steps and the store on worker threads. AgentTransfers sends
-agents as archives to another server, and receives them. Knows no transport.
+Accesses the engine between two of its steps and the store on worker threads. AgentTransfers sends
+agents as archives to other servers, and receives them. Knows nothing about transports.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from semantic.ports.agents import (
 T = TypeVar("T")
 
 _THREADS: Final = 2
-"""One for the import, one for all exports meanwhile."""
+"""One thread for the import, and one for all exports in the meantime."""
 _MOST_EXPORTS: Final = 4
 _RETRY_SECONDS: Final = 5
 _BATCH_BYTES: Final = 1 << 20
-"""Bytes to collect for one call of a thread."""
+"""Bytes to collect before one call on a thread."""
 
 
 class EngineCalls(Protocol):
     """Calls functions with an engine between two of its steps."""
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
-        """Call `function` on the engine's thread. The future has its result or exception."""
+        """Call `function` on the engine's thread; return the future of its result or exception."""
 
 
 class AgentTransfers:
     """Exports and imports of one server's agents: one import at a time, and a few exports. Reads
-    and writes blocks on its own threads. Knows archives by their port."""
+    and writes blocks on its own threads. Knows archives only by their port."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class AgentTransfers:
         self._is_closed = False
 
     def close(self) -> None:
-        """Cancel all transfers, and return when none uses the store any more."""
+        """Cancel all transfers, and return once they no longer use the store."""
         self._is_closed = True
         self._threads.shutdown(cancel_futures=True)
 
@@ -130,8 +130,8 @@ class AgentTransfers:
             return tenant
         if tenant not in self._tenants:
             raise AgentNotFoundError(
-                f"there is no tenant {tenant.id!r:.80} with a key: the server's log says at start "
-                "which there are"
+                f"there is no tenant {tenant.id!r:.80} with a key: the server logs all tenants "
+                "with keys when it starts"
             )
         return self._tenants[tenant]
 
@@ -155,13 +155,14 @@ class AgentTransfers:
             incoming.close()
 
     def _require_free(self, name: str, owner: str) -> None:
-        """Raise InvalidRequestError unless `name` may be a new agent's. Waits for the engine."""
+        """Raise InvalidRequestError unless `name` can be the name of a new agent. Waits for the
+        engine."""
         require_id(name)
         directory = self._directory
         seen = self._thread.call(lambda engine: directory.activity(engine, owner, (name,))).result()
         if name in seen or directory.is_saved(name, owner):
             raise InvalidRequestError(
-                f"there is an agent {name!r} already: name in the query gives it another"
+                f"agent {name!r} already exists: choose another name with name= in the query"
             )
 
     def _require_open(self, stopped: threading.Event) -> None:
@@ -178,8 +179,8 @@ class AgentTransfers:
         self._n_exports -= 1
 
     async def _work(self, function: Callable[[], T], stopped: threading.Event) -> T:
-        """Return the result of `function` on a thread. A cancelled task sets `stopped` and waits
-        for the thread, so that it uses nothing that the task closes."""
+        """Return the result of `function`, run on a thread. If the task is cancelled, sets
+        `stopped` and waits for the thread, so that it uses nothing that the task then closes."""
         if self._is_closed:
             raise _busy("the server is stopping")
         loop = asyncio.get_running_loop()
@@ -208,7 +209,7 @@ async def _batches(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 _OPERATORS: Final = "operators\0"
-"""No tenant has this name."""
+"""A name that tenants cannot have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,7 @@ class ServedAgents:
         return await self._work(tenant, lambda: self._directory.show(agent_id, owner, seen))
 
     async def saved(self, agent_id: str, tenant: str) -> Manifest:
-        """Return the agent after its last turn. Raises AgentNotFoundError if it is unsaved."""
+        """Return the agent as of its last turn. Raises AgentNotFoundError if it was never saved."""
         return await self._work(tenant, lambda: self._directory.saved_agent(agent_id, tenant))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
@@ -330,6 +331,7 @@ class ServedAgents:
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _work(self, tenant: Tenant, function: Callable[[], T], *, is_short: bool = True) -> T:
-        """Run `function` on the time of a tenant or, for others' agents, of operators."""
+        """Run `function` and charge its time to the tenant, or to operators for agents of
+        others."""
         name = tenant if isinstance(tenant, str) else _OPERATORS
         return await self._workers.run(name, function, is_short=is_short)

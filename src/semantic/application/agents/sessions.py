@@ -1,11 +1,11 @@
 """SessionAgents: which agent of a client's session a request continues.
 
-A session id identifies the client, not the conversation: clients request titles under the id of the
-conversation they are for. A request therefore continues the agent whose last prompt it shares at
-least half of, or whose messages it shares, and otherwise starts another agent of the session.
-`PromptDigests` of about a kilobyte each compare prompts: a digest for each of the first 16 tokens,
-then eight for each doubling of the length, so the estimate is at most an eighth too short. Knows no
-engine, no store and no text.
+A session id identifies the client, not the conversation: clients also request a conversation's
+title under the id of that conversation. A request therefore continues the agent with whose last
+prompt it shares at least half, or whose messages it shares, and otherwise starts another agent of
+the session. Prompts are compared by `PromptDigests` of about a kilobyte each: a digest for each of
+the first 16 tokens, then eight for each doubling of the length, so an estimate is at most an eighth
+too short. Knows nothing about engines, stores or text.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.request_parts import SHORT, common_messages
 
 _EACH = 16
-"""The number of first prefixes that each have a digest."""
+"""Number of first tokens with a digest for each prefix."""
 _PER_DOUBLING = 8
 _DIGEST_BYTES = 8
-"""Bytes of a digest. A collision only gives two agents one name."""
+"""Bytes of a digest. A collision only gives two agents the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptDigests:
-    """Digests of a prompt of `n_tokens`: of its prefixes, concatenated, and of the whole."""
+    """Digests of a prompt of `n_tokens`: those of its prefixes, concatenated, and that of the
+    whole."""
 
     n_tokens: int
     prefixes: bytes
@@ -53,7 +54,7 @@ def digests_of(tokens: Sequence[int]) -> PromptDigests:
 def digests_and_prefixes(
     tokens: Sequence[int], lengths: Collection[int]
 ) -> tuple[PromptDigests, Mapping[int, bytes]]:
-    """Return the digests of a prompt, and those of its prefixes of `lengths`."""
+    """Return the digests of a prompt, and the digests of its prefixes of the given `lengths`."""
     packed = memoryview(pack_tokens(tokens))
     n_tokens = len(tokens)
     grid = list(_lengths(n_tokens))
@@ -80,7 +81,7 @@ def _lengths(n_tokens: int) -> Iterator[int]:
 
 
 def _length(at: int) -> int:
-    """Return the length of digested prefix number `at`."""
+    """Return the length of the digested prefix with index `at`."""
     if at < _EACH:
         return at + 1
     doubling, step = divmod(at - _EACH, _PER_DOUBLING)
@@ -88,12 +89,12 @@ def _length(at: int) -> int:
 
 
 _MAX_SIBLINGS = 64
-"""Agents to compare per identity: a user may have thousands."""
+"""Most agents to compare per identity: a user may have thousands."""
 _WITH_TOOLS = frozenset({"claude-code", "codex", "opencode"})
 """Clients whose conversations have tools: a first request without tools is for a title."""
 
 _MIN_SHARED_MESSAGES = 2
-"""Equal messages that make two requests without tools the same conversation."""
+"""Number of equal messages from which two requests without tools count as one conversation."""
 
 _Group = tuple[bytes, str]
 """A tenant's tag, and the name of the identity's first agent."""
@@ -101,7 +102,8 @@ _Group = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An agent of a group: its origin, and the digests of its last prompt and its messages."""
+    """An agent of a group: its origin, the digests of its last prompt, and those of its
+    messages."""
 
     origin: Origin
     prompt: PromptDigests
@@ -110,7 +112,8 @@ class _Member:
 
 @dataclass(slots=True)
 class _Agents:
-    """A group: its agents by name, least recently used first. Reserves numbers up to `dropped`."""
+    """A group: its agents by name, least recently used first. Numbers up to `dropped` are
+    reserved."""
 
     members: OrderedDict[str, _Member] = field(default_factory=OrderedDict)
     dropped: int = 0
@@ -141,9 +144,9 @@ class SessionAgents:
         """Return the agent that a prompt of `tokens` continues, or a new agent's name.
 
         Considers agents of the same origin, except `busy` ones, whose last prompt shares at least
-        half of the shorter prompt: the one that shares most, then one whose whole prompt is a
-        prefix, then the most recently used. Without one, takes the agent that shares most messages
-        of `thread`: its system message or its tools have changed.
+        half of the shorter prompt: takes the one that shares most, then one whose whole prompt is a
+        prefix, then the most recently used. If there is none, takes the agent that shares most
+        messages of `thread`: then its system message or its tools have changed.
         """
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
@@ -173,8 +176,8 @@ class SessionAgents:
         tokens: Sequence[int],
         thread: str = "",
     ) -> bool:
-        """Record the last prompt of an agent; False if the agent belongs to no identity. Without an
-        `origin` the agent keeps its own. `thread` holds the digests of its messages."""
+        """Record the last prompt of an agent. Returns False if the agent belongs to no identity.
+        Without `origin` the agent keeps its own. `thread` contains the digests of its messages."""
         known = self.origin(tag, name)
         if known is not None and (origin is None or origin.identity.name != known.identity.name):
             origin = known
@@ -195,8 +198,9 @@ class SessionAgents:
     def restore(
         self, tag: bytes, name: str, origin: Origin, prompt: PromptDigests, thread: str
     ) -> bool:
-        """Record an agent as used before all known ones; False if it has no identity. A known agent
-        stays unchanged, and one without room stays unknown."""
+        """Record an agent as used before all known agents. Returns False if it belongs to no
+        identity. A known agent stays unchanged, and an agent for which there is no room stays
+        unknown."""
         number = origin.identity.number(name)
         if number is None:
             return False
@@ -237,8 +241,9 @@ class SessionAgents:
 
 
 def _same_thread(member: _Member, thread: str) -> int:
-    """Return the messages shared with `member`; 0 below half of the shorter one. A first question
-    alone may be for a title, one with its answer is not, and no request with tools is."""
+    """Return the number of messages shared with `member`; 0 if they are less than half of the
+    shorter conversation. A first question alone may be a request for a title; with its answer, or
+    in a request with tools, it is not."""
     common = common_messages(member.thread, thread)
     known = len(member.thread) // SHORT
     if not common or 2 * common * SHORT < min(len(member.thread), len(thread)):

@@ -1,9 +1,10 @@
 """Notes: a manifest's record of its agent's last request, and `match_report`, which uses them.
 
-The first line is the Origin: the client identity and kind of conversation of an agent's requests.
-The parts of its last request follow. A line is JSON with labels and digests, never text. A note has
-some kilobytes, at most a hundred. A match report says how much of a prompt the request reused, and
-why not more; it is a pure function of the request. Knows no store.
+The first line is the Origin: the client identity of an agent's requests and their kind of
+conversation. The next line contains the parts of its last request. A line is JSON with labels and
+digests, never text. A note has some kilobytes, at most a hundred. A match report says how much of a
+prompt the request reused, and why not more; it is a pure function of the request. Knows nothing
+about stores.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
 def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
-    """Return a note: `origin`'s line (see `Origin.note`; "" for none), parts, the line `last`."""
+    """Return a note of up to three lines: `origin` (see `Origin.note`; "" for none), the parts, and
+    the line `last`."""
     lines = [origin] if origin else []
     if parts is not None:
         text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
@@ -54,7 +56,8 @@ def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
 
 
 def parts_in(note: str, max_messages: int = MAX_MESSAGES) -> Parts | None:
-    """Return a note's parts, at most `max_messages` messages; None for other texts or versions."""
+    """Return the parts in a note, with at most `max_messages` messages; None for any other text or
+    version."""
     lines = note.split("\n", 2)[:2]  # other texts may be long
     line = next((one for one in lines if one.startswith(_AGENT_NOTE_START)), None)
     if line is None:
@@ -118,7 +121,8 @@ _TOOLS, _NO_TOOLS = "tools", "plain"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A client identity and a `kind`: requests of different kinds are different conversations."""
+    """A client identity and a `kind`: requests of different kinds belong to different
+    conversations."""
 
     identity: Identity
     kind: str
@@ -167,7 +171,7 @@ def origin_in(note: str) -> Origin | None:
 
 
 def session_and_client_in(note: str) -> tuple[str | None, str | None]:
-    """Return the session and the client in a note, each None if unknown."""
+    """Return the session and the client in a note; each is None if unknown."""
     origin = origin_in(note)
     if origin is None:
         return None, None
@@ -175,12 +179,12 @@ def session_and_client_in(note: str) -> tuple[str | None, str | None]:
 
 
 def parent_of(manifest: Manifest) -> str | None:
-    """Return the agent that this one is a fork of, else its parent by client identity."""
+    """Return the agent that this one was forked from, else its parent according to the client."""
     return manifest.parent if manifest.parent is not None else parent_in(manifest.note)
 
 
 def parent_in(note: str) -> str | None:
-    """Return the parent agent in a note, as its client identified it."""
+    """Return the parent agent in a note, as the client named it."""
     origin = origin_in(note)
     return None if origin is None else origin.identity.parent
 
@@ -205,7 +209,7 @@ def _is_parent(text: object) -> TypeGuard[str | None]:
 
 
 def _first_messages(chat: Chat) -> bytes:
-    """Return a digest of the messages up to the first of the user."""
+    """Return a digest of the messages up to and including the first user message."""
     texts: list[bytes] = []
     for message in chat.messages:
         texts += [message.role.encode(), message.content.encode("utf-8", "surrogatepass")]
@@ -215,7 +219,7 @@ def _first_messages(chat: Chat) -> bytes:
 
 
 TokenReader = Callable[[int | None], str | None]
-"""A token as text; None without a tokenizer or a token."""
+"""Returns a token as text; None without a tokenizer or a token."""
 
 _REASONS: Mapping[MatchEnd, str] = {
     MatchEnd.COMPLETE: "The prompt reused every matching cached token.",
@@ -243,7 +247,7 @@ def end_reason(match: MatchReport) -> str:
 
 
 def cache_miss_reason(match: MatchReport) -> str:
-    """Return why the request computed cached tokens again."""
+    """Return why the request had to compute cached tokens again."""
     if match.lost is None or match.lost.part is None:
         return end_reason(match)
     words = part_words(match.lost.part)
@@ -255,9 +259,9 @@ _CHANGES: Mapping[Change, str] = {
     Change.CHANGED: "{} changed",
     Change.ADDED: "{} was added",
     Change.REMOVED: "{} was removed",
-    Change.MOVED: "{} is at another place in the order",
+    Change.MOVED: "{} moved to another place in the order",
     Change.NOT_ANSWERED: "{} differs from the model's answer",
-    Change.CUT: "{} ended at a stop string, before what the model wrote did",
+    Change.CUT: "{} ended at a stop string, before the end of the model's text",
     Change.RENDERED: "the template writes {} differently",
 }
 _THINKING: Mapping[Change, str] = {
@@ -292,8 +296,8 @@ def _numbered(noun: str, part: Difference) -> str:
 
 
 def explain(agent: str, match: MatchReport | None, read: TokenReader) -> Iterator[str]:
-    """Yield the match of an agent's last prompt, one sentence per line. Names of tools and agents
-    keep the client's spelling, control characters included."""
+    """Yield the match report of an agent's last prompt, one sentence per line. Names of tools and
+    agents keep the client's spelling, control characters included."""
     if match is None:
         yield f"{agent} has had no prompt since its fork or import"
         return
@@ -313,7 +317,7 @@ def explain(agent: str, match: MatchReport | None, read: TokenReader) -> Iterato
 
 
 def first_difference(position: int, expected: int, got: int, read: TokenReader) -> str:
-    """Return the sentence about the first token that differs from the agent's."""
+    """Return a sentence about the first token that differs from the agent's cached tokens."""
     return (
         f"At position {position} the agent had {_token(expected, read)}, "
         f"the prompt has {_token(got, read)}."
@@ -326,7 +330,7 @@ def _difference(match: MatchReport, read: TokenReader) -> Iterator[str]:
     if match.expected is not None and match.got is not None:
         yield first_difference(match.differs_at, match.expected, match.got, read)
     else:
-        yield f"It differs from what the agent had at position {match.differs_at}, where one ends."
+        yield f"It differs from the agent's tokens at position {match.differs_at}, where one ends."
 
 
 def _token(token: int, read: TokenReader) -> str:
@@ -339,7 +343,7 @@ def _seconds(seconds: float) -> str:
 
 
 def match_report(request: Request) -> MatchReport:
-    """Return the report of a request that has ended."""
+    """Return the match report of a finished request."""
     prompt, reuse = request.prompt, request.reuse
     history = reuse.history or ()
     shared = common_prefix(history, prompt)
@@ -359,8 +363,9 @@ def match_report(request: Request) -> MatchReport:
 
 
 def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | None:
-    """Return cached tokens that the request computed again, or None. The last prompt token never
-    counts, nor less than a block of an unchanged prompt: stores may lack partial blocks."""
+    """Return the cached tokens that the request computed again, or None. The last prompt token
+    never counts, and an unchanged prompt counts only from a block on: stores may lack partial
+    blocks."""
     computed = min(request.computed, len(request.prompt) - 1)
     held = min(len(request.reuse.history or ()), computed)
     n_tokens = held - request.cached_tokens
@@ -384,7 +389,7 @@ def _part(request: Request, shared: int) -> Difference | None:
 
 
 def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
-    """Return why the reused prefix ended; `shared` tokens equal the agent's previous ones."""
+    """Return why the reused prefix ended; `shared` tokens equal the agent's previous tokens."""
     end = request.reuse.end
     if request.params.prompt_logprobs is not None and not request.cached_tokens:
         return MatchEnd.SCORED

@@ -1,9 +1,9 @@
 """BlockAllocator: allocates, grows, shares and frees the blocks of requests.
 
 Evicts idle caches, in their order, when the pool is full. Only the scheduler preempts running
-requests. Knows the pool, the idle caches and the owner of each block, but not when a request runs
-nor what its blocks contain. AgentCaches covers an agent's cache between requests, idle in the pool
-or saved in the store.
+requests. Knows the pool, the idle caches and the owner of each block; knows nothing about when a
+request runs or what its blocks contain. AgentCaches covers an agent's cache between requests, idle
+in the pool or saved in the store.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from semantic.domain.value_objects import (
 from semantic.ports.generation import Clock
 
 _LONGEST_EXPECTED = 300.0
-"""Seconds. A longer hinted absence does not count: in `benchmarks.absence` wrong hints do more harm
-if believed for longer, and right ones gain nothing more."""
+"""Seconds. Hints of a longer absence are ignored: in `benchmarks.absence`, believing wrong hints
+for longer does more harm, and believing right ones gains nothing more."""
 
 _DONE, _IDLE, _EXPECTED = range(3)
 
@@ -54,7 +54,7 @@ class IdleCaches:
         *,
         longest_expected: float = _LONGEST_EXPECTED,
     ) -> None:
-        """Ignore a hint that an agent is away for more than `longest_expected` seconds."""
+        """Hints that an agent is away for more than `longest_expected` seconds are ignored."""
         self._pool = pool
         self._longest_expected = longest_expected
         self._clock = clock
@@ -63,11 +63,12 @@ class IdleCaches:
         self._tokens: Counter[str] = Counter()  # per tenant
 
     def get(self, key: CacheKey) -> AgentBlocks | None:
-        """Return the agent's cache, or None. Not a use. The caller must not change it."""
+        """Return the agent's cache, or None. Does not count as a use. The caller must not change
+        it."""
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
-        """Make `blocks` the agent's cache and free an older one."""
+        """Make `blocks` the agent's cache and free the previous one."""
         older = self.take(key)
         if older is not None and older is not blocks:
             self._drop(older)
@@ -77,8 +78,9 @@ class IdleCaches:
         self._pool.mark_evictable(blocks.all_blocks(), blocks.owner)
 
     def heed(self, key: CacheKey, hints: Hints) -> None:
-        """Evict a done agent's cache before its tenant's others, and an expected one's after them.
-        On its agent's return a cache counts as used. Without a cache or a hint nothing changes."""
+        """Evict a finished agent's cache before its tenant's other caches, and an expected agent's
+        cache after them. When the agent returns, its cache counts as used. Does nothing without a
+        cache or a hint."""
         own = self._tenants.get(key.tenant)
         if own is None or key not in self._caches:
             return
@@ -96,8 +98,8 @@ class IdleCaches:
         return blocks
 
     def evict(self) -> bool:
-        """Free a cache of the tenant with most tokens; False if there is none. Caches of done
-        agents go first, then the least recently used, then the latest expected one."""
+        """Free a cache of the tenant with most tokens. Returns False if there is none. Caches of
+        finished agents go first, then least recently used ones, then those expected last."""
         if not self._caches:
             return False
         largest = max(self._tokens, key=self._tokens.__getitem__)
@@ -107,7 +109,7 @@ class IdleCaches:
         return True
 
     def evict_to(self, used_bytes: int) -> bool:
-        """Evict until the pool uses at most `used_bytes`; return whether that evicted any."""
+        """Evict until the pool uses at most `used_bytes`; return whether anything was evicted."""
         evicted = False
         while self._pool.used_bytes > used_bytes and self.evict():
             evicted = True
@@ -133,8 +135,8 @@ class IdleCaches:
 
 
 class _Place(NamedTuple):
-    """A cache's place in its tenant's order, with a unique `number`. `at` is the time of last use,
-    or minus the expected return: the latest comes first."""
+    """A cache's place in its tenant's order, with a unique `number`. `at` is the time of its last
+    use, or minus the time of its agent's expected return, so that the latest comes first."""
 
     rank: int
     at: float
@@ -167,7 +169,7 @@ class _Order:
         del self._order[bisect_left(self._order, self._places.pop(key))]
 
     def first(self, now: float) -> CacheKey:
-        """Return the cache to evict; there must be one."""
+        """Return the cache to evict next; there must be one."""
         while (last := self._order[-1]).rank == _EXPECTED and -last.at <= now:
             self.move(last.key, _IDLE, -last.at)
         return self._order[0].key
@@ -202,7 +204,8 @@ class BlockAllocator:
 
     def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
         """Raise PoolExhaustedError if `request` could not finish even with the pool to itself.
-        Blocks of holders outside the engine's `agents` count as used: nothing frees them."""
+        Blocks of holders other than the engine's `agents` count as used, because the engine cannot
+        free them."""
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
         if self._pool.can_allocate(counts, after_eviction=True):
             return
@@ -213,7 +216,7 @@ class BlockAllocator:
                 f"Cannot allocate {sum(counts)} blocks ({self._spec.bytes_of(counts)} bytes) for "
                 f"{len(request.prompt)} prompt and {request.max_tokens} new tokens: "
                 f"the pool has {self._budget()}"
-                + (f", {len(others)} others hold part of it" if others else "")
+                + (f", {len(others)} other holders use part of it" if others else "")
             )
 
     def admit(self, request: Request, headroom: int = 0) -> bool:
@@ -232,7 +235,8 @@ class BlockAllocator:
             return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
         if self._admit_with(request, restore, spare):
             return True
-        # A request alone in the pool must be able to start, if need be without the cache.
+        # If the pool is otherwise empty, a request must be able to start, if necessary without the
+        # cache.
         return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def grow(self, request: Request) -> bool:
@@ -242,7 +246,7 @@ class BlockAllocator:
         return self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def unpin(self, request: Request) -> None:
-        """Release the restored cache: the backend has adopted or copied it."""
+        """Release the restored cache once the backend has adopted or copied it."""
         restore, request.restore = request.restore, None
         if restore is None:
             return
@@ -268,7 +272,8 @@ class BlockAllocator:
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
     def give_back(self, request: Request) -> None:
-        """Undo the admission of a request that computed nothing. An adopted cache goes idle."""
+        """Undo the admission of a request that computed nothing. An adopted cache becomes idle
+        again."""
         restore = request.restore
         if restore is None or not restore.exclusive:
             self.release(request)
@@ -324,7 +329,7 @@ class BlockAllocator:
                 raise IntegrityError(f"agent {owner!r} holds {held} blocks, expected {len(blocks)}")
 
     def keep(self, request: Request, blocks: AgentBlocks) -> None:
-        """Make the blocks of an ended request its agent's idle cache."""
+        """Make the blocks of a finished request its agent's idle cache."""
         request.blocks = []
         request.capacity = 0
         self._idle.put(self.key(request.agent_id, request.tenant), blocks)
@@ -338,7 +343,8 @@ class BlockAllocator:
         return " and ".join(parts)
 
     def _find_cache(self, request: Request) -> Restore | None:
-        """Return the longest usable prefix among the given cache and the agent's idle cache."""
+        """Return the longest usable prefix in the request's given cache or the agent's idle
+        cache."""
         cache = self._idle.get(self.key(request.agent_id, request.tenant))
         best: Restore | None = None
         for blocks in (cache, request.given_cache):
@@ -390,7 +396,8 @@ class BlockAllocator:
         return False
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
-        """Raise the request's capacity to `capacity` tokens, if room for `spare` more remains."""
+        """Raise the request's capacity to `capacity` tokens, if room for `spare` more tokens
+        remains."""
         blocks = request.blocks or [[] for _ in self._spec.layers]
         missing = self._missing(blocks, capacity)
         if not self._make_room(self._missing(blocks, capacity + spare)):
@@ -399,7 +406,7 @@ class BlockAllocator:
             try:
                 new = self._pool.allocate_layers(missing, request.owner)
             except PoolExhaustedError:
-                return False  # a holder outside the engine allocated first
+                return False  # code outside the engine allocated first
             for mine, more in zip(blocks, new, strict=True):
                 mine.extend(more)
         request.blocks = blocks
@@ -407,12 +414,13 @@ class BlockAllocator:
         return True
 
     def _missing(self, blocks: list[list[KVBlock]], capacity: int) -> list[int]:
-        """Return how many blocks per layer `blocks` lack for `capacity` tokens."""
+        """Return how many blocks of each layer `blocks` lacks for `capacity` tokens."""
         wanted = self._spec.blocks_for(capacity)
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
 
     def _make_room(self, counts: list[int]) -> bool:
-        """Evict idle caches in their order until `counts` fit; none if all would not suffice."""
+        """Evict idle caches in order until `counts` fit; evict nothing if even that would not
+        suffice."""
         if self._pool.can_allocate(counts):
             return True
         if not self._pool.can_allocate(counts, after_eviction=True):
@@ -436,7 +444,7 @@ class AgentCaches:
         return None if self._prefixes is None else self._prefixes.manifest(agent_id, tenant)
 
     def recall(self, agent_id: str, tenant: str) -> Reuse:
-        """Return what the agent has cached, for a new request. May read from disk."""
+        """Return the tokens that the agent has cached, for a new request. May read from disk."""
         manifest = self.manifest(agent_id, tenant)
         with self._lock:
             history = self._allocator.idle_tokens(agent_id, tenant)

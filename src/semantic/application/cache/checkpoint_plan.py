@@ -1,7 +1,7 @@
 """Positions at which prefill stops to take checkpoints.
 
-Nothing can cut back a window or a state, so prefill saves it where a later request is likely to
-continue. Knows positions and sizes, but not requests nor the contents of a checkpoint.
+A window or a state cannot be cut back, so prefill saves it where a later request is likely to
+continue. Knows positions and sizes; knows nothing about requests or the contents of a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec, whole_blocks
 
 FEWEST_TOKENS = 64
-"""Tokens. Computing fewer again costs less than a checkpoint."""
+"""Tokens. Computing fewer tokens again costs less than a checkpoint."""
 MOST_TOKENS = 4096
-"""Tokens. The largest grid distance: an edit in a long prompt recomputes at most this much."""
+"""Tokens. The largest distance in the grid: an edit in a long prompt recomputes at most this
+much."""
 _TIMES_WHERE_LIKELY = 8
-"""Limits a checkpoint at a prompt's end to this multiple of the bytes of keys and values before it,
-and all junctions to this multiple of the computed ones: requests likely continue there."""
+"""Where requests are likely to continue, checkpoints may use this many times the bytes of keys and
+values: at a prompt's end, of those before it; at all junctions together, of the computed ones."""
 _FREE_JUNCTIONS = 4
 """Checkpoints at junctions that a group of requests may take before it computes anything."""
 _STATES_ALONE = 512
-"""Tokens. The grid of a model that caches only states, which are then all that it stores."""
+"""Tokens. The grid of a model that caches only states; checkpoints are then all that is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """Least tokens between checkpoints: of the grid, and of a prompt's end to the one before.
-    Powers of two: 256 to 4,096 and 64 to 4,096."""
+    """Least tokens between checkpoints: in the grid, and between a prompt's end and the checkpoint
+    before it. Powers of two: 256 to 4,096 and 64 to 4,096."""
 
     grid: int
     at_end: int
@@ -60,7 +61,8 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
 
 
 def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
-    """Return the bytes of a checkpoint `distance` tokens after another; windows share blocks."""
+    """Return the bytes of a checkpoint `distance` tokens after another; the windows of both share
+    blocks."""
     return sum(
         layer.state_bytes
         if layer.window is None
@@ -74,7 +76,8 @@ class Junctions:
     """Chooses checkpoints at junctions: positions at which other requests continue differently.
 
     Requests with a common beginning share a limit of eight times the bytes of the keys and values
-    that they compute, plus a few checkpoints of any size. The choice saves most tokens.
+    that they compute, plus a few checkpoints of any size. It chooses the junctions that save most
+    tokens.
     """
 
     def __init__(self, spec: ModelCacheSpec, apart: Distances) -> None:
@@ -85,19 +88,21 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that requests with a common beginning may take before they compute a token."""
+        """Bytes of checkpoints that requests with a common beginning may take before they compute a
+        token."""
         whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
     def budget(self, n_tokens: int) -> int:
-        """Return the bytes that computing `n_tokens` allows."""
+        """Return the bytes of checkpoints that requests may take for computing `n_tokens`."""
         if self._per_token:
             return _TIMES_WHERE_LIKELY * self._per_token * n_tokens
         grid = self._apart.grid  # states alone
         return _TIMES_WHERE_LIKELY * checkpoint_bytes(self._spec, grid) * n_tokens // grid
 
     def bytes_at(self, position: int, before: int) -> int:
-        """Return the bytes of a checkpoint at `position` after `before`, and its partial block."""
+        """Return the bytes of a checkpoint at `position`, including its partial block, if the
+        previous checkpoint is at `before`."""
         return self._full * (position % BLOCK_TOKENS) + sum(
             layer.state_bytes
             if layer.window is None
@@ -111,8 +116,8 @@ class Junctions:
     def choose(
         self, shared: Iterable[int], *, start: int, end: int, budget: int
     ) -> tuple[tuple[int, ...], int]:
-        """Return positions after `start` up to `end`, in order, and their checkpoints' bytes.
-        `shared` are the tokens that each other request has in common with the prompt."""
+        """Return positions after `start` up to `end`, in order, and the bytes of their checkpoints.
+        `shared` has, for each other request, the number of tokens in common with the prompt."""
         users = _junctions_between(shared, start, end)
         near = sorted(users)
         n_bytes = sum(map(self.bytes_at, near, [start, *near]))
@@ -138,10 +143,11 @@ class Junctions:
 def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return the junction between chosen `left` and `right` that saves all requests most tokens.
+    """Return the junction between the chosen `left` and `right` that saves the most tokens in
+    total.
 
-    As minus the tokens saved, minus its index, left and right; empty if none is far enough from
-    both. `up_to[i]` requests part before junction i.
+    The tuple is minus the tokens saved, minus its index, left, and right; empty if no junction is
+    far enough from both. `up_to[i]` requests diverge before junction i.
     """
     before = near[left] if left >= 0 else start
     last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
@@ -154,8 +160,8 @@ def _most_useful(
 
 
 def _window_tokens(window: int, position: int, before: int) -> int:
-    """Return the tokens that a window before `position` stores in addition to one before `before`.
-    Counts shared blocks once, but a partial first or last block each time."""
+    """Return how many tokens the window before `position` stores in addition to the window before
+    `before`. Counts shared blocks once, but a partial first or last block each time."""
     first = max(0, position - window + 1)
     blocks = min(whole_blocks(first), position)
     return blocks - first + position - max(blocks, before // BLOCK_TOKENS * BLOCK_TOKENS)
@@ -172,8 +178,8 @@ def checkpoint_positions(
 
     `start` has a checkpoint. At each of the `junctions` another request continues with other
     tokens. The grid lies between them, at the same positions in all prompts. The last checkpoint is
-    where the agent's next prompt should continue. None leaves a single token after it: some models
-    compute a chunk of one token differently.
+    where the agent's next prompt should continue. A checkpoint never leaves a single token after
+    it: some models compute a chunk of one token differently.
     """
     near = sorted(_junctions_between(junctions, start, end))
     first = (start // apart.grid + 1) * apart.grid
@@ -188,7 +194,7 @@ def checkpoint_positions(
 
 
 def _junctions_between(positions: Iterable[int], start: int, end: int) -> Counter[int]:
-    """Return checkpoint positions for junctions, and how many requests part at each."""
+    """Return checkpoint positions for junctions, and how many requests diverge at each."""
     moved = Counter(_leaving_several(one, end) for one in positions)
     return Counter({one: n for one, n in moved.items() if start + FEWEST_TOKENS <= one <= end})
 
@@ -198,6 +204,6 @@ def _leaving_several(position: int, end: int) -> int:
 
 
 def _is_near(position: int, others: Sequence[int]) -> bool:
-    """Return whether one of `others`, in order, is less than `FEWEST_TOKENS` away."""
+    """Return whether one of `others`, which are sorted, is less than `FEWEST_TOKENS` away."""
     after = bisect_right(others, position - FEWEST_TOKENS)
     return after < len(others) and others[after] < position + FEWEST_TOKENS

@@ -1,9 +1,9 @@
 """Restores prefixes: reads block bodies into a sequence's memory while other sequences decode.
 
 The stepping thread provides the targets and takes the result. Other threads read, verify and copy,
-and stop when computing overtakes them. BreakEven decides whether to read a prefix at all: for each
+and stop once computing would be faster. BreakEven decides whether to read a prefix at all: for each
 tier it learns a load's fixed cost and cost per byte, from few loads, some of them slowed down by
-other work. Knows the ports, but no requests.
+other work. Knows the ports; knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -28,39 +28,41 @@ from semantic.ports.generation import BatchBackend, BodyTarget, Clock
 from semantic.ports.store import CacheStorePort
 
 _LOADS = 10
-"""The latest loads that determine the cost of a tier."""
+"""Number of recent loads that determine the cost of a tier."""
 _OLDER = 0.6
-"""Weight of a load relative to the next one. With `_ABOVE` a tier counts as slow after three slow
-loads in a row, and as fast after a single fast one: other work only makes loads slower."""
+"""Weight of a load relative to the next newer one. Together with `_ABOVE`, a tier counts as slow
+after three slow loads in a row, and as fast after a single fast load: other work only makes loads
+slower."""
 _ABOVE = 2.0
-"""A line above a load is this many times as wrong as one below it."""
+"""A line that is above a load counts as this many times as wrong as one below it."""
 _ALIKE = 0.05
-"""Lines whose errors differ by less, as a part of the seconds, are equally likely."""
+"""Lines are equally likely if their errors differ by less than this fraction of the seconds."""
 _TRIALS = 3
-"""Loads of a local tier before it may count as slower than computing: it rarely is, and the first
-loads of a process often are."""
+"""Loads of a local tier before it may count as slower than computing: it rarely is slower, but the
+first loads of a process often are."""
 _MOST_LOST = 1 / 4
-"""Loss at which a load stops, as a part of the seconds to compute its prefix."""
+"""A load stops once its loss exceeds this fraction of the seconds to compute its prefix."""
 _FIRST_PROBE, _LATER_PROBES = 1 / 8, 1 / 64
-"""Cost allowed for measuring a slow tier again, as a part of the time to compute the skipped
-prefixes: at first, and at last."""
+"""Most time to lose by measuring a slow tier again, as a fraction of the time to compute the
+skipped prefixes: at first, and eventually."""
 FEWEST_AT_ONCE = 8
-"""Bodies of the first reads of a load, as many as a store reads at once. `Terms` may set fewer."""
+"""Bodies in the first reads of a load, as many as a store reads at once. `Terms` may set fewer."""
 
 _SLOWEST_FIRST = (Tier.REMOTE, Tier.DISK, Tier.UPLOADS, Tier.QUEUE, Tier.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Conditions for reading a prefix. Computing it takes `seconds`. The load compares itself with
-    computing after `first` bodies, and each time that the number of bodies has doubled."""
+    """Conditions for reading a prefix that takes `seconds` to compute. The load compares itself
+    with computing after `first` bodies, and whenever the number of bodies has doubled."""
 
     seconds: float = inf
     first: int = FEWEST_AT_ONCE
 
     def overtaken(self, seconds: float, part: float, *, divisible: bool) -> bool:
-        """Return whether the load has lost much time and computing the rest is faster. Reading
-        `part` (more than 0) took `seconds`. An indivisible prefix is useless until complete."""
+        """Return whether the load has lost much time and computing the rest is now faster. Reading
+        `part` of the prefix (more than 0) took `seconds`. An indivisible prefix is useless until
+        complete."""
         saved = part * self.seconds if divisible else 0.0
         rest = seconds * (1 - part) / part
         return seconds - saved > _MOST_LOST * self.seconds and rest > self.seconds - saved
@@ -82,10 +84,10 @@ class Line(NamedTuple):
 
 
 class TierCost:
-    """The cost of loads from one tier, and the allowance for measuring it again."""
+    """The cost of loads from one tier, and how much time may be lost by measuring it again."""
 
     def __init__(self, trials: int) -> None:
-        """The cost is unknown before `trials` loads."""
+        """The cost counts as unknown before `trials` loads."""
         self._trials = trials
         self._loads: deque[tuple[float, float]] = deque(maxlen=_LOADS)  # bytes, seconds
         self._lines: list[Line] = []
@@ -94,12 +96,12 @@ class TierCost:
 
     @property
     def is_measured(self) -> bool:
-        """True if there was a load."""
+        """True once there was a load."""
         return bool(self._loads)
 
     @property
     def is_known(self) -> bool:
-        """True if there were enough loads to trust their cost."""
+        """True once there were enough loads to trust the cost."""
         return len(self._loads) >= self._trials
 
     @property
@@ -108,22 +110,23 @@ class TierCost:
         return max((n_bytes for n_bytes, _ in self._loads), default=0.0)
 
     def observe(self, n_bytes: float, seconds: float) -> None:
-        """Learn from a load's average read."""
+        """Learn from the average read of a load."""
         self._loads.append((n_bytes, seconds))
         self._lines = _likely_lines(list(self._loads))
 
     def seconds(self, n_bytes: float) -> float:
-        """Return the expected seconds of a load; 0 before the first. Take the smallest likely
-        value: a larger load may cost no more, and can stop early."""
+        """Return the expected seconds of a load; 0 before the first. Takes the smallest of the
+        likely values: a larger load may cost no more, and can stop early."""
         return min((line.seconds(n_bytes) for line in self._lines), default=0.0)
 
     def is_worth_it(self) -> None:
-        """Expect loads to be faster than computing: nothing needs measuring again."""
+        """Record that loads should be faster than computing, so nothing needs measuring again."""
         self._skipped, self._probe = 0.0, _FIRST_PROBE
 
     def is_probed(self, loss: float, seconds: float) -> bool:
-        """Return whether to measure the tier again at an expected `loss`: if it is small against
-        the time spent on skipped prefixes. Computing this one takes `seconds`."""
+        """Return whether to measure the tier again at an expected `loss`: yes if the loss is small
+        compared to the time spent on computing skipped prefixes. Computing this prefix takes
+        `seconds`."""
         if loss > self._probe * self._skipped:
             self._skipped += seconds
             return False
@@ -133,18 +136,20 @@ class TierCost:
 
 class BreakEven:
     """Compares the time to restore a prefix with the time to compute it. Measures both while
-    running. A load's time, per tier, lasts until the sequence has the blocks."""
+    running. A load's time, per tier, ends when the sequence has the blocks."""
 
     def __init__(self, prefill_seconds: Callable[[int], float | None]) -> None:
-        """`prefill_seconds` estimates the seconds of prompt tokens, None before the first chunk."""
+        """`prefill_seconds` estimates the seconds for prompt tokens; None before the first
+        chunk."""
         self._prefill_seconds = prefill_seconds
         self._costs = {tier: TierCost(1 if tier is Tier.REMOTE else _TRIALS) for tier in Tier}
 
     def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms | None:
         """Return how to load `n_bytes` by tier; None if computing `n_tokens` should be faster.
 
-        An unknown tier counts as free, so that loads measure it. At times a load measures a slower
-        tier again. It begins with a single body, as does a load over an unmeasured network.
+        An unknown tier counts as free, so that loads measure it. Occasionally a load measures a
+        slower tier again; such a load begins with a single body, as does a load over an unmeasured
+        network.
         """
         seconds = self._prefill_seconds(n_tokens)
         if seconds is None:
@@ -165,13 +170,14 @@ class BreakEven:
             return Terms(seconds, 1)
         if len(expected) < len(costs):
             return Terms(seconds)
-        # With known costs, do not split reads without need: each has a fixed cost.
+        # If the costs are known, do not split reads needlessly: each read has a fixed cost.
         tried = min((2 * cost.largest / n for cost, n in costs.items()), default=0.0)
         return Terms(seconds, max(FEWEST_AT_ONCE, int(tried * blocks)))
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
-        """Record a load of `n_bytes` by tier that took `seconds` for `n_reads` sequential reads.
-        The tier with the longest expected time takes the deviation, the others their usual time."""
+        """Record a load of `n_bytes` by tier that took `seconds` in `n_reads` sequential reads. The
+        tier with the longest expected time is charged the difference; the others count with their
+        usual time."""
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
             return
@@ -192,8 +198,8 @@ def total(n_bytes: Mapping[Tier, int]) -> int:
 def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
     """Return the lines through one or two of `loads`, oldest first, that fit all of them best.
 
-    By the weighted sum of absolute deviations, not squares: such a line attains its least value,
-    and a load that other work slowed down by far does not move it.
+    Minimizes the weighted sum of absolute deviations, not of squares: one of these lines attains
+    the minimum, and a load that other work slowed down a lot does not move the line.
     """
     weights = [_OLDER**age for age in range(len(loads) - 1, -1, -1)]
     errors = [
@@ -211,7 +217,8 @@ def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
 
 
 def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
-    """Yield all lines through one or two of `loads` on which neither part is negative."""
+    """Yield all lines through one or two of `loads` whose fixed and per-byte costs are not
+    negative."""
     for n_bytes, seconds in loads:
         yield Line(seconds, 0.0)
         yield Line(0.0, seconds / n_bytes)
@@ -223,7 +230,7 @@ def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
 
 
 def _deviation(ratio: float) -> float:
-    """Return the error of an expectation that is `ratio` times the measurement."""
+    """Return the error of an estimate that is `ratio` times the measured value."""
     return _ABOVE * log(ratio) if ratio > 1 else -log(ratio)
 
 
@@ -231,16 +238,16 @@ Target = tuple[BlockHeader, BodyTarget]
 """A body and its destination."""
 
 _THREADS = 4
-"""Concurrent loads. The store reads the bodies of each in parallel too."""
+"""Number of concurrent loads. The store also reads the bodies of each load in parallel."""
 _GROUP_BYTES = 256 << 20
-"""Bytes that a load reads before it copies them: the memory that it needs."""
+"""Bytes that a load reads before it copies them, which is the memory that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBodies:
-    """Result of reading: the number of bodies verified before the first bad one, the checkpoint's
-    bytes, the groups and seconds it took, and whether it stopped because computing the rest is
-    faster."""
+    """The result of reading: how many bodies were verified before the first bad one, the
+    checkpoint's bytes, how many groups and seconds it took, and whether it stopped because
+    computing the rest is faster."""
 
     n_verified: int
     checkpoint: bytes | None
@@ -251,7 +258,7 @@ class ReadBodies:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A running load of a prefix into a sequence on `terms`. It took `seconds` to begin."""
+    """A running load of a prefix into a sequence on `terms`; beginning it took `seconds`."""
 
     prefix: StoredPrefix
     terms: Terms
@@ -267,8 +274,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Tokens that the sequence holds after a load, why it holds no more, and the load's seconds
-    without waits for others. It read `bytes_by_tier` in `n_reads` sequential reads."""
+    """The tokens that the sequence holds after a load, why it holds no more, and the load's seconds
+    without waits for other work. It read `bytes_by_tier` in `n_reads` sequential reads."""
 
     length: int
     end: MatchEnd
@@ -293,14 +300,15 @@ class Loader:
         self._ended = threading.Condition()
 
     def keep_within(self, n_bytes: int) -> None:
-        """Let all loads together hold at most `n_bytes` that they have read but not copied."""
+        """Let all loads together hold at most `n_bytes` of data that is read but not yet copied."""
         self._group_bytes = min(_GROUP_BYTES, n_bytes // _THREADS)
 
     def begin(
         self, prefix: StoredPrefix, sequence: SequenceId, terms: Terms = NEVER_GIVEN_UP
     ) -> Load:
         """Start to read `prefix` into `sequence`, which holds the tokens before `prefix.start`. The
-        load stops when computing the rest is faster. Raises BackendError if memory is lacking."""
+        load stops once computing the rest is faster. Raises BackendError if there is not enough
+        memory."""
         started = self._clock()
         targets = self._targets(prefix.full, sequence, Part.FULL, prefix.start, prefix.length)
         if prefix.window:
@@ -317,8 +325,8 @@ class Loader:
         return Load(prefix, terms, sequence, self._clock() - started, future, given_up)
 
     def finish(self, load: Load) -> Loaded:
-        """Give the sequence the verified blocks of a finished `load`. Raises BackendError. Restores
-        a prefix with a checkpoint whole or not at all."""
+        """Give the sequence the verified blocks of a finished `load`. A prefix with a checkpoint is
+        restored as a whole or not at all. Raises BackendError."""
         read, prefix = load.future.result(), load.prefix
         started = self._clock()
         n_bodies = len(prefix.full) + len(prefix.window)
@@ -345,11 +353,11 @@ class Loader:
         return Loaded(length, end, seconds, n_bytes, max(1, read.n_groups))
 
     def give_up(self, load: Load) -> None:
-        """Stop after the reads in progress: the sequence is closing."""
+        """Stop the load after the reads in progress, because the sequence is closing."""
         load.given_up.set()
 
     def wait(self, loads: Iterable[Load], seconds: float) -> None:
-        """Return when one of `loads` ends, or after `seconds`."""
+        """Return once one of `loads` ends, or after `seconds`."""
         wait([load.future for load in loads], seconds, return_when="FIRST_COMPLETED")
 
     def wait_until_idle(self, seconds: float) -> bool:
@@ -414,7 +422,7 @@ class Loader:
         return {key: body for key, body in found.items() if len(body) == sizes[key]}
 
     def _read_group(self, group: list[Target]) -> list[bool]:
-        """Read some bodies to their destinations; return whether each passed verification."""
+        """Read some bodies to their targets; return whether each passed verification."""
         try:
             here = self._resident([header for header, _ in group])
             for header, target in group:
@@ -433,7 +441,8 @@ class Loader:
 
 
 def group_ends(first: int, most: int, n_bodies: int) -> Iterator[int]:
-    """Yield the ends of groups of bodies: `first`, then as many as all before, at most `most`."""
+    """Yield the ends of groups of bodies: first `first` bodies, then in each group as many as in
+    all groups before it, at most `most`."""
     stop = 0
     while stop < n_bodies:
         stop = min(n_bodies, stop + min(most, max(first, stop)))

@@ -36,10 +36,10 @@ from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 class StoredPrefix:
     """The first `length` tokens of a prompt, as bodies to read.
 
-    `full` are the blocks from position `start` on; the last one may be longer than needed. The
-    store has the FULL blocks of `known` tokens: more than `length` if it has no checkpoint at their
+    `full` has the blocks from position `start` on; the last one may be longer than needed. The
+    store has FULL blocks for `known` tokens: more than `length` if there is no checkpoint at their
     end. `junction` is the position where the prompt differs from all stored tokens, if a checkpoint
-    there would pay. `is_public`: every tenant shares the bodies.
+    there would be worthwhile. `is_public`: every tenant shares the bodies.
     """
 
     length: int
@@ -64,7 +64,7 @@ class StoredPrefix:
         return self.bytes_by_tier[tier]
 
     def bytes_of(self, headers: Iterable[BlockHeader]) -> dict[Tier, int]:
-        """Bytes of some of the bodies in each tier."""
+        """Return the bytes of some of the bodies, by tier."""
         n_bytes = dict.fromkeys(Tier, 0)
         for header in headers:
             if (found := self.found.get(header.key)) is not None:
@@ -78,12 +78,12 @@ class StoredPrefix:
 
     @property
     def bytes_by_tier(self) -> dict[Tier, int]:
-        """Bytes of the bodies in each tier."""
+        """Bytes of the bodies, by tier."""
         return self.bytes_of(self.headers)
 
     @property
     def source(self) -> Tier:
-        """The slowest tier to read from."""
+        """The slowest tier that must be read."""
         slow = (tier for tier in (Tier.REMOTE, Tier.DISK) if self.bytes_in(tier))
         return next(slow, Tier.MEMORY)
 
@@ -200,12 +200,13 @@ class PrefixLookup:
         )
 
     def _longer(self, link: BlockLink) -> BlockHeader | None:
-        """Return a stored block whose first tokens are those of `link`."""
+        """Return a stored block that begins with the tokens of `link`."""
         tail, n_tokens = self._tail(link.parent, link.tokens)
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """Return the block after `parent` that shares most tokens with `rest`, and how many."""
+        """Return the block after `parent` that shares most tokens with `rest`, and how many it
+        shares."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0
@@ -225,11 +226,11 @@ def _hash_before(scope: Scope, links: Sequence[BlockLink], block: int) -> BlockH
 
 
 _THREADS = 8
-"""Concurrent look-ups of prompts."""
+"""Most concurrent look-ups of prompts."""
 _SECONDS = 2.0
-"""Least seconds that a request waits for its look-up."""
+"""Seconds that a request waits at least for its look-up, if necessary."""
 _TOKENS_PER_SECOND = 10_000
-"""A long prompt waits for its look-up as long as computing it at this rate takes, no longer."""
+"""A long prompt waits for its look-up at most as long as computing it would take at this rate."""
 
 
 class Discovery:
@@ -253,13 +254,13 @@ class Discovery:
         self._threads = FairThreads(_THREADS, "look-up")
 
     def begin(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> Future[None]:
-        """Run `look_up` on another thread."""
+        """Run `look_up` on another thread; return its future."""
         look_up = partial(self.look_up, agent_id, tenant, tokens)
         return self._threads.submit(tenant, look_up, is_short=True)
 
     async def wait(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Run `begin` and return when it ends or times out. Later requests use a late result. A
-        look-up that has not begun by then never runs."""
+        """Run `begin` and return once it ends or times out. Later requests can use a late result. A
+        look-up that has not begun when it times out never runs."""
         begun = asyncio.wrap_future(self.begin(agent_id, tenant, tokens))
         with suppress(TimeoutError):
             await asyncio.wait_for(begun, max(self._seconds, len(tokens) / _TOKENS_PER_SECOND))
@@ -269,8 +270,9 @@ class Discovery:
         self._threads.close()
 
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Fetch the slow tier's index of an agent and its prompt `tokens`, unless all but a block
-        is known. Raises nothing. Takes as long as several requests in sequence."""
+        """Fetch the slow tier's index for an agent and its prompt `tokens`, unless all but a block
+        of the prompt is known already. Never raises. Takes as long as several requests one after
+        another."""
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)
         chain, known = self._chain(scope, reusable)

@@ -2,7 +2,7 @@
 
 Looks up the longest stored prefix of a request, loads it while the batch runs, exports new blocks
 and saves manifests. Keeps its own state by request id. Knows requests, hashes and the ports, but
-not when a request runs nor how many blocks the pool has. A failing store never fails a request: the
+not when a request runs or how many blocks the pool has. A failing store never fails a request: the
 engine computes the tokens as if there were no store.
 """
 
@@ -36,7 +36,7 @@ from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import StorePort
 
 _READ_PART = 16
-"""Denominator of the share of process memory that loads may hold as read but not yet copied."""
+"""Loads may hold one part in this many of the process' memory as data read but not yet copied."""
 
 
 class PrefixStore:
@@ -56,7 +56,7 @@ class PrefixStore:
         now: Callable[[], float] = time.time,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`prefill_seconds` estimates the seconds for a number of prompt tokens, None before the
+        """`prefill_seconds` estimates the seconds for a number of prompt tokens; None before the
         first chunk. `now` is Unix time in seconds, for display only. `clock` measures loads."""
         self._model = model
         self._spec = model.cache_spec()
@@ -83,12 +83,14 @@ class PrefixStore:
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
-        """Let loads hold at most a sixteenth of the process' `n_bytes` as read but not copied."""
+        """Let loads hold at most a sixteenth of the process' `n_bytes` as data read but not yet
+        copied."""
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
-        """Return whether a preempted request can resume from its saved sequence. Not if that ends
-        with its last token, which must run again, in a layout that restores only at checkpoints."""
+        """Return whether a preempted request can resume from its saved sequence. It cannot if its
+        layout restores only at checkpoints and only its last token is left, which must run
+        again."""
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
@@ -109,7 +111,7 @@ class PrefixStore:
         return self._store.agents.manifest(self.scope(tenant), agent_id)
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Let a fork share the blocks of the import that its origin came from."""
+        """Let a fork share the imported blocks of the agent that it is forked from."""
         salt = self._salt(agent_id, tenant, self.manifest(agent_id, tenant))
         if salt:
             self._salts[tenant, new_agent_id] = salt
@@ -120,14 +122,14 @@ class PrefixStore:
         self._store.agents.save(replace(forked, generation=0, turns=0, saved_at=self._now()))
 
     def forget(self, agent_id: str, tenant: str) -> bool:
-        """Remove the agent's manifest. Its blocks stay until eviction."""
+        """Remove the agent's manifest. Its blocks stay until evicted."""
         self._salts.pop((tenant, agent_id), None)
         return self._store.agents.remove(self.scope(tenant), agent_id)
 
     # Restoring
 
     def find(self, request: Request) -> StoredPrefix | None:
-        """Return the stored prefix of a waiting request. Look it up once per wait."""
+        """Return the stored prefix of a waiting request. It is looked up once per wait."""
         state, request.reuse.any_chip = self._state(request), self._any_chip
         if not state.searched:
             state.searched = True
@@ -140,13 +142,15 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Prefer the pool's prefix, which is as long or longer. `find`'s is the fallback."""
+        """Use the pool's prefix, which is at least as long, with the prefix from `find` as the
+        fallback."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
 
     def begin_load(self, request: Request) -> bool:
-        """Start to read the prefix that `find` returned; False if none. Raises BackendError."""
+        """Start to read the prefix that `find` returned. Returns False if there is none. Raises
+        BackendError."""
         state = self._state(request)
         prefix, state.prefix = state.prefix, None
         if prefix is not None and state.is_ahead:
@@ -155,7 +159,8 @@ class PrefixStore:
         return prefix is not None and self._begin(request, prefix)
 
     def load_next_blocks(self, request: Request) -> bool:
-        """Start to read next blocks that others computed; False if none. Raises BackendError."""
+        """Start to read the next blocks if other requests have computed them. Returns False if they
+        have not. Raises BackendError."""
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
             return False
         if request.computed // BLOCK_TOKENS >= self._blocks_to_compute(request):
@@ -166,8 +171,8 @@ class PrefixStore:
         return prefix is not None and self._begin(request, prefix)
 
     def has_next_checkpoint(self, request: Request) -> bool:
-        """Return whether a request can continue from a checkpoint that another has taken meanwhile.
-        `begin_load` then reads all of that prefix into an empty sequence."""
+        """Return whether the request can continue from a checkpoint that another request has taken
+        in the meantime. `begin_load` then reads that whole prefix into an empty sequence."""
         if not self.shared.looks_again(request):
             return False
         prefix = self._search(request, start=0)
@@ -188,12 +193,12 @@ class PrefixStore:
         return load is None or load.done
 
     def wait_for_load(self, requests: Iterable[Request], seconds: float) -> None:
-        """Return when a load of one of `requests` ends, or after `seconds`."""
+        """Return once a load of one of `requests` ends, or after `seconds`."""
         loads = (self._state(request).load for request in requests)
         self._loader.wait([load for load in loads if load is not None], seconds)
 
     def finish_load(self, request: Request) -> None:
-        """Give the request its load's verified blocks. Raises BackendError."""
+        """Give the request the verified blocks of its load. Raises BackendError."""
         state, reuse = self._state(request), request.reuse
         load, state.load = state.load, None
         if load is None:
@@ -232,7 +237,8 @@ class PrefixStore:
         return sum(tiers) // 2
 
     def find_ahead(self, request: Request) -> StoredPrefix | None:
-        """Return `find`'s result if some of it is on disk. The caller holds the engine's lock."""
+        """Return the result of `find` if part of it is on disk. The caller holds the engine's
+        lock."""
         prefix = self.find(request)
         if prefix is None or not prefix.bytes_in(Tier.DISK):
             return None
@@ -303,8 +309,9 @@ class PrefixStore:
         )
 
     def discard(self, request: Request) -> None:
-        """Drop what the request stored and all blocks after it: the model computed NaN or infinity.
-        Blocks that other requests stored of its tokens go only if they hold such values."""
+        """Drop all blocks that the request stored and all blocks after them, because the model
+        computed NaN or infinity. Blocks for its tokens that other requests stored are dropped only
+        if they contain such values."""
         state = self._state(request)
         links = state.full_links(self._scope_of(request), request.tokens)
         self._saver.drop(state.put, links, state.read)
@@ -313,7 +320,7 @@ class PrefixStore:
     # Life of a request, and of the store
 
     def close_sequence(self, request: Request) -> None:
-        """Release the request's claim and cancel its load: its sequence is closing."""
+        """Release the request's claim and cancel its load, because its sequence is closing."""
         self.shared.release(request)
         state = self._state(request)
         load, state.load = state.load, None
@@ -321,19 +328,20 @@ class PrefixStore:
             self._loader.give_up(load)
 
     def preempt(self, request: Request) -> None:
-        """Look the prefix up again at the next admission: the store may evict it meanwhile."""
+        """Have the prefix looked up again at the next admission: the store may evict it in the
+        meantime."""
         state = self._state(request)
         state.prefix, state.searched, state.load = None, False, None
         state.unread = state.preferred = 0
         self.shared.preempt(request)
 
     def drop(self, request: Request) -> None:
-        """Forget the state of a request that has ended."""
+        """Forget the state of a finished request."""
         self.shared.drop(request)
         self._states.pop(request.uid, None)
 
     def flush(self) -> None:
-        """Return when everything saved so far is as durable as the store can make it."""
+        """Return once everything saved so far is as durable as the store can make it."""
         self._store.flush()
 
     def close(self, *, keep_store: bool = False) -> None:
@@ -359,8 +367,8 @@ class PrefixStore:
         return state.scope
 
     def _salt(self, agent_id: str, tenant: str, manifest: Manifest | None) -> bytes:
-        """Return an imported agent's salt, even after another process has removed its manifest: the
-        pool may still hold its cache."""
+        """Return an imported agent's salt. It is remembered even if another process removes the
+        manifest, because the pool may still hold the agent's cache."""
         if manifest is not None and manifest.scope.salt:
             self._salts[tenant, agent_id] = manifest.scope.salt
         return self._salts.get((tenant, agent_id), b"")
@@ -375,7 +383,7 @@ class PrefixStore:
         return True
 
     def _next_block(self, request: Request) -> BlockHash | None:
-        """Return the block of the request's next token; None if no other request may reuse it."""
+        """Return the block of the request's next token; None if other requests may not reuse it."""
         number, n_full = request.computed // BLOCK_TOKENS, self._blocks_to_compute(request)
         if number >= n_full:
             return None
@@ -385,7 +393,7 @@ class PrefixStore:
         return state.links[number].hash
 
     def _blocks_to_compute(self, request: Request) -> int:
-        """Return how many full blocks of the request's tokens others may reuse."""
+        """Return how many full blocks of the request's tokens other requests may reuse."""
         return self._spec.reusable(request.n_tokens - 1) // BLOCK_TOKENS
 
     def _search(self, request: Request, start: int) -> StoredPrefix | None:
@@ -429,7 +437,8 @@ class PrefixStore:
         return None
 
     def _search_again(self, leader: Request) -> None:
-        """Let idle requests that begin like `leader` look for the blocks that it saved."""
+        """Let waiting or loading requests that begin like `leader` look for the blocks that it
+        saved."""
         for other in self.shared.beginning_like(leader):
             if other.phase is Phase.WAITING:
                 self._state(other).searched = False
@@ -439,7 +448,7 @@ class PrefixStore:
     def _save_to(
         self, request: Request, sequence: SequenceId, length: int, *, interim: bool
     ) -> None:
-        """Save the first `length` tokens, all that the sequence holds."""
+        """Save the first `length` tokens, which must be all that the sequence holds."""
         state = self._state(request)
         reusable = self._spec.reusable(length)
         links = state.all_links(self._scope_of(request), request.tokens[:reusable])

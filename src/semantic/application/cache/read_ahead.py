@@ -1,7 +1,7 @@
 """ReadAhead: brings stored prefixes from disk into memory shortly before requests need them.
 
 Its own thread reads one body after the other. Knows when agents should return and which requests
-wait, but not the pool's contents nor how to read a body. ToolTimes predicts returns from how long
+wait, but not the pool's contents or how to read a body. ToolTimes predicts returns from how long
 an agent is usually away after calling a tool.
 """
 
@@ -22,16 +22,17 @@ from semantic.domain.value_objects import CacheKey
 from semantic.ports.generation import Clock
 
 LEAD = 3.0
-"""Lead in seconds. In `benchmarks.returns` memory evicts earlier reads again before use, and later
-ones end too late for long histories."""
+"""Seconds that a read begins before the expected return. In `benchmarks.returns`, memory evicts
+earlier reads before they are used, and later reads finish too late for long histories."""
 _LATE = 60.0
-"""Seconds after which reads for an agent that has not returned no longer count."""
+"""Seconds after the expected return at which reads for an absent agent stop counting."""
 _MOST_EXPECTED = 1000
 _REST = 3
-"""Rest after reading a body, as a multiple of the reading time: on a CPU a decode has its cores
+"""Rest after reading a body, as a multiple of the reading time: on a CPU, decoding gets its cores
 back, and the drive is free for urgent reads."""
 _PATIENCE = 0.05
-"""Seconds to wait for the loads of requests before asking again about the agent's return."""
+"""Seconds to wait for the loads of requests before checking again whether the agent has
+returned."""
 
 
 class Prefixes(Protocol):
@@ -39,7 +40,7 @@ class Prefixes(Protocol):
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes of memory to fill ahead of need."""
+        """Bytes of memory that may be filled ahead of need."""
 
     def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
         """Return the stored prefix of the agent's last turn, or None."""
@@ -47,12 +48,13 @@ class Prefixes(Protocol):
     def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """Wait until no request's prefix is loading, at most `seconds`; return whether none is."""
+        """Wait at most `seconds` until no request's prefix is loading; return whether that is the
+        case."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A prefix to read at `due`; None stands for that of the agent's last turn."""
+    """A prefix to read at the time `due`; None means the stored prefix of the agent's last turn."""
 
     due: float
     prefix: StoredPrefix | None = None
@@ -60,7 +62,8 @@ class _Job:
 
 class ReadAhead:
     """Reads for one engine. Thread-safe. The thread starts with the first expected agent. Requests
-    load first. Unused reads take `Prefixes.ahead_bytes` at most, caches in the pool nothing."""
+    load first. Unused reads take at most `Prefixes.ahead_bytes`; caches in the pool are not
+    read."""
 
     def __init__(
         self,
@@ -68,7 +71,8 @@ class ReadAhead:
         in_pool: Callable[[CacheKey], bool],
         clock: Clock = time.monotonic,
     ) -> None:
-        """`in_pool` says whether an agent's cache is in the pool. Any thread may call it."""
+        """`in_pool` says whether an agent's cache is in the pool; it may be called from any
+        thread."""
         self._prefixes = prefixes
         self._in_pool = in_pool
         self._clock = clock
@@ -84,11 +88,12 @@ class ReadAhead:
         self._add(key, _Job(self._clock() + max(0.0, seconds - LEAD)))
 
     def waits(self, key: CacheKey, prefix: StoredPrefix) -> None:
-        """Read ahead for an agent's request that waits for blocks and will restore `prefix`."""
+        """Read `prefix` ahead for an agent's request that is waiting for blocks and will restore
+        it."""
         self._add(key, _Job(self._clock(), prefix))
 
     def arrived(self, key: CacheKey) -> None:
-        """Stop reading for an agent that is back, or whose request waits no more."""
+        """Stop reading for an agent that is back, or whose request no longer waits."""
         with self._changed:
             self._jobs.pop(key, None)
             self._held.pop(key, None)
@@ -107,7 +112,8 @@ class ReadAhead:
             self._thread.join()
 
     def read_due(self) -> float | None:
-        """Read what is due; return the seconds until the next job, None if none."""
+        """Run all jobs that are due; return the seconds until the next job, or None if there is
+        none."""
         while (found := self._take()) is not None:
             self._read(*found)
         return self._seconds()
@@ -141,7 +147,7 @@ class ReadAhead:
         return None if due is None else max(0.0, due - self._clock())
 
     def _take(self) -> tuple[CacheKey, _Job] | None:
-        """Return the job that is due first, if one is."""
+        """Remove and return the job that is due first, if any is due."""
         with self._changed:
             key = min(self._jobs, key=lambda one: self._jobs[one].due, default=None)
             if key is None or self._jobs[key].due > self._clock():
@@ -171,15 +177,15 @@ class ReadAhead:
                 self._changed.wait_for(lambda: self._reading != key, rest)
 
     def _left(self, key: CacheKey) -> int:
-        """Return the bytes left for an agent, given others' unused reads."""
-        now, most = self._clock(), self._prefixes.ahead_bytes  # not under the lock: it may be slow
+        """Return the bytes left for an agent, given the unused reads for other agents."""
+        now, most = self._clock(), self._prefixes.ahead_bytes  # without the lock: this may be slow
         with self._changed:
             others = ((one, *held) for one, held in self._held.items() if one != key)
             self._held = {one: (until, n) for one, until, n in others if until > now}
             return most - sum(n for _, n in self._held.values())
 
     def _may_read(self, key: CacheKey) -> bool:
-        """Wait for the loads of requests; False if the agent is no longer expected."""
+        """Wait for the loads of requests. Returns False if the agent is no longer expected."""
         while self._reading == key:
             if self._prefixes.wait_until_loaded(_PATIENCE):
                 return True
@@ -187,18 +193,18 @@ class ReadAhead:
 
 
 _LATEST = 32
-"""Absences per tool that the median covers."""
+"""Number of recent absences per tool that the median covers."""
 _FEWEST = 3
-"""Absences of a tool before any prediction: a single one may be any pause."""
+"""Absences of a tool needed before any prediction: a single one may have any cause."""
 _MOST_TOOLS = 1000
 _MOST_AWAY = 10_000
 _LONGEST_NAME = 128
-"""Characters. Tools with longer names do not count."""
+"""Most characters of a tool's name. Tools with longer names are ignored."""
 
 
 class ToolTimes:
-    """The median of the latest absences after each tool of a tenant, robust against outliers. Its
-    memory has a bound, which tenants share. Not thread-safe."""
+    """The median of recent absences after each tool, per tenant, robust against outliers. Its
+    memory is limited and shared by tenants. Not thread-safe."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -206,8 +212,9 @@ class ToolTimes:
         self._away: FairLru[str, tuple[str, float]] = FairLru(_MOST_AWAY)
 
     def called(self, agent: str, tenant: str, tools: Collection[str]) -> float | None:
-        """Record calls of `tools`; return the agent's usual seconds away, by the slowest known
-        tool, or None. Learns from calls of one tool only: of several each time is unknown."""
+        """Record calls of `tools`; return how many seconds the agent is usually away, by the
+        slowest known tool, or None. Learns only from calls of a single tool: with several, the time
+        of each is unknown."""
         names = {name for name in tools if len(name) <= _LONGEST_NAME}
         self._away.remove(tenant, agent)
         if len(names) == len(set(tools)) == 1:

@@ -26,15 +26,15 @@ class RequestState:
     links: list[BlockLink] = field(default_factory=list)
     """Hash chain of the request's full blocks, as far as computed."""
     stored_blocks: int = 0
-    """Leading blocks that the store has, or that the saver has offered to it."""
+    """Number of leading blocks that the store has or was offered."""
     prefix: StoredPrefix | None = None
     """The stored prefix to restore when the request opens."""
     searched: bool = False
-    """True if the store looked `prefix` up since the request began to wait."""
+    """True if `prefix` was looked up since the request began to wait."""
     terms: Terms = NEVER_GIVEN_UP
     """Terms for reading `prefix`."""
     preferred: int = 0
-    """Tokens up to which computing proved faster than reading. The decision stays."""
+    """Number of tokens up to which computing proved faster than reading; the decision is final."""
     load: Load | None = None
     """The running load into the request's sequence."""
     put: list[BlockKey] = field(default_factory=list)
@@ -42,27 +42,30 @@ class RequestState:
     read: list[BlockHeader] = field(default_factory=list)
     """Headers of bodies that the request read from the store."""
     scope: Scope | None = None
-    """The scope that hashes and finds its blocks."""
+    """The scope within which its blocks are hashed and found."""
     is_ahead: bool = False
-    """True if a thread reads `prefix` ahead: bodies change tiers."""
+    """True if a thread reads `prefix` ahead, so its bodies may change tiers."""
     unread: int = 0
-    """Tokens of an unreadable prefix. The request looks for a shorter one or other bodies."""
+    """Number of tokens of an unreadable prefix. The request looks for a shorter one or other
+    bodies."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Return links of the full blocks of `tokens`, which extend those of earlier calls."""
+        """Return the links of the full blocks of `tokens`, which must extend those of earlier
+        calls."""
         n_full = len(tokens) // BLOCK_TOKENS
         if len(self.links) < n_full:
             self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])
         return self.links[:n_full]
 
     def all_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Return links of all blocks of `tokens`. The last one may be partial."""
+        """Return the links of all blocks of `tokens`. The last block may be partial."""
         return scope.continued(self.full_links(scope, tokens), tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The saved part of an open sequence; `put` collects keys. Not `interim` at a turn's end."""
+    """The part of an open sequence to save; `put` collects keys. `interim` is False at a turn's
+    end."""
 
     sequence: SequenceId
     put: list[BlockKey]
@@ -79,7 +82,8 @@ class BlockSaver:
         self.has_gaps = False  # True if interim blocks may be missing on disk
 
     def put_full(self, export: Export, links: Sequence[BlockLink]) -> bool:
-        """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""
+        """Save FULL bodies. Returns False if the store refuses one, as later bodies would be
+        unreachable."""
         self.has_gaps |= self._store.holds_back
         lacking = self._store.lacking([link.key(Part.FULL) for link in links])
         return all(
@@ -87,7 +91,7 @@ class BlockSaver:
         )
 
     def put_checkpoint(self, export: Export, links: Sequence[BlockLink]) -> None:
-        """Save the window bodies and the checkpoint that resume a sequence after `links`."""
+        """Save the window bodies and the checkpoint needed to resume a sequence after `links`."""
         if not self._layout.needs_checkpoint or not links:
             return
         window = window_links(self._layout, links)
@@ -101,7 +105,8 @@ class BlockSaver:
     def drop(
         self, put: Sequence[BlockKey], links: Iterable[BlockLink], read: Iterable[BlockHeader]
     ) -> None:
-        """Drop `put` bodies with all that follow, and non-finite bodies of `links` and `read`."""
+        """Drop the bodies `put` with all blocks that follow, and the non-finite bodies of `links`
+        and `read`."""
         headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
         others = {one.key: one for one in (*headers, *read)}
         for key in put:
@@ -119,7 +124,7 @@ class BlockSaver:
         return self._store.put(StoredBlock(header, body, export.interim))
 
     def _is_finite(self, header: BlockHeader) -> bool:
-        """Return whether a stored body holds finite values only, or is unreadable."""
+        """Return whether a stored body contains only finite values, or is unreadable."""
         body = self._store.read(header)
         try:
             return body is None or self._model.is_finite(header.part, body)

@@ -1,7 +1,7 @@
-"""SharedPrefill: one request computes what requests have in common, the others wait for it.
+"""SharedPrefill: one request computes what requests have in common while the others wait for it.
 
-`CommonPrefixes` compares prompts of one tenant as they arrive, which decides where a request takes
-checkpoints for the others. Knows requests and the blocks that they compute. Uses no store.
+`CommonPrefixes` compares the prompts of a tenant as they arrive, which decides where a request
+takes checkpoints for others. Knows requests and the blocks that they compute. Uses no store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from semantic.domain.block_hash import BlockHash
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _MOST_COMPARED = 128
-"""Requests with a common beginning to compare a prompt with: the running ones, then the oldest."""
+"""Most requests with a common beginning to compare a prompt with: running ones, then the oldest."""
 _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 
 
@@ -31,8 +31,8 @@ _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 class _Group:
     """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens.
 
-    `version` changes with each addition or removal. `compared` are the requests to compare with, as
-    of `compared_at`. `allowance`: bytes that checkpoints may take where they part.
+    `version` changes with each addition or removal. `compared` are the requests to compare with, at
+    version `compared_at`. `allowance`: bytes that checkpoints may take where requests diverge.
     """
 
     allowance: int
@@ -45,7 +45,8 @@ class _Group:
 
 @dataclass(slots=True)
 class _Live:
-    """A live request. `common` has common prefixes by the other's uid, `longest` the maximum."""
+    """A live request. `common` has the length of the common prefix with each other request by uid;
+    `longest` is the maximum."""
 
     request: Request
     packed: bytes
@@ -56,10 +57,11 @@ class _Live:
 
 
 class CommonPrefixes:
-    """The live requests of one engine. Any thread calls `add`, the stepping thread all else."""
+    """The live requests of one engine. Any thread may call `add`; only the stepping thread may call
+    the other methods."""
 
     def __init__(self, allowance: int = 0) -> None:
-        """`allowance`: initial bytes of each group of requests with a common beginning."""
+        """`allowance`: initial bytes for each group of requests with a common beginning."""
         self._allowance = allowance
         self._live: dict[str, _Live] = {}
         self._groups: dict[tuple[str, bytes], _Group] = {}
@@ -69,8 +71,8 @@ class CommonPrefixes:
         return len(self._live)
 
     def add(self, request: Request) -> None:
-        """Compare others with `request` from now on."""
-        # No cache supplies the last token of a prompt.
+        """From now on, compare other requests with `request`."""
+        # The last token of a prompt never comes from a cache.
         packed = array("I", request.prompt[:-1]).tobytes()
         if len(packed) < _HEAD_BYTES:
             return
@@ -80,7 +82,7 @@ class CommonPrefixes:
             group.version += 1
 
     def remove(self, request: Request) -> None:
-        """Remove a request that has ended."""
+        """Remove a finished request."""
         with self._lock:
             own = self._live.pop(request.uid, None)
             if own is None:
@@ -91,23 +93,24 @@ class CommonPrefixes:
                 del self._groups[_head(request, own.packed)]
 
     def version(self, request: Request) -> int:
-        """Return a number that changes with the requests that `of` returns."""
+        """Return a number that changes whenever the result of `of` may change."""
         own = self._live.get(request.uid)
         return -1 if own is None else own.group.version
 
     def allowance(self, request: Request) -> int:
-        """Return the bytes that checkpoints may take where requests with this beginning part."""
+        """Return the bytes that checkpoints may take where requests with this beginning diverge."""
         own = self._live.get(request.uid)
         return 0 if own is None else own.group.allowance
 
     def allow(self, request: Request, n_bytes: int) -> None:
-        """Add to the allowance, or with a negative number take from it."""
+        """Add `n_bytes`, which may be negative, to the allowance."""
         own = self._live.get(request.uid)
         if own is not None:
             own.group.allowance += n_bytes
 
     def of(self, request: Request, at_least: int = FEWEST_TOKENS) -> Iterator[tuple[Request, int]]:
-        """Yield requests of the same tenant and how many tokens they share: `at_least` or more."""
+        """Yield requests of the same tenant that share at least `at_least` tokens with `request`,
+        and how many."""
         own = self._live.get(request.uid)
         if own is None:
             return
@@ -140,8 +143,9 @@ class CommonPrefixes:
 
 
 def computes_before(left: Request, right: Request) -> bool:
-    """Return whether `left` computes the common part: one order for all, so that one always does.
-    The request that has computed more goes first, then the one that ends sooner, then the older."""
+    """Return whether `left` should compute the common part. The order is the same for all requests,
+    so that one always computes. The request that has computed more goes first, then the one that
+    ends sooner, then the older one."""
     return _order(left) < _order(right)
 
 
@@ -171,7 +175,7 @@ def _n_common(left: bytes, right: bytes) -> int:
 
 
 _MOST_IN_VAIN = 2
-"""Vain waits for others after which a request computes all its tokens."""
+"""Useless waits after which a request computes all its tokens itself."""
 
 
 @dataclass(slots=True)
@@ -181,32 +185,33 @@ class _Plan:
     start: int = 0
     """The last position that has a checkpoint in the store."""
     junction: int | None = None
-    """The position where the prompt differs from all stored tokens, as of its look-up."""
+    """The position where the prompt differs from all stored tokens, according to its look-up."""
     positions: tuple[int, ...] = ()
     """Positions at which to take checkpoints."""
     junctions: tuple[int, ...] = ()
     """The `positions` at which other requests continue with other tokens."""
     reserved: int = 0
-    """Bytes of the junctions' checkpoints."""
+    """Bytes reserved for checkpoints at junctions."""
     counted: int | None = None
     """The position up to which computed tokens count towards the allowance."""
     made_for: tuple[int, int] = (-1, -1)
-    """The version of the common prefixes and the start that `positions` is for."""
+    """The version of the common prefixes and the start for which `positions` was computed."""
     waits_for: tuple[Request, int] | None = None
     """The request whose checkpoints this one waits for, and how many tokens the two share."""
     looks_again: bool = False
-    """True if the request looks for others' blocks before it computes or waits again."""
+    """True if the request should look for others' blocks before it computes or waits again."""
     waited: int = 0
-    """Added to `in_vain` if the current wait finds nothing."""
+    """Number to add to `in_vain` if the current wait finds nothing."""
     in_vain: int = 0
-    """Waits without a use."""
+    """Number of useless waits."""
     in_flight: BlockHash | None = None
-    """The block this request is computing, for which others may wait."""
+    """The block that this request is computing and for which others may wait."""
 
 
 class SharedPrefill:
-    """Decides which request computes what several of one engine need. Any thread calls `add`,
-    holders of the engine's lock `continues_from` and `parts_at`, the stepping thread the rest."""
+    """Decides which request computes what several requests of one engine need. Any thread may call
+    `add`, holders of the engine's lock `continues_from` and `parts_at`, and only the stepping
+    thread the other methods."""
 
     def __init__(
         self,
@@ -216,8 +221,9 @@ class SharedPrefill:
         needs_checkpoint: bool,
         best_chunk: int,
     ) -> None:
-        """`next_block` returns a request's next block, None if others cannot reuse it.
-        `needs_checkpoint`: sequences restore only at a checkpoint, else at any block."""
+        """`next_block` returns a request's next block, or None if other requests cannot reuse it.
+        `needs_checkpoint`: sequences can be restored only at a checkpoint, otherwise at any
+        block."""
         self._spec = spec
         self._next_block = next_block
         self._needs_checkpoint = needs_checkpoint
@@ -230,8 +236,9 @@ class SharedPrefill:
     # Life of a request
 
     def add(self, request: Request) -> None:
-        """Add a new request, so that others take checkpoints where it will continue. Skip one with
-        `keep` off: where another's cache parts from it would reveal its tokens."""
+        """Add a new request, so that others take checkpoints where it will continue. Skips a
+        request with `keep` off: the position where another's cache differs from it would reveal its
+        tokens."""
         if self._needs_checkpoint and request.keep:
             self._common.add(request)
 
@@ -240,7 +247,7 @@ class SharedPrefill:
         self._plan(request).junction = junction
 
     def continues_from(self, request: Request, position: int) -> None:
-        """Record that the request resumes at `position` and computes what follows."""
+        """Record that the request resumes at `position` and computes the tokens after it."""
         plan = self._plan(request)
         plan.start, plan.counted, plan.waited = position, None, 0
 
@@ -248,18 +255,19 @@ class SharedPrefill:
         """Record that the store has the request's checkpoint at `position`."""
         plan = self._plan(request)
         if position in plan.junctions:
-            # Spent. The next choice of junctions returns the rest of the reserved bytes.
+            # Spent. The next choice of junctions returns the other reserved bytes.
             plan.reserved -= self._junctions.bytes_at(position, plan.start)
         plan.start = position
 
     def preempt(self, request: Request) -> None:
-        """Plan anew, since its sequence closes. The difference from the store stays known."""
+        """Discard the plan, since its sequence closes. The difference from the store stays
+        known."""
         junction = self._plan(request).junction
         self._forget(request)
         self._plans[request.uid] = _Plan(junction=junction)
 
     def drop(self, request: Request) -> None:
-        """Forget a request that has ended."""
+        """Forget a finished request."""
         self._forget(request)
         self._common.remove(request)
         self._plans.pop(request.uid, None)
@@ -272,7 +280,7 @@ class SharedPrefill:
         The claiming request computes the block for all, and the others read it from the store. A
         request in the middle of a block always continues. Where the layout needs checkpoints, the
         others wait for the last one that the first request takes in their common prefix. A request
-        with `keep` off waits for others, and computes for itself alone.
+        with `keep` off waits for others, but computes only for itself.
         """
         if self._needs_checkpoint:
             return not self._waits(request)
@@ -297,7 +305,8 @@ class SharedPrefill:
     # Waiting for a checkpoint
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request that ends this one's chain of waits: it waits for none."""
+        """Return the request at the end of this one's chain of waits, or None if this one does not
+        wait."""
         first, plan = None, self._plans.get(request.uid)
         while plan is not None and plan.waits_for is not None:
             first = plan.waits_for[0]
@@ -310,7 +319,8 @@ class SharedPrefill:
         plan.looks_again = plan.in_vain < _MOST_IN_VAIN
 
     def looks_again(self, request: Request) -> bool:
-        """Return, once, whether others may have saved more since the look-up. See `in_vain`."""
+        """Return whether others may have saved more since the look-up, and reset this. See
+        `in_vain`."""
         plan = self._plan(request)
         looks, plan.looks_again = plan.looks_again, False
         return looks
@@ -322,14 +332,14 @@ class SharedPrefill:
         plan.waited = 0
 
     def read_in_vain(self, request: Request, *, look_again: bool) -> None:
-        """Record a damaged read; `look_again` for the rest."""
+        """Record a damaged read. With `look_again`, the request looks for the rest again."""
         plan = self._plan(request)
         plan.in_vain += 1
         if look_again:
             plan.looks_again, plan.waited = True, 1
 
     def beginning_like(self, leader: Request) -> Iterator[Request]:
-        """Return the requests that have computed nothing and begin like `leader`."""
+        """Return the requests that begin like `leader` and have not computed anything."""
         looking = Phase.WAITING, Phase.LOAD
         return (other for other, _ in self._common.of(leader) if other.phase in looking)
 
@@ -378,7 +388,8 @@ class SharedPrefill:
         return plan.positions
 
     def _chosen_junctions(self, request: Request, plan: _Plan, end: int) -> tuple[int, ...]:
-        """Return the junctions that fit the allowance, future earnings included."""
+        """Return the junctions that fit the allowance, including the allowance still to be
+        earned."""
         common, computed = self._common, request.computed
         if plan.counted is None:
             plan.counted = computed
@@ -404,8 +415,8 @@ class SharedPrefill:
 
     def _waits(self, request: Request) -> bool:
         """Return whether the request waits for another's checkpoint. Once the leader takes no more
-        in their common prefix, or ends, it looks for saved blocks first. It waits in vain a few
-        times at most: later arrivals that end sooner cannot keep it waiting."""
+        checkpoints in their common prefix, or ends, the request first looks for saved blocks. It
+        waits in vain only a few times: later arrivals that end sooner cannot keep it waiting."""
         plan = self._plan(request)
         if plan.looks_again or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
             return False
@@ -419,13 +430,15 @@ class SharedPrefill:
         return plan.waits_for is not None
 
     def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
-        """Yield requests that compute what `request` needs, and how many tokens they share."""
+        """Yield requests that are computing tokens that `request` needs, and how many tokens they
+        share."""
         for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
             if self._leads(other, shared, request):
                 yield other, shared
 
     def _leads(self, leader: Request, shared: int, request: Request) -> bool:
-        """Return whether `leader` will take a checkpoint for `request` in `shared` tokens."""
+        """Return whether `leader` will take a checkpoint for `request` within their `shared`
+        tokens."""
         if not (is_computing(leader) and computes_before(leader, request)):
             return False
         positions = self._positions(leader)

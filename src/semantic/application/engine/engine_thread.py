@@ -1,6 +1,6 @@
-"""EngineThread: builds an engine, steps it, rebuilds it and closes it on the one thread for that.
+"""EngineThread: builds an engine, steps it, rebuilds it and closes it, always on the same thread.
 Submissions go through an inbox, so callers never wait for a step; events go to listeners. Knows
-engines and threads; no event loop, no transport and no model format."""
+engines and threads; knows nothing about event loops, transports or model formats."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from semantic.ports.serving import EngineFigures, EngineState
 T = TypeVar("T")
 
 _RETRY_AFTER = 5
-"""Seconds that a refusal names while the model loads, memory is short or the process ends."""
-_NO_MEMORY = "the process has all the memory that it may have; requests must end first"
+"""Retry-After, in seconds, while the model loads, memory is short or the process is ending."""
+_NO_MEMORY = "the process has reached its memory limit; running requests must finish first"
 
 _SUBMISSIONS_PER_STEP, _ACCEPT_SECONDS = 16, 0.02
-"""Accepting one includes a lookup in the store, and waits for the threads that prepare others: a
-burst must not delay the running requests."""
+"""Limits per step. Accepting a submission includes a lookup in the store and competes with the
+threads that prepare others: a burst of submissions must not delay the running requests."""
 
 
 def _ignore(_: object) -> None:
@@ -48,7 +48,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """A request to stop: running requests finish, or end at `deadline` (None: never)."""
+    """A request to stop: running requests may finish until `deadline` (None: any time)."""
 
     deadline: float | None
 
@@ -56,7 +56,7 @@ class _Stop:
 class EngineThread:
     """Runs one engine on a loop's thread, from loading the model to saving every agent. Methods are
     thread-safe and, except `stop`, return at once. An exception in a step fails the engine's
-    requests; the thread builds another around the same store, and keeps the inbox."""
+    requests; the thread then builds another engine around the same store, and keeps the inbox."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class EngineThread:
         clock: Clock = time.monotonic,
         on_failure: Callable[[Exception], None] = _ignore,
     ) -> None:
-        """Call all three functions on the thread. Between slices of `build` others step. `rebuild`
-        makes an engine around the store of the one that failed. `on_failure` receives every
-        unexpected exception of the engine or a listener, whose traceback goes afterwards. Other
-        engines share `loop`; with `keep_store` the store stays open at the end."""
+        """All three functions are called on the thread. Other engines step between slices of
+        `build`. `rebuild` makes an engine around the store of the failed one. `on_failure` receives
+        every unexpected exception of the engine or a listener; its traceback is dropped afterwards.
+        Other engines share `loop`; with `keep_store` the store stays open at the end."""
         self.ready: Future[None] = Future()
         self._build = build
         self._rebuild = rebuild
@@ -81,8 +81,8 @@ class EngineThread:
         self._on_failure = on_failure
         self._loop = loop or StepLoop()
         self._keep_store = keep_store
-        # Guards what any thread may write: the three queues, the state and the stop request. Never
-        # held while the engine works.
+        # Guards the state that any thread may write: the three queues, the state and the stop
+        # request. Never held while the engine works.
         self._changed = self._loop.changed
         self._is_started = False
         self._inbox: RoundRobin[RequestHandle] = RoundRobin()
@@ -105,9 +105,9 @@ class EngineThread:
     # Life
 
     def start(self) -> None:
-        """Start to build the engine; call once. `ready` completes with the engine, or raises the
-        exception of `build`."""
-        self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for all
+        """Start to build the engine; call once. `ready` is done when the engine is built, or raises
+        the exception of `build`."""
+        self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for others
         self._is_started = True
         self._loop.add(self)
 
@@ -117,13 +117,13 @@ class EngineThread:
 
     @property
     def failure(self) -> str | None:
-        """Why the state is FAILED; None in any other state."""
+        """The reason for the state FAILED; None in any other state."""
         return self._reason
 
     def stop(self, *, drain: bool = True, timeout: float | None = None) -> bool:
         """Refuse submissions, finish or cancel the accepted ones, save every agent, then return
-        whether the thread has ended. With `drain` requests may finish within `timeout` seconds;
-        after that, or without it, the thread cancels them and saves their tokens. A second call
+        whether the thread has ended. With `drain`, requests may finish within `timeout` seconds;
+        later, or without `drain`, the thread cancels them and saves their tokens. A second call
         cancels them at once, and both calls return."""
         with self._changed:
             again = self._stop is not None
@@ -143,8 +143,8 @@ class EngineThread:
 
     def submit(self, submission: Submission, listener: Listener) -> RequestHandle:
         """Queue `submission`; the engine validates it before its next step (see `accepted`). Raises
-        OverloadedError when the queue is full, memory is short, the model loads or the thread
-        stops, and BackendError when the engine has failed for good."""
+        OverloadedError if the queue is full, memory is short, the model is loading or the thread is
+        stopping, and BackendError if the engine has failed for good."""
         handle = RequestHandle(submission, listener)
         with self._changed:
             if not self._state.accepts_submissions or self._admission is None:
@@ -157,7 +157,7 @@ class EngineThread:
         return handle
 
     def cancel(self, handle: RequestHandle) -> None:
-        """Cancel a request within one step. Does nothing if it has ended."""
+        """Cancel a request within one step. Does nothing if it has finished."""
         if handle.accepted.cancel():
             if self._admission is not None:
                 self._admission.leave(handle)
@@ -167,8 +167,8 @@ class EngineThread:
             self._changed.notify_all()
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
-        """Call `function` with the engine, between two steps, on the thread. The future has its
-        result or exception. Raises as `submit` when the thread has ended."""
+        """Call `function` with the engine on the thread, between two steps. Return the future of
+        its result or exception. Raises the same errors as `submit` once the thread has ended."""
         call, result = engine_call(function)
         with self._changed:
             if self._state.is_over:
@@ -223,7 +223,7 @@ class EngineThread:
         return self._engine is not None and self._engine.evict_idle(n_bytes, room)
 
     def _advance(self) -> bool:
-        """One slice of building or one step; False when the engine must stop."""
+        """Run one slice of building or one step. Returns False if the engine must stop."""
         engine = self._engine
         if engine is None:
             return self._build_on()
@@ -234,11 +234,11 @@ class EngineThread:
         if failure is not None:
             self._engine = self._rebuilt(engine, failure)
             del engine
-            gc.collect()  # the broken engine is in cycles
+            gc.collect()  # the broken engine is part of reference cycles
         return True
 
     def _build_on(self) -> bool:
-        """Build a slice; False if the build ended early."""
+        """Build one slice. Returns False if the build was stopped early."""
         if self._building is None:
             built = self._build()
             if isinstance(built, BlockPoolBatchEngine):
@@ -280,8 +280,9 @@ class EngineThread:
             self._state = state if self._stop is None else EngineState.STOPPING
 
     def _iterate(self, engine: BlockPoolBatchEngine) -> Failure | None:
-        """Empty the queues and run one step; returns the exception that broke the engine, if any.
-        Only this thread removes from the queues, so their lengths can only grow meanwhile."""
+        """Empty the queues and run one step; return the exception that broke the engine, if any.
+        Only this thread removes items from the queues, so that they can only grow in the
+        meantime."""
         for _ in range(len(self._calls)):
             self._calls.popleft().run(engine)
         self._cancel_overdue(engine)
@@ -306,7 +307,7 @@ class EngineThread:
         return None
 
     def _accept(self, engine: BlockPoolBatchEngine, handle: RequestHandle) -> Failure | None:
-        """Submit to the engine; returns the failure if it is more than a refusal."""
+        """Submit to the engine; return the failure unless it only refuses the submission."""
         if not handle.accepted.set_running_or_notify_cancel():
             self._dequeue(handle)
             return None
@@ -321,7 +322,7 @@ class EngineThread:
         return None
 
     def _notify_all(self, engine: BlockPoolBatchEngine, events: Sequence[EngineEvent]) -> None:
-        """Notify each listener once, with the events of its request in this step."""
+        """Call each listener once, with the events of its request in this step."""
         by_request: dict[str, list[EngineEvent]] = {}
         for event in events:
             by_request.setdefault(event.uid, []).append(event)
@@ -332,7 +333,7 @@ class EngineThread:
             if isinstance(own[-1], CompletedGeneration):
                 del self._handles[uid]
             if not self._notify(handle, own):
-                # Its listener is broken: cancelling it saves its tokens.
+                # The listener is broken: cancelling the request saves its tokens.
                 handle.listener = _ignore
                 engine.cancel(uid)
 
@@ -343,7 +344,8 @@ class EngineThread:
         return outcome is None
 
     def _update_queue(self, engine: BlockPoolBatchEngine) -> None:
-        """Requests that hold blocks or have ended leave the queue; preempted ones do not return."""
+        """Remove requests from the queue that hold blocks or have finished; preempted ones do not
+        return."""
         waiting = engine.waiting
         for uid in [uid for uid in self._never_ran if uid not in waiting]:
             self._dequeue(self._never_ran.pop(uid))
@@ -358,11 +360,11 @@ class EngineThread:
     # Failing and ending, on the thread
 
     def _rebuilt(self, broken: BlockPoolBatchEngine, failure: Failure) -> BlockPoolBatchEngine:
-        """Fail the broken engine's requests and build another one around the same store. Raises
-        BackendError if it cannot be rebuilt."""
+        """Fail the broken engine's requests and build another engine around the same store. Raises
+        BackendError if that fails."""
         self._set_state(EngineState.REBUILDING)
         self._report(failure)
-        failure.drop_frames()  # they refer to the broken engine and its caches
+        failure.drop_frames()  # frames refer to the broken engine and its caches
         self._fail_all(f"the engine failed: {failure}")
         if self._rebuild is None:
             raise BackendError(f"the engine failed: {failure}")

@@ -1,5 +1,5 @@
 """FairQueue: the queue of requests that wait for blocks, fair between tenants and agents. Knows
-requests; no pool, no backend, no clock."""
+requests; knows nothing about pools, backends or clocks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import TypeAlias
 from semantic.application.request import Request
 
 _MAX_PASSED = 8
-"""Requests that may overtake the first one while it does not fit; then none."""
+"""Requests that may overtake the first one while it does not fit; after that, none may."""
 _MAX_TRIED = 8
 """Requests tried per admission: each try searches the idle caches."""
 _PER_PRIORITY = 256
-"""Admissions that a level of priority is worth: more than a queue usually holds, so that a higher
-one goes first, but a lower one does not wait for ever."""
+"""Admissions that one level of priority is worth: more than a queue usually holds, so that a higher
+priority goes first, but a lower one does not wait forever."""
 
 
 _PREEMPTED, _PASSED, _IN_ORDER = range(3)
@@ -28,19 +28,19 @@ _turn, _without_place = attrgetter("turn"), itemgetter(0, 1)
 
 
 _Entry: TypeAlias = tuple[int, int, int, str]
-"""An agent in its tenant's order: its turn (the time of its last service or of its arrival, less
-the worth of its first request's priority), the same without priority, the number of that request,
-and its name. No two have the same number."""
+"""An agent's place in its tenant's order: its turn (the time of its last service or of its arrival,
+minus the worth of its first request's priority), the same time without priority, the number of that
+request, and its name. Numbers are unique."""
 _TenantEntry: TypeAlias = tuple[int, int, int, str]
-"""A tenant in the order of tenants: the time of its last service or of its arrival, the same of its
-first agent, the number of that one's first request, the tenant's name. Priority gains nothing over
-other tenants."""
+"""A tenant's place in the order of tenants: the time of its last service or of its arrival, the
+same time for its first agent, the number of that agent's first request, and the tenant's name.
+Priority has no effect between tenants."""
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
     """A request in the queue. `arrived` is the number of requests admitted before it arrived,
-    `passed` the number admitted past it while it was first."""
+    `passed` the number of requests that overtook it."""
 
     request: Request
     arrived: int
@@ -49,18 +49,19 @@ class _Place:
 
     @property
     def lead(self) -> int:
-        """How many admissions its priority is worth."""
+        """Number of admissions that its priority is worth."""
         return _PER_PRIORITY * self.request.hints.priority
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Its order among its agent's requests."""
+        """Sorts the request among its agent's requests."""
         return self.arrived - self.lead, self.request.number
 
 
 @dataclass(slots=True)
 class _Agent:
-    """`places` of an agent, by turn, of those that are in order; `n_waiting` counts all."""
+    """An agent. `places` are its requests that wait in the regular order, by turn; `n_waiting`
+    counts all its waiting requests."""
 
     served: int = 0
     n_waiting: int = 0
@@ -70,8 +71,8 @@ class _Agent:
 
 @dataclass(slots=True)
 class _Tenant:
-    """The agents with waiting requests, and the `order` of those that have some in order.
-    `arrivals` are number and arrival of all waiting requests, by number."""
+    """A tenant: its agents with waiting requests, and the `order` of the agents with requests in
+    the regular order. `arrivals` has the number and arrival of all waiting requests, by number."""
 
     served: int = 0
     agents: dict[str, _Agent] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class _Tenant:
 
     @property
     def since(self) -> int:
-        """The time of its last service, or of its arrival."""
+        """The time of its last service, or of its arrival if that is later."""
         return max(self.served, self.arrivals[0][1])
 
 
@@ -94,15 +95,15 @@ class FairQueue:
        fewest running requests, then priority, then least recently served; of one agent by
        priority, then in order of arrival.
 
-    Nothing overtakes a request of 1 or 2 that does not fit. A new tenant or agent counts as served
-    just before it arrived, so that a stream of new ones cannot starve the others; one of higher
-    priority goes first for some hundred admissions only. A call compares by the running requests
-    and the logarithm of the waiting ones.
+    A request of kind 1 or 2 that does not fit is never overtaken. A new tenant or agent counts as
+    served just before it arrived, so that a stream of new ones cannot starve the others; a higher
+    priority goes first only for some hundred admissions. The cost of a call grows with the running
+    requests and the logarithm of the number of waiting ones.
     """
 
     def __init__(self) -> None:
         self._places: dict[str, _Place] = {}
-        self._early: list[tuple[int, int, _Place]] = []  # those before the order: rank, number
+        self._early: list[tuple[int, int, _Place]] = []  # before the order: rank, number
         self._tenants: dict[str, _Tenant] = {}
         self._order: list[_TenantEntry] = []
         self._admitted = 0
@@ -131,7 +132,7 @@ class FairQueue:
         self._leave(self._places[request.uid])
 
     def first(self, running: Sequence[Request]) -> Request:
-        """The first request, given the running ones. The queue must not be empty."""
+        """Return the first request, given the running ones. The queue must not be empty."""
         return next(self._in_order(running)).request
 
     def take(
@@ -140,8 +141,8 @@ class FairQueue:
         admit: Callable[[Request], bool],
         may_run: Callable[[str], bool] = lambda _: True,
     ) -> Request | None:
-        """Remove and return the first request for which `admit` succeeds, or None. Its tenant
-        `may_run`, or it returns after a preemption."""
+        """Remove and return the first request for which `admit` succeeds, or None. Unless the
+        request was preempted, its tenant must also be one that `may_run`."""
         tried: list[_Place] = []
         for place in islice(self._in_order(running), _MAX_TRIED):
             if place.rank != _PREEMPTED and not may_run(place.request.tenant):
@@ -160,7 +161,8 @@ class FairQueue:
     # The next request of each agent, in order
 
     def _in_order(self, running: Sequence[Request]) -> Iterator[_Place]:
-        """Yield lazily, as callers try few. The queue must not change meanwhile."""
+        """Yield requests in order, lazily, as callers try few. The queue must not change
+        meanwhile."""
         agents = Counter((request.tenant, request.agent_id) for request in running)
         tenants = Counter(request.tenant for request in running)
         yield from (place for _, _, place in self._early)
@@ -188,8 +190,8 @@ class FairQueue:
     def _of_busy_tenant(
         self, name: str, n_running: int, agents: Counter[tuple[str, str]]
     ) -> Iterator[tuple[int, int, int, int, int, str, str]]:
-        """The agents of a tenant with running requests, in its order, with what decides between
-        them and those of other tenants."""
+        """Yield the agents of a tenant with running requests, in order, each preceded by the values
+        that decide between it and agents of other tenants."""
         tenant = self._tenants.get(name)
         if tenant is None:
             return
@@ -210,7 +212,7 @@ class FairQueue:
     # Changes
 
     def _pass(self, place: _Place) -> None:
-        """Note that another request overtakes this one."""
+        """Record that another request overtakes this one."""
         place.passed += 1
         if place.passed >= _MAX_PASSED:
             self._step_out(place)
@@ -219,7 +221,8 @@ class FairQueue:
             self._sort(place.request)
 
     def _leave(self, place: _Place, served: int | None = None) -> None:
-        """Tenants and agents without waiting requests return as new ones."""
+        """Remove a request. A tenant or agent without waiting requests counts as new when it
+        returns."""
         request = place.request
         del self._places[request.uid]
         self._step_out(place)
@@ -253,7 +256,7 @@ class FairQueue:
             del places[bisect_left(places, place.turn, key=_turn)]
 
     def _sort(self, request: Request) -> None:
-        """Sort the request's agent and tenant into the orders, after a change of their places."""
+        """Sort the request's agent and tenant into the orders again after their places changed."""
         name, tenant = request.tenant, self._tenants[request.tenant]
         agent = tenant.agents[request.agent_id]
         if agent.entry is not None:

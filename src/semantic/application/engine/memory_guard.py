@@ -1,6 +1,6 @@
-"""MemoryGuard: keeps the process within its memory by freeing parts of it in a fixed order. Knows
-the memory in use, the parts to free and the sizes to narrow; neither engines nor stores. StepMemory
-learns what a pass over prompt tokens takes for a moment."""
+"""MemoryGuard: keeps the process within its memory limit by freeing parts of it in a fixed order.
+Knows the memory in use, the parts to free and the sizes to narrow; knows nothing about engines or
+stores. StepMemory learns how much memory a pass over prompt tokens needs temporarily."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from semantic.ports.serving import MemoryFigures
 _INTERVAL = 0.25
 """Seconds between two measurements."""
 _PARTS = 16
-"""The guard keeps one part of this number free, and one more after freeing something."""
+"""The guard keeps one of this many parts free, and two parts after it frees something."""
 _CALM = 60.0
-"""Seconds without pressure after which it is over; for reports alone."""
+"""Seconds without memory pressure until the pressure counts as over; only for reports."""
 _FORGET = 0.98
-"""The guard keeps room for the largest rise between two measurements, which halves in some 9 s."""
+"""The guard keeps room for the largest rise between two measurements; this factor per measurement
+halves the remembered rise in about 9 s."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 64.0
-"""Seconds with memory to spare before the guard widens a size by a step: twice as long whenever it
-had to narrow it again within twice that time."""
+"""Seconds with enough memory before the guard widens a size by one step; they double whenever it
+had to narrow the size again within twice that time."""
 _LASTING = ("chunks", "batch", "requests")
-"""Steps that last until their reversal; the guard knows when it made the others."""
+"""Steps that last until they are reversed; all other steps happen once."""
 _GIB = 1 << 30
 
 Free = Callable[[int], bool]
-"""Gives up so many bytes, if it has them; False if it has nothing to give up."""
+"""Frees the given number of bytes, as far as possible. Returns False if it had nothing to free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The process for the guard; all functions are for the framework's thread. `in_use` returns
-    bytes as the system counts them. `give_back` returns free memory that the framework keeps, which
-    `kept` counts. `spare` is the rest that the system can give, below 0 if it wants some back, None
-    if it does not say."""
+    """Access to the process' memory for the guard; all functions run on the framework's thread.
+    `in_use` returns bytes as the system counts them. `give_back` returns free memory that the
+    framework keeps, which `kept` counts. `spare` is how much more the system can provide: below 0
+    if it needs some back, None if unknown."""
 
     in_use: Callable[[], int]
     give_back: Callable[[], None]
@@ -46,7 +47,8 @@ class Memory:
 
 
 class Narrowing:
-    """A size that the guard halves step by step, at most `most` times; `times` counts them."""
+    """A size that the guard can halve repeatedly, at most `most` times; `times` says how often it
+    is halved now."""
 
     def __init__(self, name: str, most: int) -> None:
         self.name = name
@@ -54,13 +56,13 @@ class Narrowing:
         self.times = 0
 
     def of(self, size: int) -> int:
-        """Return the rest of `size`, at least 1."""
+        """Return `size` after the halving, at least 1."""
         return max(1, size >> self.times)
 
 
 class MemoryGuard:
-    """Gives up caches while more than most of `max_bytes` is in use, then narrows what requests may
-    use; a running request keeps its own. For one thread, but `is_exceeded` and `figures`."""
+    """Frees caches while almost all of `max_bytes` is in use, then narrows what requests may use; a
+    running request keeps its memory. For one thread, except `is_exceeded` and `figures`."""
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class MemoryGuard:
         report: Callable[[str], None],
         most: int | None = None,
     ) -> None:
-        """`report` gets a line when pressure begins, takes more, or ends. `most` bounds later
-        limits."""
+        """`report` is called with a line of text when pressure begins, requires more, or ends.
+        `most` is the highest limit that may be set later."""
         self.max_bytes = self._first = max_bytes
         self._most = most
         self._rise = 0.0
@@ -82,9 +84,9 @@ class MemoryGuard:
         self._report = report
         self._order: list[tuple[str, Free]] = []
         self.chunks = Narrowing("chunks", 7)
-        """Prompt tokens of one chunk."""
+        """Narrows the prompt tokens of one chunk."""
         self.batch = Narrowing("batch", 5)
-        """How many requests may run."""
+        """Narrows the number of requests that may run."""
         self._next = clock()
         self._calm_at: float | None = None  # while there is pressure: when it will be over
         self._widen_at = clock()
@@ -103,19 +105,20 @@ class MemoryGuard:
         self._memory = memory
 
     def add(self, name: str, free: Free) -> None:
-        """Free `name` after all earlier additions."""
+        """Register `free` under `name`; it is called after those added earlier."""
         self._order.append((name, free))
 
     def lacks_room(self) -> int | None:
-        """Return the memory in use before any request if that leaves no room; else None."""
+        """Return the memory in use before any request if it leaves no room for requests; else
+        None."""
         used = self._memory.in_use()
         self._least = used + 2 * used // (_PARTS - 2)
         return used if used > self.max_bytes - self._part else None
 
     def limit(self, n_bytes: int | None) -> None:
-        """Let the process have `n_bytes`, None: its first limit. The next `check` is due, and frees
-        the excess. Raises InvalidRequestError for less than the process has without requests, and
-        for more than there is."""
+        """Set the limit to `n_bytes`, or to the first limit if None. The next `check` is then due,
+        and frees the excess. Raises InvalidRequestError if the process needs more even without
+        requests, or the machine has less."""
         wanted = self._first if n_bytes is None else n_bytes
         given = f"a limit of {wanted / _GIB:.3g} GiB"
         if wanted < self._least:
@@ -130,11 +133,11 @@ class MemoryGuard:
         self.max_bytes = self._limit = wanted
         self.on_limit(wanted)
         self._next = self._clock()
-        self._say(self._last, "that is the limit from now on")
+        self._say(self._last, "this is the new limit")
 
     def check(self) -> None:
-        """Measure, if it is time. Give up as much as needed of each cache, in order, and if that
-        does not suffice narrow chunks, then the batch."""
+        """Measure if it is time. Free as much of each cache as needed, in order; if that is not
+        enough, narrow the chunks, then the batch."""
         now = self._clock()
         if now < self._next:
             return
@@ -160,12 +163,12 @@ class MemoryGuard:
         self._tell(now, used, taken)
 
     def left(self) -> int:
-        """Bytes that the process may still take."""
+        """Return the bytes that the process may still use."""
         return max(0, self._limit - self._memory.in_use())
 
     def room(self, n_bytes: int) -> int:
-        """Return how much of `n_bytes` the caller may take for a moment; free caches as needed.
-        Half of the reserve stays for memory that nothing asks for."""
+        """Return how much of `n_bytes` the caller may use temporarily, freeing caches as needed.
+        Half of the reserve stays free for memory that is used without asking."""
         most = self._limit - self._part // 2
         if n_bytes <= self._part // 4:
             return n_bytes
@@ -178,7 +181,7 @@ class MemoryGuard:
 
     @property
     def figures(self) -> MemoryFigures:
-        """Thread-safe."""
+        """The guard's figures. Thread-safe."""
         steps = [name for name in tuple(self._steps) if name not in _LASTING]
         steps += [
             f"{one.name} halved {one.times} times" for one in (self.chunks, self.batch) if one.times
@@ -197,13 +200,13 @@ class MemoryGuard:
         return self.max_bytes // _PARTS
 
     def _reserve(self, used: int) -> int:
-        """Bytes to keep free: a part, and what a step may take."""
+        """Return the bytes to keep free: a part, and as much as a step may need."""
         self._rise = max(used - self._last, self._rise * _FORGET)
         return self._part + min(int(self._rise), self.max_bytes // 2)
 
     def _give_up(self, used: int, target: int, names: list[str]) -> int:
-        """Free caches in order until at most `target` is in use, and add the names of those that
-        had any; return what is in use then."""
+        """Free caches in order until at most `target` is in use, and add the names of the freed
+        ones to `names`; return the memory then in use."""
         before, used = used, self._after()
         if used < before:
             names.append("buffers")
@@ -220,8 +223,8 @@ class MemoryGuard:
         return self._memory.in_use()
 
     def _narrow(self, now: float, names: list[str]) -> None:
-        """Halve chunks, then the batch; both as often as they can be while the limit is at
-        stake."""
+        """Halve the chunks, or the batch once chunks cannot shrink; halve both as often as possible
+        if the limit is exceeded."""
         before = self.chunks.times, self.batch.times
         for one in (self.chunks, self.batch):
             if one.times < one.most:
@@ -236,7 +239,8 @@ class MemoryGuard:
         self._widen_at = now + self._pause
 
     def _widen(self, now: float) -> None:
-        """Double the batch, and once that is whole the chunks, if there was room for a while."""
+        """Double the batch, or the chunks once the batch is whole, if there was room for a
+        while."""
         if now < self._widen_at:
             return
         narrowed = next((one for one in (self.batch, self.chunks) if one.times), None)
@@ -248,7 +252,7 @@ class MemoryGuard:
         self._widen_at = now + self._pause
 
     def _tell(self, now: float, used: int, taken: Sequence[str]) -> None:
-        """Report when pressure begins or takes more, and when there was none for a while."""
+        """Report when pressure begins or requires more, and when it is over."""
         refused = ["requests"] if self.is_exceeded and (taken or self._calm_at) else []
         new = [name for name in (*taken, *refused) if name not in self._steps]
         self._counts.update((*taken, *refused))
@@ -267,7 +271,8 @@ class MemoryGuard:
 
 
 def _words(new: Sequence[str]) -> str:
-    """Name what pressure took: caches, then narrowed sizes, then that requests wait."""
+    """Return the measures against pressure in words: freed caches, narrowed sizes, refused
+    requests."""
     narrowed = [name for name in new if name in ("chunks", "batch")]
     given_up = [name for name in new if name not in _LASTING]
     words = [f"given up: {', '.join(given_up)}"] if given_up else []
@@ -276,26 +281,28 @@ def _words(new: Sequence[str]) -> str:
 
 
 _FADE = 0.8
-"""Weight of earlier measurements against the newest: the first passes have few tokens, and larger
-ones do not share their fixed part."""
+"""Weight of earlier measurements against the newest: the first passes have few tokens, and later,
+larger passes do not repeat their fixed part."""
 
 
 class _Measured(NamedTuple):
-    """Bytes for each token of a pass that ended at `context`."""
+    """Bytes per token in a pass that ended at position `context`."""
 
     per_token: float
     context: int
 
 
 class StepMemory:
-    """Expects a pass to take what the last ones at a similar place of a prompt took per token.
-    Further on in a prompt a token may take more, at most in proportion to those before it."""
+    """Predicts the memory of a pass from the bytes per token of recent passes at a similar position
+    in a prompt. At later positions a token may need more, at most in proportion to the tokens
+    before it."""
 
     def __init__(self) -> None:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """Record a pass over `n_tokens`, up to `context`, that took `n_bytes`; 0 if unmeasured."""
+        """Record that a pass over `n_tokens`, ending at `context`, needed `n_bytes`; 0 if not
+        measured."""
         if n_tokens < 1 or n_bytes < 1:
             return
         place = context.bit_length()
@@ -306,7 +313,7 @@ class StepMemory:
         self._measured[place] = _Measured(per_token, context)
 
     def expected(self, n_tokens: int, context: int) -> int:
-        """Bytes of such a pass; 0 before the first."""
+        """Return the bytes that such a pass will need; 0 before the first measurement."""
         place = context.bit_length()
         lower = [at for at in self._measured if at <= place]
         nearest = max(lower) if lower else min(self._measured, default=None)

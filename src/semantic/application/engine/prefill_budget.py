@@ -1,6 +1,6 @@
 """PrefillBudget: sizes the chunks of chunked prefill so that running requests keep decoding. Learns
-what a pass over prompt tokens costs, a fixed part and a part per token, and how long a decode step
-takes. Knows neither requests nor a clock."""
+the cost of a pass over prompt tokens (a fixed part and a part per token), and how long a decode
+step takes. Knows nothing about requests or clocks."""
 
 from __future__ import annotations
 
@@ -14,35 +14,39 @@ from semantic.application.engine.memory_guard import Narrowing
 
 _NEW_WEIGHT = 0.5
 """Weight of the newest measurement: chunks get slower towards the end of a long prompt, and a long
-average would lag behind them."""
+average would lag."""
 _MARGIN = 0.85
-"""Part of the gap to plan for; the rest absorbs the error of the estimate."""
+"""Fraction of the gap to plan for; the rest absorbs errors of the estimate."""
 _FIRST_PASSES = 4
-"""The rate may rise this often without averaging: the first chunks are too small to show it."""
+"""Number of passes after which the rate rises only by averaging: the first chunks are too small to
+show the true rate."""
 _FIXED_SAMPLES = 8
-"""The fixed cost is the median of that of the last this many small passes."""
+"""Number of recent small passes; the fixed cost is the median of theirs."""
 _SMALL = 16
-"""A pass of at most `largest / _SMALL` tokens shows the fixed cost, if its prompt ended there."""
+"""A pass of at most `largest / _SMALL` tokens shows the fixed cost if it ended its prompt."""
 _ASSUMED_BESIDE = 0.25
-"""Assumed cost of a token next to others before a measurement, as a part of one alone."""
+"""Cost assumed before any measurement for a token computed next to another prompt's tokens, as a
+fraction of the cost of a token alone."""
 _FIRST_BESIDE = 3
-"""Others in the first pass over several; later ones have up to twice as many as any before."""
+"""Other prompts in the first pass over several prompts; later passes may have up to twice as many
+as any pass before."""
 _WORTH = 0.25
-"""Part of a pass that one over several prompts must save, for it has costs of its own."""
+"""Fraction of a pass that a pass over several prompts must save, as it has costs of its own."""
 _FORGOTTEN = 0.995
-"""Decay of the cost of tokens next to others with each pass without any: a measurement that came
-out too high, while the device did something else, comes up again."""
+"""Factor for the learned cost of tokens next to others, applied in each pass without any: a
+measurement that is too high, because the device was busy, is then eventually repeated."""
 _SIZES = tuple(size for k in range(4, 24) for size in (1 << k, 3 << (k - 1)))
-"""Sizes of chunks that do not end a prompt. Few, so that the shapes of a forward pass recur: a
-device may need longer to plan a new shape than to compute it."""
+"""Sizes of chunks that do not end a prompt. There are few, so that the shapes of a forward pass
+recur: a device may need longer to plan for a new shape than to compute it."""
 
 SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
-"""The most tokens of each prompt in a pass over several."""
+"""Possible limits on the tokens per prompt in a pass over several prompts."""
 
 
 class MeasuredPass(NamedTuple):
-    """A pass over `n_tokens` of one prompt, and `n_beside` of others, padding included. `allowed`
-    is how many tokens its step might have, with those before it: its rest may be small."""
+    """A pass over `n_tokens` of one prompt and `n_beside` tokens of others, padding included.
+    `allowed` is the number of tokens allowed in its step up to and including this pass, which may
+    have had little left."""
 
     n_tokens: int
     seconds: float
@@ -51,9 +55,9 @@ class MeasuredPass(NamedTuple):
 
 
 class SharedPass(NamedTuple):
-    """A pass over at most `width` tokens of each of several prompts, the first and `others`. A
-    token of another one costs `share` of one alone; `gained` are the seconds by which first tokens
-    come sooner, all together."""
+    """A pass over at most `width` tokens of each of several prompts: the first and `others`. A
+    token of another prompt costs `share` of a token alone. `gained` is the total time in seconds by
+    which first tokens come sooner."""
 
     width: int
     others: list[int]
@@ -62,10 +66,10 @@ class SharedPass(NamedTuple):
 
 
 class PassCost:
-    """Seconds of a forward pass over prompt tokens: `fixed`, and one part in `rate` per token.
-    Without the fixed cost (weights to read, kernels to launch) a small chunk would pass for a low
-    rate, chunks would shrink, and the rate with them. A token computed beside one of another
-    sequence costs `beside` of one alone."""
+    """Cost of a forward pass over prompt tokens in seconds: `fixed`, plus `1 / rate` per token.
+    Without the fixed cost (weights to read, kernels to launch), a small chunk would look like a low
+    rate, chunks would shrink, and the rate with them. A token computed next to another sequence's
+    costs `beside` of a token alone."""
 
     def __init__(self, largest: int) -> None:
         """`largest` is the maximum number of tokens of a pass."""
@@ -80,9 +84,10 @@ class PassCost:
     def observe(
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
     ) -> None:
-        """Learn from a pass over `n_tokens` of a sequence and `n_beside` of others; `limited`: more
-        remained to compute. A limited pass shows the rate even if it is small: a device that
-        becomes slow makes chunks small, and that must not pass for a fixed cost."""
+        """Learn from a pass over `n_tokens` of a sequence and `n_beside` tokens of others;
+        `limited`: more tokens remained to compute. A limited pass shows the rate even if it is
+        small: a device that becomes slow makes chunks small, and that must not be mistaken for a
+        fixed cost."""
         if seconds <= 0:
             return
         if n_beside and self.rate is not None:
@@ -97,7 +102,7 @@ class PassCost:
         elif n_tokens <= self._small and not limited:
             self._learn_fixed(n_tokens, seconds, self.rate)
         else:
-            # At least half of the time goes to the tokens: an overestimated fixed cost must not
+            # At least half of the time counts for the tokens: an overestimated fixed cost must not
             # make the rate infinite.
             self._learn_rate(n_tokens / (seconds - min(self.fixed, seconds / 2)), self.rate)
 
@@ -109,7 +114,7 @@ class PassCost:
 
     def _learn_beside(self, n_tokens: float, n_beside: float, seconds: float, rate: float) -> None:
         if n_beside / rate < self.fixed:
-            return  # the fixed cost hides theirs
+            return  # the fixed cost hides the others' cost
         share = ((seconds - self.fixed) * rate - n_tokens) / n_beside
         if share > 1:  # the device is slower than the rate says
             self._learn_rate((n_tokens + n_beside) / (seconds - min(self.fixed, seconds / 2)), rate)
@@ -123,8 +128,8 @@ class PassCost:
 class PrefillBudget:
     """Sizes prefill chunks to bound the time between two tokens of a running request.
 
-    `target_gap` is that bound, and also bounds a chunk while more requests may come; `idle_gap` is
-    the longest chunk of a request that is alone. Both in seconds; passes have `smallest` to
+    `target_gap` is that bound, and also limits a chunk while more requests may come; `idle_gap`
+    limits a chunk of a request that is alone. Both are in seconds; passes have `smallest` to
     `largest` tokens. Prompts get at least half of their share of the device, and a pass spends at
     least as long on its tokens as its fixed cost, up to half of the target gap.
     """
@@ -144,28 +149,31 @@ class PrefillBudget:
         self._cost = PassCost(largest)
         self._decode_seconds = 0.0
         self.narrowing: Narrowing | None = None
-        """Tokens, at most `largest`."""
+        """Narrows the tokens of a pass, at most `largest`."""
 
     @property
     def rate(self) -> float | None:
-        """Measured prompt tokens per second beside the fixed cost; None before the first chunk."""
+        """Measured prompt tokens per second, fixed cost excluded; None before the first chunk."""
         return self._cost.rate
 
     def seconds(self, n_tokens: int) -> float | None:
-        """Return the expected seconds of more prompt tokens alone; None before the first chunk.
-        Fewer than a pass has share its fixed cost with tokens that run in any case."""
+        """Return the expected seconds for `n_tokens` more prompt tokens; None before the first
+        chunk. If they do not fill a pass, they bear only part of its fixed cost, as other tokens
+        run in any case."""
         rate = self._cost.rate
         return (
             None if rate is None else n_tokens / rate + self._cost.fixed * n_tokens / self.largest
         )
 
     def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
-        """Return the pass over several prompts that advances them soonest; None if one by one.
+        """Return the pass over several prompts that helps most; None if prompts should run one by
+        one.
 
-        A pass of prompt i alone would have `chunks[i]` tokens, of at most `left`. The first is in
-        every pass; `even`: all must have equally many tokens in it. A token of another one costs
-        the measured share. Each saves a pass of its own and gains half of that: together all wait
-        for the last, one by one for half of the others on average.
+        Alone, the next pass over prompt i would have `chunks[i]` tokens, at most `left`. The first
+        prompt is in every pass; `even`: all must have equally many tokens in the pass. A token of
+        another prompt costs the measured share. Each other prompt saves a pass of its own and gains
+        half of that time: together, all wait for the last; one by one, each waits for half of the
+        others on average.
         """
         rate = self._cost.rate
         if rate is None or len(chunks) <= 1:
@@ -180,7 +188,8 @@ class PrefillBudget:
     def _shared(
         self, width: int, chunks: Sequence[int], most: int, rate: float, *, even: bool
     ) -> SharedPass:
-        """A pass over at most `width` tokens of each; over those prompts for which it pays."""
+        """Return a pass over at most `width` tokens of each prompt, with the prompts that
+        benefit."""
         fixed, share = self._cost.fixed, self._cost.beside
         slot = share * width / rate
         gains = [
@@ -193,7 +202,7 @@ class PrefillBudget:
             if gain > 0 and (not even or chunks[i] >= width)
         ]
         paying.sort(key=lambda one: -one[0])
-        # Next to many only after a measurement next to some: the assumption may be wrong.
+        # Only a few prompts until a pass with some is measured: the assumption may be wrong.
         room = int((most / width - 1) / share) if share else len(paying)
         del paying[max(0, min(room, 2 * self._cost.most_beside + _FIRST_BESIDE)) :]
         first = chunks[0]
@@ -203,12 +212,12 @@ class PrefillBudget:
 
     @property
     def smallest(self) -> int:
-        """Return the fewest tokens of a shortened pass."""
+        """The fewest tokens of a shortened pass."""
         return self._smallest
 
     @property
     def largest(self) -> int:
-        """The most tokens of a pass, as narrowed."""
+        """The most tokens of a pass, after narrowing."""
         if self.narrowing is None:
             return self._largest
         return max(self._smallest, self.narrowing.of(self._largest))
@@ -216,17 +225,17 @@ class PrefillBudget:
     def tokens_left(
         self, n_prefilled: int, passes: int, *, decoding: int, prompts: int, concurrent: bool
     ) -> int:
-        """Return how many prompt tokens one more pass of a step may have; may be 0. The step has
+        """Return how many prompt tokens one more pass of a step may have, possibly 0. The step has
         spent the cost of `n_prefilled` tokens in `passes` passes; `decoding` requests decode in it,
-        `prompts` have a prompt to compute. `concurrent`: more requests may come."""
+        and `prompts` requests have a prompt to compute. `concurrent`: more requests may come."""
         total = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
         return min(total - n_prefilled, self.largest)
 
     def _total(self, passes: int, decoding: int, prompts: int, *, concurrent: bool) -> int:
-        """Prompt tokens that a step of `passes` passes may compute."""
+        """Return how many prompt tokens a step of `passes` passes may compute."""
         rate = self._cost.rate
         if rate is None:
-            # No rate yet: a chunk small enough to be harmless measures it.
+            # Without a rate: measure it with a chunk small enough to be harmless.
             return min(4 * self._smallest, self._largest)
         others = self._decode_seconds if decoding else 0.0
         fixed = passes * self._cost.fixed
@@ -239,9 +248,9 @@ class PrefillBudget:
         return max(self._smallest, min(self._largest, int(rate * seconds)))
 
     def observe(self, passes: Sequence[MeasuredPass], seconds: float, *, decoding: bool) -> None:
-        """Learn from a step of these passes that took `seconds`, decoding included. `decoding`:
-        requests decoded in it. The first pass bears the rest of a step besides its passes and their
-        decode step."""
+        """Learn from a step with these passes that took `seconds` in total; `decoding`: it also
+        decoded. Time of the step outside its passes and its decoding counts towards the first
+        pass."""
         if passes:
             own = seconds - (self._decode_seconds if decoding else 0.0)
             rest = own - sum(one.seconds for one in passes)
@@ -260,6 +269,6 @@ class PrefillBudget:
 
 
 def chunk_size(limit: int) -> int:
-    """The size of a chunk of at most `limit` tokens that does not end its prompt. A power of two or
-    three halves of one; `limit` itself below 16."""
+    """Return the size of a chunk of at most `limit` tokens that does not end its prompt: a power of
+    two or three halves of one; `limit` itself below 16."""
     return _SIZES[bisect_right(_SIZES, limit) - 1] if limit >= _SIZES[0] else limit

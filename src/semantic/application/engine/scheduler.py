@@ -1,5 +1,6 @@
-"""Scheduler: admits requests, chooses who prefills next, grows and preempts the running ones. Knows
-requests with their tenants and priorities, the block allocator and a clock; no backend."""
+"""Scheduler: admits requests, chooses which prefills next, grows and preempts running requests.
+Knows requests with their tenants and priorities, the block allocator and a clock; knows nothing
+about the backend."""
 
 from __future__ import annotations
 
@@ -21,33 +22,35 @@ from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver
 
 _PARTS = 7
-"""A tenant's part of a shared batch, in what stays free: alone it fills 28 of 32 places."""
+"""In a shared batch a tenant may use this many times the places that stay free: alone, 28 of 32."""
 _LONGEST_WAITING_EVERY = 4
-"""One chunk in this many goes to the request that has waited longest, if all others since its last
-went elsewhere: a stream of short prompts cannot starve a long one."""
+"""One chunk in this many goes to the request that has waited longest, if all chunks since its last
+one went to others: a stream of short prompts cannot starve a long one."""
 
 
 class PrefillOrder:
     """The order in which prompts receive chunks: next is the request whose agent will have computed
     the fewest tokens once this prompt is complete. A short prompt does not wait for a long one, and
-    an agent's short prompts count together until it has none ready. Within a tenant only prompts of
-    the highest priority have turns, and the one that has waited longest; no tenant gains by it."""
+    an agent's short prompts add up until it has none ready. Within a tenant, only prompts of the
+    highest priority and the one that has waited longest get turns; priority has no effect between
+    tenants."""
 
     def __init__(self) -> None:
         self._turn = 0
         self._computed: dict[str, int] = {}  # tokens, by agent
         self._waits_since: dict[str, int] = {}  # turn, by agent
-        self._last_turn: dict[int, int] = {}  # by request: of its last chunk, or of its arrival
-        self._urgent: dict[int, tuple[int, int]] = {}  # by request: the order of one behind it
-        self._priority: dict[int, int] = {}  # by request: its own, or of one of the tenant behind
+        self._last_turn: dict[int, int] = {}  # turn of last chunk or arrival, by request
+        self._urgent: dict[int, tuple[int, int]] = {}  # order of the first one behind
+        self._priority: dict[int, int] = {}  # own, or higher from behind, by request
 
     def next(
         self,
         requests: Sequence[Request],
         behind: Sequence[tuple[Request, Request | None]] = (),
     ) -> Request | None:
-        """Return the next of the requests that are ready to prefill. Each request `behind` waits
-        for another one. Forgets counts and waits of agents and requests that are not ready."""
+        """Return the next of the requests that are ready to prefill. `behind` pairs each request
+        that waits with the request that it waits for. Forgets counts and waits of agents and
+        requests that are not ready."""
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
@@ -71,23 +74,25 @@ class PrefillOrder:
         return min(self._first_of_tenants(requests), key=self._least_computed, default=None)
 
     def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
-        """Return some of the requests of the last `next`, in the order of their chunks."""
+        """Return some of the requests given to the last `next`, in the order of their chunks."""
         return sorted(requests, key=self._least_computed)
 
     def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
-        """Count a chunk of `n_tokens` for the request's agent; chunks of one pass are one turn."""
+        """Count a chunk of `n_tokens` for the request's agent; the chunks of one pass are one
+        turn."""
         self._turn += not same_pass
         self._computed[request.owner] = self._computed.get(request.owner, 0) + n_tokens
         self._waits_since[request.owner] = self._last_turn[request.number] = self._turn
 
     def _inherit(self, leader: Request, request: Request) -> None:
-        """Give a `leader` the priority of a request of its tenant that waits for it."""
+        """Raise the priority of `leader` to that of a request of the same tenant that waits for
+        it."""
         own = self._priority.get(leader.number)
         if own is not None and leader.tenant == request.tenant:
             self._priority[leader.number] = max(own, request.hints.priority)
 
     def _first_of_tenants(self, requests: Sequence[Request]) -> list[Request]:
-        """Return requests that none of their tenant's precedes by priority."""
+        """Return the requests that have their tenant's highest priority."""
         highest: dict[str, int] = {}
         for one in requests:
             own = self._priority[one.number]
@@ -103,16 +108,16 @@ class PrefillOrder:
 
 
 _CONCURRENT_SECONDS = 30.0
-"""Seconds after two active requests in which more may come: agents that work at the same time
+"""Seconds after two active requests during which more may come: agents that work at the same time
 usually send their next request within this time."""
 
 
 @dataclass(slots=True)
 class Step:
-    """The measured prefill and decode of one engine step, in which `decoding` requests decode.
-    `first_token_due`: a request awaits its first token, so the step prefills nothing. `concurrent`:
-    see `RecentConcurrency`. Its `passes` cost as much as `cost` tokens of one prompt, of `allowed`.
-    The pass to come has its start and the tokens `beside` it."""
+    """Measurements of one engine step, in which `decoding` requests decode. `first_token_due`: a
+    request awaits its first token, so the step does not prefill. `concurrent`: see
+    `RecentConcurrency`. Its `passes` together cost as much as `cost` tokens of one prompt;
+    `allowed` tokens are allowed so far. `pass_started` and `beside` describe the next pass."""
 
     started: float
     decoding: int
@@ -127,36 +132,38 @@ class Step:
 
 
 class Chunk(NamedTuple):
-    """A request that computes next, and at most how many tokens of its prompt."""
+    """A request that computes next, and the most tokens of its prompt to compute."""
 
     request: Request
     limit: int
 
 
 class Prompts(Protocol):
-    """The sequences in prefill, for the scheduler."""
+    """The scheduler's view of the sequences in prefill."""
 
     @property
     def pads_chunks(self) -> bool:
         """True if chunks `side_by_side` may have different numbers of tokens."""
 
     def may_prefill(self, request: Request) -> bool:
-        """False for a request that waits for another one."""
+        """Return False for a request that waits for another one."""
 
     def waits_for(self, request: Request) -> Request | None:
-        """The other one, which is then as urgent: short prompts do not wait for a long one's
-        turn."""
+        """Return the request that this one waits for. It is then as urgent as this one: short
+        prompts do not wait for a long prompt's turn."""
 
     def may_join(self, request: Request) -> bool:
-        """Return whether one pass can compute the rest of a prompt with that of others."""
+        """Return whether one pass can compute the rest of this prompt together with other
+        prompts."""
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """The tokens of the next chunk, at most `limit`, if others can share its pass; else 0."""
+        """Return the tokens of the next chunk, at most `limit`, if other prompts can share its
+        pass; else 0."""
 
 
 class Scheduler:
-    """The waiting and the running requests of one engine. Called under the engine's lock where
-    requests change between waiting and running."""
+    """The waiting and running requests of one engine. Methods that move requests between the two
+    are called under the engine's lock."""
 
     def __init__(
         self,
@@ -176,12 +183,12 @@ class Scheduler:
         self._memory = StepMemory()
         self.waiting = FairQueue()
         self.running: list[Request] = []
-        self.is_shared = False  # by tenants: none may fill the batch alone
+        self.is_shared = False  # True: a tenant may not fill the batch alone
         self.preemptions = 0  # since the start
         self.observer: StepObserver | None = None
 
     def __iter__(self) -> Iterator[Request]:
-        """All requests that have not ended."""
+        """Iterate over all unfinished requests."""
         return iter((*self.waiting, *self.running))
 
     def __len__(self) -> int:
@@ -191,13 +198,13 @@ class Scheduler:
         return [request for request in tuple(self.running) if request.phase is phase]
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Have chunks and batch as `guard` narrows them, and begin nothing without room."""
+        """Let `guard` limit the size of chunks and of the batch, and begin nothing without room."""
         self._guard, self._budget.narrowing = guard, guard.chunks
 
     # Admit
 
     def add(self, request: Request) -> None:
-        """Queue a new request. Raises PoolExhaustedError if it could not finish alone."""
+        """Queue a new request. Raises PoolExhaustedError if it could not finish even alone."""
         self._allocator.require_capacity(request, [other.owner for other in self.running])
         self.waiting.push(request)
 
@@ -211,7 +218,8 @@ class Scheduler:
             self.running.append(request)
 
     def _may_run(self) -> Callable[[str], bool]:
-        """Says whether a tenant may run one more request, which stays until its answer ends."""
+        """Return a function that says whether a tenant may run one more request. A running request
+        keeps its place until its answer ends."""
         room = FairRoom(self._most_running, _PARTS)
         for one in self.running if self.is_shared else ():
             room.take(one.tenant, 1)
@@ -219,20 +227,20 @@ class Scheduler:
 
     @property
     def _most_running(self) -> int:
-        """Without memory one may run, which must end."""
+        """The most requests that may run; one while memory is exceeded, so that it can finish."""
         if self._guard is None:
             return self._max_batch
         return 1 if self._guard.is_exceeded else self._guard.batch.of(self._max_batch)
 
     def _allocate(self, request: Request) -> bool:
-        # A preempted request returns only when the others can grow beside it: otherwise it would
-        # be preempted again at the next block.
+        # Readmit a preempted request only if the running ones can still grow: otherwise it would be
+        # preempted again at the next block.
         headroom = len(self.running) if request.preemptions else 0
         return self._allocator.admit(request, headroom)
 
     def stuck(self) -> Request | None:
-        """Return the first waiting request, if it does not fit although nothing runs: callers have
-        allocated blocks of the pool outside the engine since its submission."""
+        """Return the first waiting request if nothing is running and it still does not fit: code
+        outside the engine has allocated blocks of the pool since the request was submitted."""
         if self.running or not self.waiting:
             return None
         return self.waiting.first(self.running)
@@ -246,7 +254,7 @@ class Scheduler:
     # Prefill
 
     def begin_step(self, *, others: bool = False) -> Step:
-        """Begin to measure a step; `others` of another engine wait for its end."""
+        """Begin to measure a step; `others`: other engines wait for its end."""
         now = self._clock()
         decoding = self.in_phase(Phase.DECODE)
         return Step(
@@ -257,10 +265,10 @@ class Scheduler:
         )
 
     def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
-        """Chunked prefill: the chunks of the next forward pass; none ends the step's prefill.
-        Several chunks only if each is the rest of a prompt that joins others in a pass, or if they
-        run side by side. After a prompt is complete, only prompts that fit entirely go on: a first
-        token never waits for a long chunk."""
+        """Return the chunks of the next forward pass; an empty list ends the step's prefill. There
+        are several chunks only if each is the rest of a prompt and they join in a pass, or if they
+        run side by side. Once a prompt is complete, only prompts that fit entirely continue: a
+        first token never waits for a long chunk."""
         if step.first_token_due:
             return []
         prefilling = self.in_phase(Phase.PREFILL)
@@ -282,7 +290,7 @@ class Scheduler:
         step.allowed = int(step.cost) + left
         is_last = left >= request.to_prefill
         first_token_due = any(one.awaits_first_token for one in self.running)
-        # The rest of a step may be less than a pass costs.
+        # The rest of a step's budget may be less than a pass costs.
         least = self._budget.smallest if step.passes and not is_last else 1
         if left < least or (first_token_due and not is_last):
             return []
@@ -304,7 +312,8 @@ class Scheduler:
         left: int,
         prompts: Prompts,
     ) -> list[Chunk]:
-        """Chunks of `first` and of those others for which a pass together pays; or none."""
+        """Return chunks of `first` and of the other requests that benefit from a common pass; or
+        none."""
         beside, even = prompts.side_by_side, not prompts.pads_chunks
         n_first = beside(first, left) if rest else 0
         if not n_first:
@@ -325,8 +334,8 @@ class Scheduler:
         return [Chunk(one, width) for one in together]
 
     def _within_memory(self, step: Step, request: Request, left: int) -> int:
-        """At most `left` tokens of a prompt, for whose pass there is memory; 0 if it is better to
-        wait for requests that decode."""
+        """Return at most `left` tokens of a prompt such that a pass over them fits in memory; 0 if
+        it is better to wait for decoding requests."""
         n_tokens = min(left, request.to_prefill)
         fitting = self._fitting(n_tokens, request.computed + n_tokens)
         if fitting == n_tokens:
@@ -335,7 +344,8 @@ class Scheduler:
         return 0 if fitting < fewest and step.decoding else max(fewest, fitting)
 
     def _fitting(self, n_tokens: int, context: int) -> int:
-        """How many of `n_tokens` there is memory for in a pass, the last with `context` tokens."""
+        """Return how many of `n_tokens` fit in memory in a pass whose last token is at
+        `context`."""
         if self._guard is None or n_tokens < 1:
             return n_tokens
         expected = self._memory.expected(n_tokens, context)
@@ -344,7 +354,7 @@ class Scheduler:
 
     @staticmethod
     def _joined(first: Chunk, joining: Sequence[Request]) -> list[Chunk]:
-        """`first` and those of `joining`, in their order, that fit into the same pass."""
+        """Return `first` and the requests in `joining`, in order, that fit into the same pass."""
         chosen = [first]
         left = first.limit - first.request.to_prefill
         for request in joining:
@@ -356,7 +366,8 @@ class Scheduler:
     def prefilled(
         self, step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0
     ) -> None:
-        """Account for a pass that computed these tokens and took `n_bytes`, 0 if unknown."""
+        """Account for a pass that computed these tokens and needed `n_bytes` of memory, 0 if
+        unknown."""
         longest = max((request.computed for request, _ in n_tokens), default=0)
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         total, n_beside = sum(n for _, n in n_tokens), 0
@@ -386,13 +397,13 @@ class Scheduler:
     # Grow and preempt
 
     def full(self) -> list[Request]:
-        """The decoding requests without room for one more token, oldest first."""
+        """Return the decoding requests without room for one more token, oldest first."""
         decoding = self.in_phase(Phase.DECODE)
         full = [request for request in decoding if request.n_tokens >= request.capacity]
         return sorted(full, key=lambda request: request.number)
 
     def grow(self, request: Request, close_sequence: Callable[[Request], None]) -> bool:
-        """Allocate room for one more token of a decoding request, preempting others if need be.
+        """Allocate room for one more token of a decoding request, preempting others if necessary.
         Calls `close_sequence` for each preempted request, which may be `request` itself. Returns
         whether the request still runs and its capacity has grown."""
         before = request.capacity
@@ -404,7 +415,8 @@ class Scheduler:
         return request.phase is Phase.DECODE and request.capacity > before
 
     def _preempt(self, request: Request) -> None:
-        """Free the request's blocks; it returns to the queue with its tokens, before new ones."""
+        """Free the request's blocks; it returns to the queue with its tokens, ahead of new
+        requests."""
         self._allocator.release(request)
         self.running.remove(request)
         request.preempt()
@@ -413,12 +425,12 @@ class Scheduler:
 
 
 def preemption_victim(requests: Sequence[Request]) -> Request | None:
-    """Return the youngest: the oldest request always progresses, so every request ends."""
+    """Return the youngest request: the oldest one always progresses, so every request finishes."""
     return max(requests, key=lambda request: request.number, default=None)
 
 
 class RecentConcurrency:
-    """Knows whether several requests were active at the same time in the last 30 s."""
+    """Says whether several requests were active at the same time in the last 30 s."""
 
     def __init__(self) -> None:
         self._until = float("-inf")

@@ -1,6 +1,6 @@
 """Sequences: opens, prefills, decodes and closes the backend's sequences of running requests. A
-failure in one never affects another. Knows neither the order of requests nor the pool beyond the
-block allocator."""
+failure in one never affects another. Knows nothing about the order of requests, and of the pool
+only the block allocator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semantic.ports.generation import BatchBackend
 
 
 class Prefilled(NamedTuple):
-    """How many tokens of a request a pass computed, and why it failed if it did."""
+    """How many tokens of a request a pass computed, and the error if it failed."""
 
     request: Request
     n_tokens: int
@@ -40,8 +40,9 @@ class Sequences:
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
-        """Open an admitted request's sequence, from its cache if any. Threads read a stored prefix
-        while the batch runs: the request is then in phase LOAD. Raises BackendError."""
+        """Open an admitted request's sequence, from its cache if it has one. If a stored prefix
+        must be read, threads read it while the batch runs, and the request is in phase LOAD. Raises
+        BackendError."""
         sequence = self._restored(request)
         if sequence is None:
             sequence = self._model.open(request.capacity)
@@ -55,7 +56,7 @@ class Sequences:
             request.phase = Phase.LOAD
 
     def wait_for_load(self, requests: Sequence[Request], seconds: float) -> None:
-        """Return when the load of one of `requests` ends, or after `seconds`."""
+        """Return once the load of one of `requests` ends, or after `seconds`."""
         if self._prefixes is not None:
             self._prefixes.wait_for_load(requests, seconds)
 
@@ -67,7 +68,7 @@ class Sequences:
         if self._prefixes is not None:
             self._prefixes.finish_load(request)
         request.phase = Phase.PREFILL
-        self._loads_checkpoint(request)  # of those taken while it read
+        self._loads_checkpoint(request)  # a checkpoint taken while it was reading
 
     def reserve(self, request: Request) -> None:
         """Reserve memory for the request's capacity. Raises BackendError."""
@@ -75,9 +76,10 @@ class Sequences:
             self._model.reserve(request.sequence, request.capacity)
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[Prefilled]:
-        """Compute chunks of opened requests, several in one forward pass. A scored prompt has
-        chunks of a fixed size, whatever the limit. A request with nothing left to compute begins to
-        decode; one whose next blocks another request has computed meanwhile loads them instead."""
+        """Compute chunks of opened requests, several of them in one forward pass. A scored prompt
+        has chunks of a fixed size, whatever the limit. A request with nothing left to compute
+        begins to decode; if another request has meanwhile computed its next blocks, the request
+        loads them instead."""
         before = [chunk.request.computed for chunk in chunks]
         if len(chunks) > 1:
             self._compute_together(chunks)
@@ -88,18 +90,19 @@ class Sequences:
                 if request.computed <= n_tokens or not request.to_prefill:
                     self._prefill_one(request, limit)
             except BackendError as failure:
-                # Only its text: the error's frames refer to the memory of the failed sequence.
+                # Keep only the text: the error's frames refer to the memory of the failed sequence.
                 error = str(failure)
-            # A sequence that loads again has fewer than before.
+            # A sequence that loads again holds fewer tokens than before.
             results.append(Prefilled(request, max(0, request.computed - n_tokens), error))
         return results
 
     def decode(self) -> list[tuple[Request, SampledToken]]:
-        """One token for each decoding request. A BackendError fails all of them."""
+        """Decode one token for each decoding request. A BackendError means that all of them
+        failed."""
         return [(self._requests[token.sequence], token) for token in self._model.decode()]
 
     def pause(self, request: Request) -> int:
-        """Take a decoding request out of the batch, without the token in flight. Returns how many
+        """Take a decoding request out of the batch, dropping the token in flight. Return how many
         tokens its sequence holds. Raises BackendError, also for NaN or infinite values."""
         if request.sequence is None:
             raise AssertionError("only an opened request decodes")
@@ -109,7 +112,8 @@ class Sequences:
         return self._model.length(request.sequence)
 
     def resume(self, request: Request) -> None:
-        """Compute the new tokens of a paused request, and decode on. Raises BackendError."""
+        """Compute the new tokens of a paused request, and continue decoding. Raises
+        BackendError."""
         if request.sequence is None:
             raise AssertionError("a paused request must be open")
         if given := request.tokens[request.computed : -1]:
@@ -118,17 +122,19 @@ class Sequences:
         self._start(request, request.sequence)
 
     def may_prefill(self, request: Request) -> bool:
-        """Return whether to compute the request's next tokens now: no other request does."""
+        """Return whether to compute the request's next tokens now, because no other request is
+        computing them."""
         if request.sequence is None:
             return False
         return self._prefixes is None or request.scoring or self._prefixes.shared.claim(request)
 
     def waits_for(self, request: Request) -> Request | None:
-        """The request whose checkpoint this one waits for, if it does."""
+        """Return the request whose checkpoint this one waits for, if any."""
         return None if self._prefixes is None else self._prefixes.shared.waits_for(request)
 
     def may_join(self, request: Request) -> bool:
-        """Return whether one pass can compute the rest of the request's prompt with others."""
+        """Return whether one pass can compute the rest of the request's prompt with other
+        prompts."""
         return (
             request.sequence is not None
             and not request.scoring
@@ -141,7 +147,8 @@ class Sequences:
         return self._model.pads_chunks
 
     def side_by_side(self, request: Request, limit: int) -> int:
-        """The tokens of the next chunk, at most `limit`, if others can share its pass; else 0."""
+        """Return the tokens of the next chunk, at most `limit`, if other prompts can share its
+        pass; else 0."""
         if request.sequence is None or request.scoring:
             return 0
         n_tokens = request.next_stop(limit, self._checkpoint_at(request)) - request.computed
@@ -149,12 +156,12 @@ class Sequences:
 
     def preempt(self, request: Request) -> SampledToken | None:
         """Close the request's sequence; save its blocks where a restore can use them, unless `keep`
-        is false. Returns the next token where only a request that accepts it can continue from the
-        save."""
+        is false. Returns the next token if only a request that accepts it can resume from the saved
+        blocks."""
         sampled = None
-        saving = self._prefixes if request.keep else None  # else it runs again
+        saving = self._prefixes if request.keep else None  # without `keep` it is computed again
         if saving is not None and saving.resumes(request):
-            self._save(request)  # values that are not finite end the request when it runs again
+            self._save(request)  # if values are not finite, the request fails when it runs again
         elif saving is not None:
             sampled = self._save_with_next(saving, request)
         self.close(request)
@@ -169,19 +176,20 @@ class Sequences:
         try:
             self._model.close(sequence)
         except BackendError:
-            # The sequence is in no batch any more; memory that the backend could not free leaks.
+            # The sequence is in no batch any more; memory that the backend could not free is
+            # leaked.
             return
 
     def discard(self, request: Request) -> None:
-        """Close the request's sequence and drop what it has stored, as not finite."""
+        """Close the request's sequence and drop its stored blocks, as they may not be finite."""
         self.close(request)
         if self._prefixes is not None:
             self._prefixes.discard(request)
 
     def extract(self, request: Request) -> AgentBlocks | None:
-        """Turn the request's sequence into an idle cache; None, with the sequence closed, if it
-        holds nothing or `keep` is false. Saves its blocks to the store, and the agent's manifest if
-        it has a generated token. Keeps nothing of a sequence with NaN or infinite values."""
+        """Turn the request's sequence into an idle cache. Returns None, with the sequence closed,
+        if it is empty or `keep` is false. Saves its blocks to the store, and the agent's manifest
+        if a token was generated. Keeps nothing of a sequence with NaN or infinite values."""
         sequence = request.sequence
         if sequence is None:
             return None
@@ -199,7 +207,7 @@ class Sequences:
         try:
             unused = self._model.extract(sequence, request.blocks)
         except BackendError:
-            return None  # the answer is complete; its cache alone goes
+            return None  # the answer is complete; only its cache is lost
         self._allocator.free_unused(request, unused)
         return request.as_cache(length, self._model.model_id) if length else None
 
@@ -217,7 +225,7 @@ class Sequences:
             self._allocator.unpin(request)
         request.computed = restore.length
         request.reuse.source = "pool"
-        # A preempted request may find parts of its answer in the cache; those do not count.
+        # A preempted request may find parts of its answer in the cache; they do not count.
         request.cached_tokens = min(restore.length, len(request.prompt) - 1)
         return sequence
 
@@ -232,7 +240,7 @@ class Sequences:
         if not request.scoring and self._loads_next_blocks(request):
             return
         sequence = request.sequence
-        if sequence is None:  # the joint pass could not open it anew
+        if sequence is None:  # the joint pass could not reopen it
             sequence = self._reopen(request)
         if request.scoring:
             self._score(request, sequence)
@@ -248,12 +256,12 @@ class Sequences:
         self._model.start(sequence, last, history, request.params, drawn)
         request.phase = Phase.DECODE
         if self._prefixes is not None:
-            # Its prompt is complete: others that begin alike need not wait for its answer.
+            # The prompt is complete: requests that begin alike need not wait for the answer.
             self._prefixes.shared.release(request)
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Compute the remaining tokens in one pass; nothing if that fails. Each request then runs
-        alone, so that only the one at fault fails."""
+        """Compute the remaining tokens in one pass. If that fails, nothing changes and each request
+        then runs alone, so that only the one at fault fails."""
         try:
             together = [
                 (request, request.sequence, self._next_tokens(request, limit))
@@ -261,7 +269,7 @@ class Sequences:
                 if request.sequence is not None and not self._loads_next_blocks(request)
             ]
             passed = [(sequence, tokens) for _, sequence, tokens in together if tokens]
-            if passed:  # else caches have every prompt up to its last token
+            if passed:  # empty if caches hold every prompt up to its last token
                 self._model.prefill_together(passed)
         except BackendError:
             return
@@ -269,13 +277,14 @@ class Sequences:
             self._computed(request, len(tokens))
 
     def _loads_next_blocks(self, request: Request) -> bool:
-        """Return whether the request loads its next blocks: then it is in phase LOAD."""
+        """Return whether the request is now loading its next blocks, in phase LOAD."""
         if request.phase is not Phase.PREFILL:
             return request.phase is Phase.LOAD
         return self._loads_checkpoint(request) or self._loads_blocks(request)
 
     def _loads_checkpoint(self, request: Request) -> bool:
-        """Return whether the request loads all up to a checkpoint of another one."""
+        """Return whether the request is now loading everything up to another request's
+        checkpoint."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.has_next_checkpoint(request):
             return False
@@ -286,7 +295,8 @@ class Sequences:
         return request.phase is Phase.LOAD
 
     def _loads_blocks(self, request: Request) -> bool:
-        """Return whether the request loads blocks of others behind its own."""
+        """Return whether the request is now loading blocks of other requests that follow its
+        own."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.load_next_blocks(request):
             return False
@@ -294,7 +304,7 @@ class Sequences:
         return True
 
     def _reopen(self, request: Request) -> SequenceId:
-        """Replace the request's sequence by an empty one. Raises BackendError."""
+        """Replace the request's sequence with an empty one. Raises BackendError."""
         self.close(request)
         request.computed = request.cached_tokens = 0
         request.reuse.source = "none"
@@ -324,8 +334,8 @@ class Sequences:
             return  # not saved; the request continues
 
     def _save(self, request: Request, *, ends_turn: bool = False) -> int | None:
-        """Save the sequence to the store; return how many tokens, 0 if it has no form to save.
-        None, with nothing saved, if it holds values that are not finite."""
+        """Save the sequence to the store. Return how many tokens were saved: 0 if it cannot be
+        saved. None, with nothing saved, if it holds values that are not finite."""
         prefixes = self._prefixes
         if request.sequence is None or (prefixes is not None and prefixes.is_loading(request)):
             return 0
@@ -338,8 +348,8 @@ class Sequences:
             return 0
 
     def _save_with_next(self, prefixes: PrefixStore, request: Request) -> SampledToken | None:
-        """Save a decoding sequence, unless its next token is unknown or may be the last. Returns
-        that token. A last one would have to be in the cache that its agent keeps."""
+        """Save a decoding sequence, unless its next token is unknown or may be the last. Return
+        that token. (A last token would have to be in the cache that its agent keeps.)"""
         if request.sequence is None:
             return None
         try:

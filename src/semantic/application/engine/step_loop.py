@@ -1,6 +1,6 @@
-"""StepLoop: the one thread that may use the framework, and whose turn it is on it. Knows neither
-engines nor models. No exception ends it: broken engines and listeners are defects of other code,
-and the thread that serves all requests goes on."""
+"""StepLoop: the only thread that may use the framework; it decides whose turn is next. Knows
+nothing about engines or models. No exception ends it: broken engines and listeners are defects of
+other code, and the thread that serves all requests continues."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ E = TypeVar("E")
 @dataclass(frozen=True, slots=True)
 class EngineCall(Generic[E]):
     """Work to do with the engine between two of its steps. The loop calls either `run` or `refuse`,
-    once. Neither raises."""
+    once. Neither of them raises."""
 
     run: Callable[[E], None]
     refuse: Callable[[SemanticError], None]
 
 
 def engine_call(function: Callable[[E], T]) -> tuple[EngineCall[E], Future[T]]:
-    """A call of `function` and the future of its result; cancelling the future skips the call."""
+    """Return a call of `function` and the future of its result; cancelling the future skips the
+    call."""
     result: Future[T] = Future()
 
     def run(engine: E) -> None:
@@ -53,17 +54,17 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _MOST_WAIT, _FEWEST_TURNS = 0.25, 4
-"""Seconds, and long turns of others, that a ready lane waits for: without them a stream would stop
-for seconds while another model has a hundred requests."""
+"""Limits on the wait of a ready lane: seconds, and turns of others, both exceeded. Without them a
+stream would stop for seconds while another model has a hundred requests."""
 _REST = 2.0
-"""Seconds that a process that exits waits for a turn to end."""
+"""Seconds that an exiting process waits for a turn to end."""
 _MORE_THAN_A_PIPE = 1 << 21
-"""Bytes; the most that an unprivileged process may have in one is 1 MiB on Linux."""
+"""Bytes; on Linux a pipe of an unprivileged process holds at most 1 MiB."""
 
 
 class Lane(Protocol):
-    """Takes turns on the loop's thread. The loop holds its condition to read the properties, and
-    not to call the methods."""
+    """Takes turns on the loop's thread. The loop holds its condition while it reads the properties,
+    but not while it calls the methods."""
 
     @property
     def is_ready(self) -> bool:
@@ -71,28 +72,29 @@ class Lane(Protocol):
 
     @property
     def n_requests(self) -> int | None:
-        """The number of its requests; None while a build runs."""
+        """Number of the lane's requests; None while it is building."""
 
     def turn(self) -> bool:
-        """One slice of work; False when there is no more to come. Never raises."""
+        """Do one slice of work. Returns False if there is no more to come. Never raises."""
 
     def evict_idle(self, n_bytes: int, room: int) -> bool:
-        """Evict idle caches of `n_bytes`, within `room` bytes of memory; return whether it had
+        """Evict `n_bytes` of idle caches, within `room` bytes of memory; return whether there were
         any."""
 
 
 class StepLoop:
     """Runs lanes in one thread, which starts with the first lane and never ends. A thread that ends
-    releases the framework's thread-local state, which needs the interpreter: a process that exits
-    in that moment would abort."""
+    releases the framework's thread-local state, for which it needs the interpreter: a process that
+    exits at that moment would abort."""
 
     def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
-        """Check `guard` before each turn."""
+        """`guard` is checked before each turn."""
         self.guard = guard
-        # Guards what any thread may write: the lanes and their calls. Never held during a turn.
+        # Guards the state that any thread may write: the lanes and their calls. Never held during a
+        # turn.
         self.changed = threading.Condition()
         self.numbers = itertools.count()
-        """Numbers of all requests, in the order of their arrival."""
+        """Numbers all requests in the order of their arrival."""
         self._clock = clock
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._lanes: list[Lane] = []
@@ -100,7 +102,7 @@ class StepLoop:
         self._parking: tuple[int, int] | None = None
 
     def add(self, lane: Lane) -> None:
-        """Give `lane` turns until it has no more to do."""
+        """Give turns to `lane` until it has nothing more to do."""
         with self.changed:
             self._lanes.append(lane)
             if self._thread.ident is None:
@@ -109,16 +111,17 @@ class StepLoop:
             self.changed.notify_all()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Call `function` on the thread, between two turns; its result or exception."""
+        """Call `function` on the thread, between two turns; return the future of its result or
+        exception."""
         call: EngineCall[None]
         call, result = engine_call(lambda _: function())
         self.add(_Call(call))
         return result
 
     def rest(self, seconds: float = _REST) -> bool:
-        """Block the thread for good after its turn, for a process that exits; False if it still
-        runs after `seconds`. A thread that needs the interpreter while the process ends dies by
-        force, and the framework aborts the process."""
+        """Block the thread for good after its turn, so that the process can exit. Returns False if
+        it is still running after `seconds`. A thread that needs the interpreter while the process
+        exits is killed, and the framework then aborts the process."""
         with self.changed:
             self._parking = self._parking or os.pipe()
             self.changed.notify_all()
@@ -127,13 +130,13 @@ class StepLoop:
         return bool(parked.poll(seconds * 1000))
 
     def others_work(self, lane: Lane) -> bool:
-        """Return whether another lane than `lane` has something to do. For the loop's thread."""
+        """Return whether another lane has something to do. Only for the loop's thread."""
         with self.changed:
             return any(one is not lane and one.is_ready for one in self._lanes)
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Return whether new requests must wait for memory. The caller holds the condition."""
+        """True if new requests must wait for memory. The caller holds the condition."""
         if self.guard is None or not self.guard.is_exceeded:
             return False
         return any(lane.is_ready and lane.n_requests != 0 for lane in self._lanes)
@@ -143,12 +146,12 @@ class StepLoop:
         return None if self.guard is None else self.guard.figures
 
     async def look_at_memory(self) -> None:
-        await asyncio.wrap_future(self.call(lambda: None))  # before each turn it is
+        await asyncio.wrap_future(self.call(lambda: None))  # the guard measures before each turn
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
         guard = self.guard
         if guard is None:
-            raise InvalidRequestError("this process has no limit of memory")
+            raise InvalidRequestError("the memory of this process is not limited")
 
         def limit() -> MemoryFigures:
             guard.limit(n_bytes)
@@ -158,7 +161,8 @@ class StepLoop:
         return await asyncio.wrap_future(self.call(limit))
 
     def evict_idle(self, n_bytes: int) -> bool:
-        """See `Lane.evict_idle`; of the first lane that has any. For the loop's thread."""
+        """See `Lane.evict_idle`: evicts from the first lane that has any. Only for the loop's
+        thread."""
         with self.changed:
             lanes = list(self._lanes)
         room = sys.maxsize if self.guard is None else self.guard.left()
@@ -169,45 +173,46 @@ class StepLoop:
             self._turn()
 
     def _turn(self) -> None:
-        """Wait for a lane that is ready, and give it a turn."""
+        """Wait until a lane is ready, and give it a turn."""
         with self.changed:
             while self._parking is None and not (ready := self._weights()):
                 self.changed.wait()
         if self._parking is not None:
-            # It blocks there, without the interpreter, once a pipe is full and readable.
+            # The thread blocks here, without the interpreter, once the pipe is full and readable.
             os.write(self._parking[1], bytes(_MORE_THAN_A_PIPE))
             return
         lane = self._turns.next(ready)
         if self.guard is not None:
-            self.guard.check()  # before: after a last turn the process may be about to exit
+            self.guard.check()  # first: after a last turn the process may be exiting
         started = self._clock()
         has_more = lane.turn()
         self._turns.account(lane, self._clock() - started, ready[lane])
         if not has_more:
             with self.changed:
                 self._lanes.remove(lane)
-            self._turns.forget(lane)  # or it stays alive, with all that it refers to
+            self._turns.forget(lane)  # or the lane stays alive, with its references
             del lane, ready
 
     def _weights(self) -> dict[Lane, float]:
-        """Return the ready lanes by their part of the time: the number of their requests. A lane in
-        its build has as much as all that work: its requests wait for all of it."""
+        """Return the ready lanes, weighted by the number of their requests. A lane that is building
+        weighs as much as all the other work, because its requests wait for the whole build."""
         ready = [(one, one.n_requests) for one in self._lanes if one.is_ready]
         working = sum(max(1, n) for _, n in ready if n is not None)
         return {one: float(max(1, working if n is None else n)) for one, n in ready}
 
 
 class FairTurns(Generic[K]):
-    """Whose turn it is: of those that are ready, the one that has had least time for its weight.
-    One that was not ready has had as much as the least of the others: it neither waits for them to
-    catch up nor catches up itself. One that waited too long comes first, see `_MOST_WAIT`."""
+    """Decides whose turn it is: the ready key that has had the least time for its weight. A key
+    that was not ready counts as having had as much as the least of the others: it neither waits for
+    them to catch up nor catches up itself. A key that has waited too long comes first, see
+    `_MOST_WAIT`."""
 
     def __init__(self) -> None:
         self._had: dict[K, float] = {}
         self._waits: dict[K, _Wait] = {}
 
     def next(self, ready: Collection[K]) -> K:
-        """One of `ready`, which is not empty."""
+        """Return the key in `ready`, which must not be empty, that is next."""
         least = min((self._had[one] for one in ready if one in self._had), default=0.0)
         self._had = {one: self._had.get(one, least) for one in ready}
         self._waits = {one: self._waits.get(one) or _Wait() for one in ready}
@@ -217,7 +222,8 @@ class FairTurns(Generic[K]):
         return min(self._had, key=self._had.__getitem__)
 
     def account(self, key: K, seconds: float, weight: float) -> None:
-        """`key`, which `next` returned, has had `seconds`, and counts for `weight`."""
+        """Record that `key`, which `next` returned, has had `seconds`, and count them by
+        `weight`."""
         self._had[key] += seconds / weight
         for one, wait in self._waits.items():
             wait.seconds += seconds
@@ -232,7 +238,7 @@ class FairTurns(Generic[K]):
 
 @dataclass(slots=True)
 class _Wait:
-    """Since a lane was ready or had its last turn: what others have had."""
+    """The time and turns that others have had since a lane was ready or had its last turn."""
 
     seconds: float = 0.0
     turns: int = 0
@@ -243,7 +249,7 @@ class _Wait:
 
 
 class _Call:
-    """A lane of one turn."""
+    """A lane with a single turn."""
 
     is_ready = True
     n_requests = 0

@@ -1,6 +1,6 @@
-"""Submission: a request for an engine thread, the handle on it and the listener to its events. It
-becomes a request, or the engine refuses it before any state changes. Knows the model's vocabulary
-and tokenizer; not the pool."""
+"""Submission: a request to an engine thread, its handle and the listener to its events. The engine
+turns it into a request, or refuses it before any state changes. Knows the model's vocabulary and
+tokenizer; knows nothing about the pool."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from semantic.domain.value_objects import CompletedGeneration, SamplingParams, T
 from semantic.ports.generation import BatchBackend, EngineEvent, Tokenizer
 
 _MAX_ALTERNATIVES = 100
-"""Alternatives per token: log-probabilities of the whole vocabulary would fill the memory."""
+"""Most alternatives per token: log-probabilities of the whole vocabulary would fill the memory."""
 _MAX_NOTE = 1 << 20
-"""Characters; each turn saves the note."""
+"""Most characters of a note; each turn saves it."""
 
 
 class RequestValidator:
@@ -32,7 +32,8 @@ class RequestValidator:
         self._tokenizer = tokenizer
 
     def check(self, submission: Submission) -> None:
-        """Check the fields that need no encoding. Raises as `GenerationEnginePort.submit`."""
+        """Check the fields that need no encoding. Raises the same errors as
+        `GenerationEnginePort.submit`."""
         if not _is_text(submission.agent_id) or not submission.agent_id:
             raise InvalidRequestError(
                 f"agent_id must be a non-empty string, got {submission.agent_id!r}"
@@ -48,8 +49,8 @@ class RequestValidator:
         self._check_cache(submission.cache)
 
     def accept(self, submission: Submission, cached: Reuse, number: int) -> Request:
-        """Return the request; without a given cache, `append` continues the tokens in `cached`.
-        Raises as `GenerationEnginePort.submit`."""
+        """Return the request. Without a cache in the submission, `append` continues the tokens in
+        `cached`. Raises the same errors as `GenerationEnginePort.submit`."""
         self.check(submission)
         params = self._checked(submission.sampling, submission.tenant)
         tokens = self._tokens(submission.prompt, add_special_tokens=not submission.append)
@@ -78,13 +79,14 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Validate, set a seed where sampling needs one, and take the tenant's grammar."""
+        """Validate the parameters, set a seed if sampling needs one, and assign the grammar to the
+        tenant."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:
                 if not 0 <= token < self._vocab_size:
                     raise InvalidRequestError(
-                        f"{name} names token {token}; token ids are below {self._vocab_size}"
+                        f"{name}: token ids must be below {self._vocab_size}, got {token}"
                     )
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > _MAX_ALTERNATIVES:
@@ -94,7 +96,7 @@ class RequestValidator:
         if params.grammar is not None:
             if params.ignore_eos:
                 raise InvalidRequestError(
-                    "ignore_eos excludes a grammar, which says where an answer ends"
+                    "ignore_eos cannot be used with a grammar, which decides where an answer ends"
                 )
             own = replace(params.grammar, tenant=tenant)
             self._model.check_grammar(own)
@@ -108,13 +110,13 @@ class RequestValidator:
             return
         raise CacheReconstructionError(
             f"the cache of agent {cache.agent_id!r} comes from model "
-            f"{cache.model_id or '(unnamed)'}, this engine runs {self._model_id}"
+            f"{cache.model_id or '(unnamed)'}, but this engine runs {self._model_id}"
         )
 
     def _tokens(self, prompt: str | Sequence[int], *, add_special_tokens: bool) -> tuple[int, ...]:
         if not _is_sequence(prompt):
             raise InvalidRequestError(f"prompt must be text or token ids, got {prompt!r}")
-        # Checked before encoding: a tokenizer that adds BOS makes a token of empty text.
+        # Checked before encoding: a tokenizer that adds BOS turns empty text into a token.
         if not prompt:
             raise InvalidRequestError("prompt must not be empty")
         tokens: Sequence[int] = (
@@ -152,14 +154,14 @@ def _is_int(value: object) -> bool:
 
 Listener = Callable[[Sequence[EngineEvent]], None]
 """Called once per step with all events of its request, on the engine's thread: it must not block,
-and an exception from it ends the request. The last event of the last call is a
+and if it raises an exception the request ends. The last event of the last call is a
 CompletedGeneration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """The arguments of `GenerationEnginePort.submit`, before validation. `continues`: the answer's
-    text continues that of the prompt."""
+    text continues the prompt's text."""
 
     agent_id: str
     prompt: str | Sequence[int]
@@ -175,18 +177,19 @@ class Submission:
 
     @property
     def max_total_tokens(self) -> int:
-        """The most tokens of a prompt in token ids and its answer together."""
+        """The most tokens of prompt and answer together, for a prompt given as token ids."""
         return len(self.prompt) + self.max_tokens
 
 
 @dataclass(eq=False, slots=True)
 class RequestHandle:
-    """The handle on a submission that an engine thread has queued.
+    """The handle of a submission that an engine thread has queued.
 
-    `accepted` resolves to the request's uid once the engine has validated it; it raises as
-    `GenerationEnginePort.submit`, and OverloadedError or BackendError if the engine ends before. A
-    cancellation before that cancels the future. After an error nothing calls `listener`; otherwise
-    it receives the request's end exactly once. The other fields are the thread's.
+    `accepted` resolves to the request's uid once the engine has validated it. It raises the same
+    errors as `GenerationEnginePort.submit`, plus OverloadedError or BackendError if the engine ends
+    earlier. A cancellation before the validation cancels the future. After an error `listener` is
+    never called; otherwise it receives the request's end exactly once. The thread uses the other
+    fields.
     """
 
     submission: Submission
@@ -205,7 +208,7 @@ class RequestHandle:
         self.listener(events)
 
     def failed(self, error: str) -> CompletedGeneration:
-        """Completion for an accepted request whose engine failed."""
+        """Return the result of an accepted request whose engine failed."""
         return CompletedGeneration(
             uid=self.uid or "",
             agent_id=self.submission.agent_id,

@@ -1,1 +1,1 @@
-"""Several models in one server: the loaded ones, and the one for a request."""
+"""Several models in one server: loading and unloading models, and choosing one for a request."""

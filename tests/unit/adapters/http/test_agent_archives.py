@@ -218,7 +218,7 @@ def test_an_import_reuses_what_it_brought_and_gives_it_to_no_other(
         (lambda data: claimed(17 << 20) + data[512:], f"{DOCUMENT} has more than 16777216 bytes"),
         (lambda data: altered(data, namespace=bytes(32)), "this agent belongs to another model ('"),
         (lambda data: altered(data, layout="x"), "body 000000.full does not have the layout"),
-        (lambda data: altered(data, agent_id="a\nb"), "an agent's name has 1 to 256 printable"),
+        (lambda data: altered(data, agent_id="a\nb"), "agent name must have 1 to 256 printable"),
     ],
 )
 def test_anything_else_is_refused_and_leaves_nothing(
@@ -248,7 +248,7 @@ def test_bodies_that_are_not_of_the_models_size_are_refused(
 def test_a_name_is_taken_by_what_is_saved_and_by_what_runs(
     server: RunningServer, served: AgentsWorld, archive: bytes
 ) -> None:
-    taken = "there is an agent 'ada' already: name in the query gives it another"
+    taken = "agent 'ada' already exists: choose another name with name= in the query"
     served.submit("ada", 300)
     assert error(server.ask("POST", IMPORT, archive)) == (400, taken)
     served.world.finish()
@@ -493,7 +493,7 @@ def test_an_import_is_for_a_tenant_with_a_key(
     refused = error(ask(OPERATOR, "POST", f"{IMPORT}?tenant={tenant}", archive))
     assert refused == (
         404,
-        f"there is no tenant {tenant!r} with a key: the server's log says at start which there are",
+        f"there is no tenant {tenant!r} with a key: the server logs all tenants with keys when it starts",
     )
     assert n_blocks(world) == n_before
     assert error(ask(OPERATOR, "POST", IMPORT, archive))[0] == 400

@@ -191,7 +191,7 @@ def test_while_it_has_a_request_it_is_not_forgotten(
     served.turn("ada", 20)
     served.submit("ada", 30)
     status, message = error(server.ask("DELETE", path("ada")))
-    assert (status, message) == (400, "agent 'ada' has a request: wait until it has ended")
+    assert (status, message) == (400, "agent 'ada' has a request: wait until it finishes")
 
 
 def test_before_the_model_is_there() -> None:
