@@ -1,6 +1,6 @@
 """Composition root: builds an engine from settings and chooses the adapter for each port. Imports
-adapters and the engine inside functions: `import semantic` loads no framework. `serve` has the
-additions for HTTP, `composition` single parts."""
+adapters and the engine inside functions: `import semantic` loads no framework. `serve` adds the
+parts for HTTP; `composition` contains single parts."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The common parts of one server's models; `provider` loads weights of the same files once.
-    `settings` are those of the open store."""
+    """The common parts of one server's models. `provider` loads the weights of the same files only
+    once. `settings` are those of the open store."""
 
     loop: StepLoop
     provider: ModelProviderPort
@@ -62,7 +62,8 @@ class Shared:
 
 
 OnStoreUnavailable = Callable[[StoreError], None]
-"""Gets the reason why the disk tier does not open; the store then has its memory tier only."""
+"""Called with the reason if the disk tier cannot be opened; the store then has only a memory
+tier."""
 
 
 def build_engine(
@@ -71,8 +72,9 @@ def build_engine(
     observer: BlockObserver | None = None,
 ) -> App:
     """Load the model and build its engine; `engine.close` also stops the store's threads. The
-    store's tiers on this machine report to `observer`. Raises as `load`, InvalidRequestError for a
-    pool without a block, and StoreError if the disk tier fails without `on_store_unavailable`."""
+    store's tiers on this machine report to `observer`. Raises the same errors as `load`, plus
+    InvalidRequestError if the pool has no room for a block, and StoreError if the disk tier fails
+    without `on_store_unavailable`."""
     return assemble(settings, mlx_provider(settings), on_store_unavailable, observer)
 
 
@@ -97,8 +99,9 @@ def assemble(
 
 
 def follow_first(settings: Settings) -> None:
-    """Compute as one of `settings.ranks` other than 0; returns when rank 0 ends in good order.
-    Raises as `load`, unless rank 0 ends first: it says what is wrong for all."""
+    """Compute as a rank of `settings.ranks` other than 0; return once rank 0 ends in good order.
+    Raises the same errors as `load`, unless rank 0 ends first: rank 0 then reports the error for
+    all."""
     from semantic.adapters.mlx.ranks.following import follow, wait_for_end
 
     settings = promised(settings)
@@ -115,8 +118,8 @@ def follow_first(settings: Settings) -> None:
 
 
 def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
-    """`build_engine` for one of several models: in slices, around a store that is open. Raises as
-    `load`, and WeightsTooLargeError."""
+    """`build_engine` for one of several models: in slices, around an open store. Raises the same
+    errors as `load`, plus WeightsTooLargeError."""
     provider = shared.provider
     with suggesting(settings.model):
         model, tokenizer = yield from provider.load_in_slices(
@@ -132,8 +135,8 @@ def open_shared(
     warn: Callable[[str], None],
     on_store_unavailable: OnStoreUnavailable | None = None,
 ) -> Shared:
-    """Return the common parts of several models; call it on the thread of `loop`. Raises as
-    `build_engine`."""
+    """Return the common parts of several models; call it on the thread of `loop`. Raises the same
+    errors as `build_engine`."""
     store, settings = _open_or_report(settings, on_store_unavailable)
     provider = mlx_provider(settings)
     return Shared(loop, provider, store, open_turns(settings, warn), settings)
@@ -144,7 +147,8 @@ def _open_or_report(
     on_store_unavailable: OnStoreUnavailable | None,
     observer: BlockObserver | None = None,
 ) -> tuple[StorePort, Settings]:
-    """Return the store and its settings, without a disk after reporting its failure."""
+    """Return the store and its settings; if its disk fails, report the failure and return both
+    without a disk."""
     try:
         return open_store(settings, observer), settings
     except StoreError as error:
@@ -157,7 +161,7 @@ def _open_or_report(
 
 def rebuild_app(app: App) -> App:
     """Replace a failed engine: a new pool of the same size, the same weights and the same open
-    store, which still has every idle agent. Nothing may use the old engine afterwards. Raises
+    store, which still holds every idle agent. The old engine must not be used afterwards. Raises
     InvalidRequestError for a model that `load` did not return."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.provider import wrap_model
@@ -168,7 +172,7 @@ def rebuild_app(app: App) -> App:
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
     app.model.abandon()  # frees the old pool before the new one
     model = wrap_model(app.model.model, app.model.model_id, app.tokenizer)
-    model.grammars = app.model.grammars  # with compiled and checked ones
+    model.grammars = app.model.grammars  # including compiled and checked grammars
     pool: BlockPool = BlockPool(app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes)
     return _new_app(model, app.tokenizer, pool, app.store, app.settings)
 
@@ -196,8 +200,8 @@ def _new_app(
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
-    """The pool for a loaded model. Raises InvalidRequestError for a pool without a block, and for
-    one that is larger than the device's memory. Warns of a store without room for a block."""
+    """Return the pool for a loaded model. Raises InvalidRequestError for a pool without a block,
+    and for one larger than the device's memory. Warns if the store has no room for a block."""
     from semantic.domain.services import BlockPool
 
     max_bytes, most = settings.pool_bytes, read_device().memory_bytes
@@ -209,7 +213,7 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
     block = spec.bytes_for(BLOCK_TOKENS)
     if settings.use_disk and settings.disk_bytes is not None and settings.disk_bytes < block:
         logger.warning(
-            "disk_bytes: a block of this model has %d bytes, the store may have %d: it keeps none",
+            "disk_bytes: a block of this model has %d bytes, the limit is %d: none is kept",
             block, settings.disk_bytes,
         )  # fmt: skip
     if max_bytes is None and settings.pool_blocks is None:
@@ -220,8 +224,8 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
 def load(
     model_id: str = DEFAULT_MODEL, *, any_chip: bool = False
 ) -> tuple[MLXBackend, MLXTokenizer]:
-    """A model and its tokenizer, from a folder, a hub id, an alias or the embedded model. Raises
-    ModelNotFoundError or UnsupportedModelError, and OperatorError when MLX is not usable."""
+    """Return a model and its tokenizer, from a folder, a hub id, an alias or the embedded model.
+    Raises ModelNotFoundError or UnsupportedModelError, and OperatorError if MLX is not usable."""
     model = model_of(model_id)
     with suggesting(model):
         return mlx_provider(Settings(any_chip=any_chip)).load_model(model)

@@ -1,5 +1,5 @@
 """Composition root of a server: the engine on its own thread, and the application on top of it.
-Builds what HTTP calls; `bootstrap` builds the engine alone. Knows no API."""
+Builds the objects that HTTP calls; `bootstrap` builds only the engine. Knows nothing about APIs."""
 
 from __future__ import annotations
 
@@ -69,23 +69,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _ONE_BY_ONE = (
-    "this model gives other answers in a batch than alone: each step computes running requests one "
-    "after the other"
+    "this model's answers in a batch differ from those alone: each step computes requests one "
+    "after another"
 )
 _ANY_CHIP = (
     "share_across_chips: the engine uses blocks that other kinds of chips computed, which differ "
     "in their last bits: an answer may differ from one computed here alone"
 )
-_REUSABLE = "this model computes other keys if a prompt divides elsewhere: it reuses %d tokens"
+_REUSABLE = "this model's keys depend on how a prompt is divided: it reuses only %d tokens"
 
 DEFAULT_NAME = "default"
-"""A name of every served model."""
+"""An extra name of the first served model, and of an embedding model."""
 _WORKERS = 3
-"""Threads that render prompts, one of them short ones; the model needs the other cores."""
+"""Threads that render prompts, one of them for short prompts; the model needs the other cores."""
 _PROBES = 2
-"""Processes that check grammars; one tenant has one at a time."""
+"""Processes that check grammars; a tenant uses one at a time."""
 _MAX_CONTEXT = 1 << 20
-"""Tokens. The limit of a model that states none; in practice the pool is smaller."""
+"""Tokens. The limit for a model that states none; in practice the pool is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,16 @@ class ServeSettings:
     """A model to serve, and the defaults of requests.
 
     `names` are the model's names, by default `model_name(engine.model)`. Requests may also use that
-    name and the path, and `DEFAULT_NAME` if it `is_first` of several. A model under an adapter
-    accepts only `names`, by default the adapter's behind the model's, and `aliases`; it shares the
-    weights of `parent`, a model's id. `max_context` limits prompt and answer together, in tokens,
-    by default to the model's own limit or what the pool holds. Sampling parameters that are None
-    are the model makers'. `max_tokens` limits an answer in requests without a limit; None: up to
-    the end of the context. `image_input` is the rule for a picture in the newest message, see
+    name and the path, and `DEFAULT_NAME` if it `is_first` of several. A model with an adapter
+    accepts only `names`, by default the model's with the adapter's appended, and `aliases`; it
+    shares the weights of `parent`, a model's id. `max_context` limits prompt plus answer, in
+    tokens, by default to the model's own limit or the pool's capacity. Sampling parameters that are
+    None are the model makers'. `max_tokens` limits an answer in requests without a limit; None: up
+    to the end of the context. `image_input` is the rule for pictures in the newest message, see
     `Attachments`. `parsers` read the model's answers. All tenants share prefixes of the
-    conversations in `public`. `tenants` are the names behind the keys, in their order: the log has
-    their ids. `events` are the address that publishes changes of the store, and their topic.
+    conversations in `public`. `tenants` are the tenants' names in the order of their keys: the log
+    has their ids. `events` is the address at which changes of the store are published, and their
+    topic.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -129,9 +130,10 @@ async def load_serving(
     shared: Shared | None = None,
     loop: StepLoop | None = None,
 ) -> Serving:
-    """Load the model on the engine's thread, and return once it serves requests. With `shared` it
-    is one of several. Other engines may use `loop` too. Raises as `bootstrap.build_engine`,
-    `open_events` and `Serving.publish`, and InvalidRequestError for too large a `max_context`."""
+    """Load the model on the engine's thread, and return once it serves requests. With `shared`, it
+    is one of several models. Other engines may use `loop` too. Raises the same errors as
+    `bootstrap.build_engine`, `open_events` and `Serving.publish`, plus InvalidRequestError if
+    `max_context` is too large."""
     apps: list[App] = []
     public: list[tuple[int, ...]] = []
     publisher = None if settings.events is None else open_events(*settings.events)
@@ -188,17 +190,17 @@ def _report_failure(error: Exception) -> None:
 
 
 async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
-    """Stop the thread of an unwanted engine."""
+    """Stop the thread of an engine that is no longer wanted."""
     if in_slices:
         await asyncio.to_thread(thread.stop, drain=False)  # between two slices
     else:
-        # Nothing cancels loading at once: the thread stops after it.
+        # Loading cannot be cancelled at once: the thread stops after it.
         threading.Thread(target=thread.stop, kwargs={"drain": False}, daemon=True).start()
 
 
 async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) -> Embeddings:
     """Load an embedding model that computes on the thread of `loop`, between the steps of engines.
-    Requests may use `names`, its own name and path, and `DEFAULT_NAME`. Raises as
+    Requests may use `names`, its own name and path, and `DEFAULT_NAME`. Raises the same errors as
     `load_embedder`."""
 
     def load() -> tuple[Embedder, ModelDetails]:
@@ -222,18 +224,18 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
 
 
 def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
-    """Maximum tokens of one request: `requested`, else what pool and model allow. Raises
-    InvalidRequestError for a larger request."""
+    """Return the most tokens of one request: `requested`, or else what pool and model allow. Raises
+    InvalidRequestError if `requested` is more than that."""
     of_pool = _pool_tokens(pool)
     limit = min(of_pool, of_model or _MAX_CONTEXT)
     if requested is not None and requested > limit:
-        reason = "the pool holds" if of_pool == limit else "the model was made for"
-        raise InvalidRequestError(f"a context of {requested} tokens: {reason} {limit}")
+        reason = "the pool holds" if of_pool == limit else "the model supports"
+        raise InvalidRequestError(f"a context of {requested} tokens: {reason} only {limit}")
     return requested or limit
 
 
 def _pool_tokens(pool: BlockPool) -> int:
-    """Tokens of the longest sequence that fits into an empty pool."""
+    """Return the tokens of the longest sequence that fits into an empty pool."""
     low, high = 0, _MAX_CONTEXT // BLOCK_TOKENS
     while low < high:
         middle = (low + high + 1) // 2
@@ -247,7 +249,8 @@ def _pool_tokens(pool: BlockPool) -> int:
 def _build_serving(
     thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
 ) -> Serving:
-    """Build the application on top of an engine; with `turns` for one of several models."""
+    """Build the application on top of an engine; `turns` are given if it is one of several
+    models."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.description import read_context
     from semantic.adapters.mlx.model.provider import find_folder
@@ -283,7 +286,7 @@ def _build_serving(
     finder = AgentFinder(partial(tenant_tag, app.store.secret))
     saved = SavedAgents(finder, newest_first(app.store.agents))
     workers = FairThreads(_WORKERS, "prepare")
-    # The first grammar of a tokenizer takes seconds: compiled now, and the start does not wait.
+    # The first grammar of a tokenizer takes seconds: compile it now, without delaying the start.
     first = Grammar("json_schema", "{}")
     workers.submit("", lambda: model.check_grammar(first), is_short=False)
     directory: AgentDirectory = AgentDirectory(app.store, _namespace(app), served.id)
@@ -298,7 +301,8 @@ def _build_serving(
 
 
 def _grammar_checks(model: MLXBackend) -> GrammarChecks:
-    """Check grammars in processes of their own; the model's gets only accepted ones."""
+    """Return checks of grammars in separate processes; the model's process gets only accepted
+    ones."""
     from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
 
     grammars, verdicts = model.grammars, Verdicts()
@@ -332,7 +336,7 @@ def _served_model(
 
 
 def _warn_of_differences(app: App, *, together: bool) -> None:
-    """Log what makes answers depend on more than their own request."""
+    """Log warnings if answers may depend on more than their own request."""
     if app.settings.any_chip:
         logger.warning(_ANY_CHIP)
     if not together:
@@ -370,7 +374,8 @@ def _transfers(
 
 
 def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the model's names, and other accepted ones: its own name, and its folder's path."""
+    """Return the model's names, and the other names that it accepts: its own name and its folder's
+    path."""
     given, adapter = settings.engine.model, settings.engine.adapter
     own = model_name(given)
     if adapter is not None:
@@ -387,7 +392,7 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
 def with_adapters(
     models: Sequence[ServeSettings], given: Sequence[str]
 ) -> list[list[ServeSettings]]:
-    """Each model, then its versions under its adapters. Raises InvalidRequestError."""
+    """Return each model, followed by its versions with adapters. Raises InvalidRequestError."""
     adapters = [parse_adapter(one) for one in given]
     alone = Counter(adapter.name for _, adapter in adapters)
     groups = [[one] for one in models]
@@ -399,18 +404,18 @@ def with_adapters(
 
 
 def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> int:
-    """The number of the model that an adapter is for. Raises InvalidRequestError."""
+    """Return the number of the model that an adapter is for. Raises InvalidRequestError."""
     for number, one in enumerate(models):
         if base in one.names or (base is None and len(models) == 1):
             return number
     names = ", ".join(one.names[0] for one in models)
-    found = "which of several models it is for" if base is None else f"one of them, got {base}"
+    found = "one of the models" if base is None else f"one of the models, got {base}"
     raise InvalidRequestError(f"--adapter {given}: expected BASE+NAME=PATH with {found}: {names}")
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:
-    """Return `model` under `adapter`; its `names` must be set. With `is_alone` the adapter's name
-    is an alias."""
+    """Return `model` with `adapter`; its `names` must be set. With `is_alone` the adapter's name is
+    an alias."""
     return replace(
         model,
         engine=replace(model.engine, adapter=adapter),
@@ -421,14 +426,15 @@ def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = Tru
 
 
 def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
-    """Log which key is which tenant: by the key's number, and the id that operators use."""
+    """Log the tenant of each key: the key's number, and the tenant's id for operators."""
     for number, name in enumerate(tenants, 1):
         found = tenant_id(secret, tenant_tag(secret, name))
         logger.info("API key %d of %d is tenant %s", number, len(tenants), found)
 
 
 def sampling_of(settings: ServeSettings, folder: Path) -> SamplingParams:
-    """The default sampling of requests: the settings', else that of the model in `folder`."""
+    """Return the default sampling of requests: from the settings, or else from the model in
+    `folder`."""
     from semantic.adapters.mlx.model.description import read_sampling
 
     of_model = read_sampling(folder)

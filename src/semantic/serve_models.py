@@ -1,5 +1,6 @@
 """Composition root of several models: one thread, one store, one budget of bytes. In a server
-`residency` decides which models load, in a program all stay. Knows no API."""
+`residency` decides which models load; in a program all of them stay loaded. Knows nothing about
+APIs."""
 
 from __future__ import annotations
 
@@ -79,10 +80,10 @@ _MIN_TIER_BYTES = 64 << 20
 class ModelsSettings:
     """Several models; the first serves requests that name none.
 
-    The first `loaded` of them load at the start, as far as they fit together; the others at their
+    The first `loaded` models load at the start, as far as they fit together; the others at their
     first request. `kept` are names of models that stay. Weights, pools and the store's memory take
-    at most `max_bytes`, by default the process's memory less `reserved_bytes` for what runs beside
-    them. A model unloads after `ttl` seconds without a request; None for never.
+    at most `max_bytes`, by default the process's memory minus `reserved_bytes` for other parts.
+    A model is unloaded after `ttl` seconds without a request; None means never.
     """
 
     models: Sequence[ServeSettings]
@@ -100,9 +101,10 @@ async def load_models(
     on_store_unavailable: OnStoreUnavailable | None = None,
     loop: StepLoop | None = None,
 ) -> ManagedModels:
-    """Open what the models share, load the first, and load others in the background. Others may use
-    `loop` too. Raises as `serve.load_serving`, and InvalidRequestError for two models of one name,
-    an unknown kept one, and one that does not fit into the budget."""
+    """Open the parts that the models share, load the first model, and load others in the
+    background. Other engines may use `loop` too. Raises the same errors as `serve.load_serving`,
+    plus InvalidRequestError for two models with the same name, an unknown name in `kept`, or a
+    model that exceeds the budget."""
     first = settings.models[0].engine
     loop = loop or guarded_loop(first, logger.info)
 
@@ -139,20 +141,21 @@ async def load_models(
 
 @dataclass(frozen=True, slots=True)
 class ModelsPlan:
-    """The bytes that models would take, by their files, within `capacity` bytes."""
+    """The bytes that models would need, judged by their files, and the limit `capacity`."""
 
     models: Sequence[KnownModel]
     capacity: int
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all at once; weights that several share count once."""
+        """Bytes needed to hold all the models together, counting shared weights once."""
         weights = {one.weights.key: one.weights.n_bytes for one in self.models}
         return sum(weights.values()) + sum(one.n_bytes for one in self.models)
 
 
 def plan_models(settings: ModelsSettings) -> ModelsPlan:
-    """Return the plan of `load_models`, loading nothing; on MLX's thread. Raises as that."""
+    """Return the plan of `load_models` without loading anything; on MLX's thread. Raises the same
+    errors as `load_models`."""
     store, capacity = _shares(settings)
     known = []
     for number, one in enumerate(settings.models):
@@ -162,7 +165,7 @@ def plan_models(settings: ModelsSettings) -> ModelsPlan:
 
 
 def _shares(settings: ModelsSettings) -> tuple[Settings, int]:
-    """The settings of the store that models share, and what they may take beside it."""
+    """Return the settings of the store that models share, and the bytes left for the models."""
     first = settings.models[0].engine
     budget = (settings.max_bytes or planned_bytes(memory_of(first))) - settings.reserved_bytes
     tier = first.memory_bytes or _tier_bytes(budget)
@@ -170,15 +173,15 @@ def _shares(settings: ModelsSettings) -> tuple[Settings, int]:
 
 
 class ResidentModels:
-    """Models that stay loaded until all close; the first serves requests that name none."""
+    """Models that stay loaded until all are closed; the first serves requests that name none."""
 
     def __init__(self, servings: Sequence[Serving] = (), shared: Shared | None = None) -> None:
-        """`shared` closes with them."""
+        """`shared` is closed together with the models."""
         self.servings = list(servings)
         self._shared = shared
 
     def number(self, name: str | None) -> int:
-        """Return the number of the model with the name. Raises ModelNotFoundError."""
+        """Return the number of the model called `name`, 0 if None. Raises ModelNotFoundError."""
         for number, one in enumerate(self.servings):
             if name is None or one.model.accepts(name):
                 return number
@@ -186,18 +189,18 @@ class ResidentModels:
         raise ModelNotFoundError(unknown_model(str(name), known, "this engine"))
 
     async def flush(self) -> None:
-        """See `Serving.flush`; of all."""
+        """`Serving.flush` of every model."""
         for one in self.servings:
             await one.flush()
 
     async def close(self) -> None:
-        """See `Serving.close`; of all."""
+        """`Serving.close` of every model."""
         for one in self.servings:
             await one.close()
         await asyncio.to_thread(self._close_shared)
 
     def end(self) -> None:
-        """`close` for a thread without an event loop; waits."""
+        """`close` for a thread without an event loop; blocks until done."""
         for one in self.servings:
             one.end()
         self._close_shared()
@@ -212,7 +215,8 @@ async def load_resident(
     models: Sequence[ServeSettings], on_store_unavailable: OnStoreUnavailable | None = None
 ) -> ResidentModels:
     """Load a model, or several on the same weights, each with an equal part of the pool. The first
-    one's settings are the store's. Raises as `serve.load_serving`; then nothing stays loaded."""
+    model's settings are used for the store. Raises the same errors as `serve.load_serving`; no
+    model then stays loaded."""
     if len(models) == 1:
         return ResidentModels([await load_serving(models[0], on_store_unavailable)])
     first = models[0].engine
@@ -241,7 +245,7 @@ def _residency(
     loader: _Loader,
     capacity: int,
 ) -> Residency:
-    """The policy, with all models. Raises InvalidRequestError as `load_models`."""
+    """Return the policy, with all models added. Raises InvalidRequestError like `load_models`."""
     _require_different(known)
     kept = {_named(name, known).id for name in settings.kept}
     residency = Residency(capacity, settings.patience)
@@ -257,14 +261,14 @@ def _residency(
 
 
 def _tier_bytes(budget: int) -> int:
-    """Bytes of the store's memory tier within the budget of the models."""
+    """Return the size of the store's memory tier within the budget of the models."""
     return min(default_memory_tier_bytes(budget), max(_MIN_TIER_BYTES, budget // _TIER_FRACTION))
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model to load that takes `n_bytes` in addition to its weights; `states` are those of its
-    files when they were read."""
+    """A model to load that needs `n_bytes` in addition to its weights; `states` are the states of
+    its files when they were read."""
 
     settings: ServeSettings
     n_bytes: int
@@ -273,10 +277,10 @@ class KnownModel:
 
 
 class _Loader:
-    """Implements `ModelLoader` around a store that is open."""
+    """Implements `ModelLoader` around an open store."""
 
     def __init__(self, shared: Shared, capacity: int) -> None:
-        """Models may use `capacity` bytes."""
+        """All models together may use `capacity` bytes."""
         self._shared = shared
         self._capacity = capacity
         self._given: dict[str, ServeSettings] = {}
@@ -284,8 +288,8 @@ class _Loader:
         self._has_frozen = False
 
     async def add(self, settings: ServeSettings) -> ServedModel:
-        """Add a model without reading its weights; fetch a missing one of the hub. Raises as
-        `load`."""
+        """Add a model without reading its weights; download it if it is a hub model that is
+        missing. Raises the same errors as `load`."""
         settings = replace(settings, is_first=not self.known)
         served, known = await self._described(settings)
         self._given[served.id], self.known[served.id] = settings, known
@@ -305,14 +309,14 @@ class _Loader:
             await asyncio.shield(fetching)
         finally:
             stopped.set()
-            await asyncio.wait((fetching,))  # its locks are free when another one begins
+            await asyncio.wait((fetching,))  # it must release its locks before another one begins
         first = next(iter(self._given.values()))
         engine = replace(first.engine, model=hub_id, adapter=None)
         own = replace(first, engine=engine, names=(hub_id,), aliases=frozenset(), parent=None)
         return await self.add(own)
 
     async def _require_fits(self, remote: RemoteModel) -> None:
-        """Raises InvalidRequestError for a model that does not even fit alone."""
+        """Raise InvalidRequestError for a model that does not fit even alone."""
         own = self._shared.settings
 
         def describe(folder: Path) -> int:
@@ -327,8 +331,8 @@ class _Loader:
             n_bytes = await asyncio.wrap_future(self._shared.loop.call(lambda: describe(folder)))
         if n_bytes > self._capacity:
             raise InvalidRequestError(
-                f"{remote.hub_id} does not fit: its weights and its pool take {n_bytes >> 20} MiB, "
-                f"and all models may take {self._capacity >> 20}; the server fetched nothing"
+                f"{remote.hub_id} does not fit: its weights and its pool need {n_bytes >> 20} MiB, "
+                f"but all models may use {self._capacity >> 20}; nothing was downloaded"
             )
 
     async def size(self, name: str) -> tuple[int, Weights]:
@@ -347,8 +351,8 @@ class _Loader:
         )
 
     async def freeze(self) -> None:
-        """Exempt present objects from the garbage collections of `free`, which stop every model,
-        until `close`. Does nothing if the program has frozen its objects before."""
+        """Exempt existing objects from the garbage collections in `free`, which stop every model,
+        until `close`. Does nothing if the program has frozen objects before."""
         await self.free()
         self._has_frozen = gc.get_freeze_count() == 0
         if self._has_frozen:
@@ -369,7 +373,7 @@ class _Loader:
         return serving, self.known[name].weights
 
     def _weigh(self, weights: Weights, n_bytes: int) -> None:
-        """Update the size of `weights` in all models that have them."""
+        """Update the size of `weights` in all models that use them."""
         for name, known in self.known.items():
             if known.weights == weights:
                 self.known[name] = replace(known, weights=replace(weights, n_bytes=n_bytes))
@@ -390,11 +394,12 @@ class _Loader:
 def _describe(
     settings: ServeSettings, folder: Path, store: Settings, capacity: int
 ) -> tuple[ServedModel, KnownModel]:
-    """A model of several by its files, around a store with the settings `store`."""
+    """Return one of several models, as described by its files; `store` are the open store's
+    settings."""
     states = _states(settings.engine)
     found = describe_model(folder, adapter=settings.engine.adapter_folder)
     own = 0 if found.adapter is None else found.adapter.n_bytes
-    # Weights of other files are others.
+    # Weights from other files count as different.
     files = hash(frozenset(_states(replace(settings.engine, adapter=None)).items()))
     weights = Weights(f"{folder.resolve()} {files}", found.weights_bytes)
     engine = _with_pool(settings.engine, store, capacity, weights.n_bytes + own)
@@ -416,14 +421,15 @@ def _describe(
 
 
 def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> Settings:
-    """A model's settings around the open store, with a pool that depends on no other model."""
+    """Return a model's settings for the open store, with a pool that does not depend on other
+    models."""
     if own.pool_bytes is None and own.pool_blocks is None:
         own = replace(own, pool_bytes=default_pool_bytes(capacity, weights))
     return replace(own, use_disk=store.use_disk, memory_bytes=store.memory_bytes)
 
 
 def _states(settings: Settings) -> Mapping[str, object]:
-    """The states of a model's files; empty if they are not there."""
+    """Return the states of a model's files; empty if they do not exist."""
     with suppress(OSError, SemanticError):
         return file_states(settings)
     return {}

@@ -253,7 +253,7 @@ def test_a_quota_is_no_larger_than_its_disk(
         [tier] = store.stats()
     assert tier.max_bytes is not None
     assert expected <= tier.max_bytes < expected + GIB // 100
-    warned = ["disk_gb: its disk has room for 5.0 GiB of these 90.0: that is the limit"]
+    warned = ["disk_gb: the disk has room for only 5.0 of 90.0 GiB, which is now the limit"]
     assert caplog.messages == (warned if given > free else [])
 
 
@@ -509,7 +509,7 @@ def test_a_pass_of_the_janitor_is_shown_by_stats(fleet: FleetFlags) -> None:
         ran = cache("janitor", *fleet, *wrong)
         assert (ran.code, ran.out) == (2, "")
         assert expected in ran.err
-    assert "remote_gb: expected remote_store too" in cache("janitor", "--remote-gb", "1").err
+    assert "remote_gb also requires remote_store" in cache("janitor", "--remote-gb", "1").err
 
 
 def test_a_tenant_that_is_forgotten_has_no_object_left(fleet: FleetFlags) -> None:

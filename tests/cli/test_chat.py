@@ -188,7 +188,7 @@ def test_a_note_that_cannot_be_read_is_no_history(note: str) -> None:
     changed("kai", note=note)
     ran = chat_with("kai", "What is my name?")
     assert (ran.code, ran.out) == (0, "You have not told me your name.\n")
-    assert ran.err == "cannot read the conversation of kai; it begins without a history\n"
+    assert ran.err == "cannot read the conversation of kai; starting without a history\n"
 
 
 def test_a_system_message_is_for_the_beginning() -> None:
@@ -198,7 +198,7 @@ def test_a_system_message_is_for_the_beginning() -> None:
     assert chat_with("zoe", "What is my name?").out == "Your name is Zoe.\n"
     ran = chat_with("zoe", "Hello!", options=("--system", "Be brief."))
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "error: it began with another system message; --new begins afresh\n"
+    assert ran.err == "error: it began with another system message; --new starts afresh\n"
 
 
 def test_why_compares_the_next_turn_with_what_is_there() -> None:
@@ -274,7 +274,7 @@ def test_a_fork_goes_on_and_its_parent_stays(
     assert usage["agent"] == "kai-2"
     assert int(usage["new"]) < 12
     assert len(engine.agent("kai").history()) == 2
-    with pytest.raises(InvalidRequestError, match="there is an agent 'kai' already"):
+    with pytest.raises(InvalidRequestError, match="agent 'kai' already exists"):
         talk.handle("/fork kai")
 
 
@@ -301,7 +301,7 @@ def test_a_conversation_is_saved_to_a_new_file(engine: Engine, tmp_path: Path) -
     talk.handle("My name is Kai.")
     for name in ("talk.json", "talk.md"):
         talk.handle(f"/save {tmp_path / name}")
-        with pytest.raises(InvalidRequestError, match="exists; expected a new file"):
+        with pytest.raises(InvalidRequestError, match="already exists; expected a new file"):
             talk.handle(f"/save {tmp_path / name}")
     assert json.loads((tmp_path / "talk.json").read_text()) == [
         {"role": "user", "content": "My name is Kai."},

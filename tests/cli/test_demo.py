@@ -59,7 +59,7 @@ def test_it_tells_and_fails_when_an_agent_forgot(monkeypatch: pytest.MonkeyPatch
     assert ran.code == 1
     assert "ada: Once there was a dragon." in ran.out
     assert "ada: What is my name" in ran.out
-    assert "FAILED: ada knows Basel but did not say so" in ran.out
+    assert "FAILED: ada was told Basel but did not say so" in ran.out
     assert "Vera and did not" not in ran.out
 
 
@@ -79,10 +79,10 @@ def test_what_depends_on_a_cache_is_named() -> None:
     assert RECALL.failures == []
     other = replace(COLD, text="Your name is Kai.")
     found = replace(RECALL, cold=(other, COLD)).failures
-    assert found == ["ada resumed answers otherwise without a cache: Your name is Kai."]
+    assert found == ["ada resumed answers differently without a cache: Your name is Kai."]
     found = replace(RECALL, restored=COLD, missing=("Vera",)).failures
     assert found == [
-        "ada knows Vera but did not say so",
+        "ada was told Vera but did not say so",
         "ada restored computes everything again",
     ]
 

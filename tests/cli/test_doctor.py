@@ -103,7 +103,7 @@ def test_sizes_that_nothing_can_have_are_refused_or_said(
     found = doctor.check_model(Settings(use_disk=True, store=tmp_path, disk_bytes=1000))
     assert all(one.verdict == "ok" for one in found)
     [said] = caplog.messages
-    assert re.fullmatch(r"disk_bytes: a block .* may have 1000: it keeps none", said)
+    assert re.fullmatch(r"disk_bytes: a block .* the limit is 1000: none is kept", said)
 
 
 def test_weights_that_are_ignored_are_named(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_of_several_models_it_says_what_fits_for_each_and_together(tmp_path: Pat
     assert findings[-1].detail.startswith("all 3 models at once: ")
     wrong = found(f"{DEFAULT_MODEL}+sql={adapter}")
     assert [one.verdict for one in wrong] == [*["ok"] * 6, "failed", *["ok"] * 6, "failed"]
-    with pytest.raises(InvalidRequestError, match="which of several models it is for"):
+    with pytest.raises(InvalidRequestError, match="one of the models"):
         found(f"sql={adapter}")
 
 
@@ -219,7 +219,7 @@ def test_a_missing_package_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None
         ("openblas", "ok", ""),
         ("not needed", "ok", ""),
         ("missing", "warning", "libopenblas0-pthread.* up to 20 times slower"),
-        ("too late", "warning", "import semantic.adapters.mlx first"),
+        ("too late", "warning", "import semantic.adapters.mlx before mlx"),
     ],
 )
 def test_a_slow_blas_is_a_warning_with_advice(
@@ -249,7 +249,7 @@ def test_the_form_of_the_caches_is_told() -> None:
     assert doctor.check_caches(padded).detail == "padded once a batch is stable"
     alone = doctor.check_caches(wrap_model(unusual_model("gpt_bigcode")))
     assert alone.verdict == "warning"
-    assert "one sequence after the other" in alone.detail
+    assert "one sequence after another" in alone.detail
 
 
 # The budget

@@ -31,7 +31,7 @@ def shared(tmp_path: Path) -> list[str]:
     ("flags", "expected"),
     [
         ([], "expected --remote-store and --fleet-secret-file"),
-        (["--remote-store", "file:///b"], "expected fleet_secret_file too"),
+        (["--remote-store", "file:///b"], "also requires fleet_secret_file"),
         (["--allow-pull", "org/*"], "--allow-pull: not available in a fleet"),
         (["--kv-events", "ipc://a"], "--kv-events: not available in a fleet"),
         (["--replicas", "3", "--max-replicas", "2"], "expected at least --replicas, 3"),

@@ -108,7 +108,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched() -> None:
 def test_a_model_that_cannot_be_computed_is_refused_before_it_is_fetched(hub: Hub) -> None:
     hub.models["org/tiny"]["config.json"] = b'{"model_type": "bert"}'
     assert "bert not supported" in error("models", "pull", "org/tiny")
-    assert "what it takes is unknown" in semantic("models", "show", "org/tiny").out
+    assert "the memory it needs is unknown" in semantic("models", "show", "org/tiny").out
     del hub.models["org/tiny"]["model.safetensors"]
     assert "has no *.safetensors" in error("models", "pull", "org/tiny", "--anyway")
     assert hub.ranges == []
@@ -142,7 +142,7 @@ def test_a_download_that_was_begun_is_shown_as_one(
     assert ran.code == 130
     weights = len(hub.models["org/tiny"]["model.safetensors"])
     assert ran.err.startswith("error: interrupted: ")
-    assert "of org/tiny are missing, and the same command goes on from there" in ran.err
+    assert "of org/tiny are missing, and the same command continues from there" in ran.err
     shown = answer("show", "org/tiny")
     assert (shown["complete"], shown["token_bytes"]) == (False, 256)
     assert ", incomplete" in semantic("models", "ls").out
@@ -154,8 +154,8 @@ def test_a_download_that_was_begun_is_shown_as_one(
     ("arguments", "words"),
     [
         (["pull", "org/tinny"], "has no model 'org/tinny'"),
-        (["pull", "semantic-tiny"], "is not of the hub: expected a hub id like org/name"),
-        (["rm", "semantic-tiny"], "is not of the hub"),
+        (["pull", "semantic-tiny"], "is not a hub model: expected a hub id like org/name"),
+        (["rm", "semantic-tiny"], "is not a hub model"),
         (["rm", "org/none"], "'org/none' is not in the hub's cache"),
         (["rm", "../org"], "is not a hub id"),
         (["show", "semantic-tinny"], "did you mean semantic-tiny?"),
@@ -165,7 +165,7 @@ def test_a_download_that_was_begun_is_shown_as_one(
         (["alias", "a", "nowhere"], "no model folder 'nowhere'"),
         (["alias", "a"], "there is no alias 'a'"),
         (["alias", "a", "--remove"], "there is no alias 'a'"),
-        (["alias", "--remove"], "expected --remove with a name alone"),
+        (["alias", "--remove"], "expected --remove with only a name"),
     ],
 )
 @pytest.mark.usefixtures("hub")
@@ -178,7 +178,7 @@ def test_a_mistake_is_one_line(arguments: list[str], words: str) -> None:
 def test_a_folder_is_never_deleted(folder: Path) -> None:
     semantic("models", "alias", "mine", str(folder))
     for name in (str(folder), "mine"):
-        assert "is not of the hub" in error("models", "rm", name, "--yes")
+        assert "is not a hub model" in error("models", "rm", name, "--yes")
     assert (folder / "model.safetensors").is_file()
 
 

@@ -129,7 +129,7 @@ def test_a_file_is_answered_in_its_order_in_one_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"prompt": ', "no JSON"),
+        ('{"prompt": ', "not JSON"),
         ("[1]", "expected a JSON object, got list"),
         ({}, "expected either prompt or messages"),
         ({"prompt": "a", "messages": []}, "messages"),
@@ -161,7 +161,7 @@ def test_a_bad_line_is_named_before_anything_runs(
 def test_a_file_without_a_request_is_refused(tmp_path: Path) -> None:
     ran = semantic("run", "--file", requests(tmp_path, "", " "))
     assert (ran.code, ran.out) == (2, "")
-    assert "holds no request" in ran.err
+    assert "contains no request" in ran.err
 
 
 @pytest.mark.parametrize(

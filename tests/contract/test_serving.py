@@ -114,7 +114,7 @@ def test_tokens_and_texts_belong_together(run: Run) -> None:
         with pytest.raises(InvalidRequestError, match="token id"):
             await serving.detokenize([serving.model.vocab_size])
         most = serving.model.context_tokens
-        with pytest.raises(InvalidRequestError, match=f"tokens must be at most {most}"):
+        with pytest.raises(InvalidRequestError, match=f"tokens must have at most {most}"):
             await serving.detokenize(tokens[:1] * (most + 1))
 
     run(test)

@@ -555,10 +555,10 @@ def test_a_server_has_the_adapters_behind_their_base(
     assert meant == {"y": "second+y"}, "of two x neither is meant"
     two = (str(base), str(second))
     with pytest.raises(
-        InvalidRequestError, match="which of several models it is for: base, second"
+        InvalidRequestError, match="one of the models: base, second"
     ):
         of_server(model=two, adapters=(x,))
-    with pytest.raises(InvalidRequestError, match="one of them, got third: base, second"):
+    with pytest.raises(InvalidRequestError, match="one of the models, got third: base, second"):
         of_server(model=two, adapters=(f"third+{x}",))
     with pytest.raises(InvalidRequestError, match=r"two models have the name base\+x"):
         of_server(model=(str(base),), adapters=(x, f"base+{x}"))

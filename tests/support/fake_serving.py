@@ -104,7 +104,7 @@ class FakeServing:
         """See `ServingPort.detokenize`."""
         del tenant
         if len(tokens) > self.model.context_tokens:
-            raise InvalidRequestError(f"tokens must be at most {self.model.context_tokens}")
+            raise InvalidRequestError(f"tokens must have at most {self.model.context_tokens}")
         for token in tokens:
             if not 0 <= token <= _LAST_CHARACTER:
                 raise InvalidRequestError(f"{token} is no token id")

@@ -1,1 +1,2 @@
-"""The command line: one file per command. Knows ports and bootstrap, no framework."""
+"""The command line: one file per command. Knows ports and bootstrap; knows nothing about
+frameworks."""

@@ -1,5 +1,5 @@
 """Opens the store on disk for a command, and finds agents in it by name. Loads no model. Knows
-manifests; not what a command does with them."""
+manifests, but not what a command does with them."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ IsPinned = Annotated[
 
 @contextmanager
 def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
-    """Open the store on disk, and close it afterwards. Raises StoreError, and without `create`
-    InvalidRequestError for a missing folder: a typing error must not create a store."""
+    """Open the store on disk, and close it afterwards. Raises StoreError, and unless `create` is
+    set InvalidRequestError for a missing folder: a typing error must not create a store."""
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
         raise InvalidRequestError(f"there is no store {settings.store}")
@@ -87,8 +87,8 @@ def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskS
 
 
 def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
-    """Return the scopes of a tenant's agents, one a model; `tenant` is its id, None the local one.
-    Raises InvalidRequestError when no tenant with this id has agents."""
+    """Return the scopes of a tenant's agents, one per model. `tenant` is its id; None means the
+    local tenant. Raises InvalidRequestError if no tenant with this id has agents."""
     if tenant is None:
         return store.scopes_of(tenant_tag(store.secret, LOCAL_TENANT))
     every = store.scopes()
@@ -103,7 +103,8 @@ def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
 def last_saved(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, limit: int
 ) -> tuple[list[Manifest], int]:
-    """At most `limit` agents that `only` accepts, last saved first; the number of others."""
+    """Return at most `limit` agents that `only` accepts, last saved first, and how many more there
+    are."""
     if only != EVERY_AGENT:
         accepted = agents_where(store, scopes, only)
         return accepted[:limit], max(0, len(accepted) - limit)
@@ -135,7 +136,8 @@ def agents_where(
 def find_agent(
     store: DiskStore, name: str, model_id: str | None, tenant: str | None = None
 ) -> Manifest:
-    """A tenant's agent of that name. Raises InvalidRequestError unless there is exactly one."""
+    """Return a tenant's agent of that name. Raises InvalidRequestError unless there is exactly
+    one."""
     known = [store.manifest(scope, name) for scope in scopes_of(store, tenant)]
     named = [manifest for manifest in known if manifest is not None]
     if not named:
@@ -160,7 +162,7 @@ def find_agent(
 
 
 def require_free_name(agents: AgentIndexPort, like: Manifest, name: str) -> None:
-    """Raises InvalidRequestError when `name` is empty or taken by an agent of the same model."""
+    """Raise InvalidRequestError if `name` is empty or taken by an agent of the same model."""
     if not name:
         raise InvalidRequestError("an agent's name must not be empty")
     if agents.manifest(like.scope, name) is not None:
@@ -168,7 +170,7 @@ def require_free_name(agents: AgentIndexPort, like: Manifest, name: str) -> None
 
 
 def save(agents: AgentIndexPort, manifest: Manifest) -> None:
-    """Save `manifest`. Raises StoreError when the store does not accept it."""
+    """Save `manifest`. Raises StoreError if the store does not accept it."""
     if not agents.save(manifest):
         raise StoreError(
             f"cannot save agent {show_name(manifest.agent_id)}; "
@@ -177,7 +179,7 @@ def save(agents: AgentIndexPort, manifest: Manifest) -> None:
 
 
 def shown_id(manifest: Manifest, *, whole: bool = False) -> str:
-    """The id of the model's content, shortened for text output unless `whole`."""
+    """Return the id of the model's content, shortened for text output unless `whole`."""
     digits = manifest.scope.namespace.hex()
     return digits if whole else digits[:ID_DIGITS]
 

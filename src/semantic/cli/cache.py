@@ -31,7 +31,7 @@ def stats(
 ) -> None:
     """Print the number of agents and blocks in the store, their size, and the bytes written.
 
-    With --remote-store also the janitor's last findings in a fleet's object store.
+    With --remote-store, also print the janitor's last report on the fleet's object store.
     """
     rated = terabytes(disk_rated_tbw)
     if rated is not None and rated < 1:
@@ -67,7 +67,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every file of the store, changing none; exits with 1 if it finds damage.
+    """Check every file of the store without changing it; exits with 1 if a file is damaged.
 
     A damaged file never causes a wrong answer: the engine computes its block again.
     """

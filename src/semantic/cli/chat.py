@@ -1,5 +1,5 @@
 """`semantic chat`: a conversation with one agent that resumes after a restart. Knows where lines
-come from; what they do is `cli/dialogue/chat_session.py`."""
+come from; `cli/dialogue/chat_session.py` handles them."""
 
 from __future__ import annotations
 
@@ -74,21 +74,21 @@ def chat(
 
 
 def joined(lines: Iterable[str]) -> Iterator[str]:
-    """Messages: lines, each with those that follow a backslash at its end."""
+    """Yield messages: each line, joined with the next ones while it ends with a backslash."""
     rest = iter(lines)
     for line in rest:
         yield _continued(line, lambda: next(rest, ""))
 
 
 def _continued(line: str, more: Callable[[], str]) -> str:
-    """`line`, with the next line in place of each backslash at its end."""
+    """Return `line`, with each backslash at its end replaced by the next line."""
     while line.endswith("\\"):
         line = f"{line[:-1]}\n{more()}"
     return line
 
 
 def _require_template(engine: Engine) -> None:
-    """Raises InvalidRequestError for a model without a chat template."""
+    """Raise InvalidRequestError for a model without a chat template."""
     try:
         engine.count_tokens("Hello")
     except InvalidRequestError as error:

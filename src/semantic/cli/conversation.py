@@ -1,5 +1,5 @@
 """Messages in the form of chat templates, and the prompt that continues an agent's conversation.
-Knows the chat template through the tokenizer; no engine and no output."""
+Knows the chat template through the tokenizer; knows nothing about engines or output."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Message = dict[str, str]
 
 
 def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, ...] | None:
-    """Return the prompt of the user's message `text` after the agent's last answer; None without a
-    conversation. The agent's note has the messages up to the last question, its tokens after the
-    prompt the answer. Raises InvalidRequestError if the chat template refuses the messages."""
+    """Return the prompt for the user's message `text` after the agent's last answer; None if the
+    agent has no conversation. The agent's note contains the messages up to the last question; the
+    answer is decoded from the agent's tokens after the prompt. Raises InvalidRequestError if the
+    chat template refuses the messages."""
     saved = messages_in(agent.note)
     if saved is None:
         return None
@@ -30,12 +31,13 @@ def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, 
 def _extended(
     tokenizer: Tokenizer, past: Sequence[int], rendered: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the rendered conversation, with the tokens of past turns where the text is the same. A
-    model may generate other tokens for a text than the tokenizer does, and the cache holds the
-    model's. Where the template renders past turns differently, as without thinking, the rendered
-    tokens count, and the cache holds up to the first difference."""
+    """Return the rendered conversation, but with the tokens of past turns where the text is the
+    same. A model may generate other tokens for a text than the tokenizer does, and the cache
+    contains the model's. If the template renders past turns differently, as without thinking, the
+    rendered tokens are used, and the cache helps only up to the first difference."""
     text, before = tokenizer.decode(rendered), tokenizer.decode(past)
-    # Without a round trip the text hides tokens (a BOS, for instance): no text to compare.
+    # If decoding and encoding again changes the tokens, the text hides some (such as a BOS), so
+    # texts cannot be compared.
     hides = tokenizer.encode(text, add_special_tokens=False) != list(rendered)
     if hides or not text.startswith(before):
         return tuple(rendered)

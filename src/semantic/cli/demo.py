@@ -1,6 +1,6 @@
 """`semantic demo`: agents in one batch, resumed from their caches, and restored after `kill -9`.
-Answers without a store show that none depends on a cache. The demo kills the process
-`python -m semantic.cli.demo`, which writes answers as lines of JSON."""
+Answers without a store show that no answer depends on a cache. The demo kills the process `python
+-m semantic.cli.demo`, which writes answers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 BATCH_TOKENS: Final = 100
 ANSWER_TOKENS: Final = 64
 _BEFORE_KILL: Final = 12
-"""Pieces of an answer."""
+"""Pieces of an answer to read before the kill."""
 _DISK_BYTES: Final = 16 << 30
 _COUNT: Final = "Count to 99."
 _KILLED: Final = "killed while it answers"
@@ -43,7 +43,7 @@ Message = dict[str, str]
 
 class Role(NamedTuple):
     """An agent: the first message and its answer, the number of sums that follow, its task, its
-    question and the words that the answer must have."""
+    question and the words that the answer must contain."""
 
     agent: str
     told: str
@@ -75,7 +75,8 @@ CAST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, its prompt's tokens, the cached ones, and the seconds to its first piece."""
+    """An answer, the tokens of its prompt, the cached ones among them, and the seconds until its
+    first piece."""
 
     text: str
     prompt_tokens: int
@@ -84,7 +85,7 @@ class Answer:
 
 
 class Batch(NamedTuple):
-    """Answers by agent, the seconds of all together and their tokens."""
+    """Answers by agent, the seconds that they took together, and their tokens."""
 
     texts: dict[str, str]
     seconds: float
@@ -93,7 +94,8 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """An agent's answers: its cache in the pool, in a new process, and to both without one."""
+    """An agent's answers: with its cache in the pool, in a new process, and both again without a
+    cache."""
 
     agent: str
     question: str
@@ -104,13 +106,13 @@ class Recall:
 
     @property
     def failures(self) -> list[str]:
-        """One sentence for each expectation that does not hold."""
-        found = [f"{self.agent} knows {word} but did not say so" for word in self.missing]
+        """One sentence for each expectation that was not met."""
+        found = [f"{self.agent} was told {word} but did not say so" for word in self.missing]
         for how, answer, cold in zip(
             ("resumed", "restored"), (self.resumed, self.restored), self.cold, strict=True
         ):
             if answer.text != cold.text:
-                found.append(f"{self.agent} {how} answers otherwise without a cache: {cold.text}")
+                found.append(f"{self.agent} {how} answers differently without a cache: {cold.text}")
             if not answer.cached_tokens:
                 found.append(f"{self.agent} {how} computes everything again")
         return found
@@ -119,9 +121,9 @@ class Recall:
 def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
     """Three agents share one model; each recalls its conversation without computing it again.
 
-    All three answer in one batch. Each answers a question about its conversation, then the demo
-    kills the process in the middle of an answer and asks this one again. Without a store it answers
-    the same for comparison. Exits with 1 if an answer is wrong or depends on the cache.
+    All three answer in one batch. Each answers a question about its conversation; then the demo
+    kills the process in the middle of an answer and asks again in this process. It also asks
+    without a cache, for comparison. Exits with 1 if an answer is wrong or depends on the cache.
 
     Caches go to a temporary folder, not to the store. The demo loads the model three times, one
     after the other.
@@ -131,7 +133,7 @@ def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
     given = engine.settings()
     plain = Settings(given.model, pool_bytes=given.pool_bytes, pool_blocks=given.pool_blocks)
     echo = _silent if as_json else typer.echo
-    # Another model than the packaged one need not be able to answer.
+    # Only the packaged model is certain to be able to answer.
     is_packaged = plain.model == DEFAULT_MODEL
     roles = CAST if is_packaged else tuple(role._replace(words=()) for role in CAST)
     with tempfile.TemporaryDirectory(prefix="semantic-demo-") as store:
@@ -170,11 +172,11 @@ _NEXT: Final = (
 
 
 def _silent(_: str) -> None:
-    """Replaces `typer.echo` with --json."""
+    """Used instead of `typer.echo` with --json."""
 
 
 def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: Answer) -> Recall:
-    """Ask the same of an engine that has no cache of it."""
+    """Ask the same questions to an engine that has no cache of them."""
     asked = [*script(role), _said(told), {"role": "user", "content": role.question}]
     again = [*asked, _said(resumed.text), asked[-1]]
     answers = (_asked(engine, role.agent, asked), _asked(engine, role.agent, again))
@@ -184,7 +186,7 @@ def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: 
 
 
 def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
-    """Four lines: one for each way to answer, all agents together, and the batch."""
+    """Return four lines: one for each way to answer, over all agents, and one for the batch."""
     ways = {
         "without a cache": [one.cold[0] for one in recalls],
         "resumed": [one.resumed for one in recalls],
@@ -218,7 +220,7 @@ def _said(text: str) -> Message:
 
 
 def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
-    """Return an agent's answer; a whole conversation keeps nothing."""
+    """Return an agent's answer; for a whole conversation, nothing is kept."""
     keep, begun, seconds = isinstance(said, str), time.perf_counter(), 0.0
     options: ChatOptions = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "keep": keep}
     with engine.chat(agent, said, stream=True, **options) as stream:
@@ -231,8 +233,8 @@ def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
 
 @contextmanager
 def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
-    """Yield the lines of a process that answers for agents, and kill it at the end. Raises as it
-    ended: with its exit code, or BackendError."""
+    """Yield the lines of a process that answers for agents, and kill it at the end. If it ends
+    early, exits with its exit code or raises BackendError."""
     given = {
         "model": settings.model,
         "pool_bytes": settings.pool_bytes,
@@ -253,13 +255,14 @@ def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
     yield from process.stdout or ()
-    if code := max(process.wait(), 0):  # it has said why
+    if code := max(process.wait(), 0):  # it has printed the reason
         raise typer.Exit(code)
-    raise BackendError("the process of the demonstration ended before it had answered")
+    raise BackendError("the demo's process ended before it had answered")
 
 
 def main(given: str) -> None:
-    """The process: answers in a batch, then one by one, and ends in the middle of an answer."""
+    """Run the process that gets killed: it answers in a batch, then one by one, and is cut in the
+    middle of an answer."""
     from semantic import Engine
 
     be_program()

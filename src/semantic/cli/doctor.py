@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Verdict = Literal["ok", "warning", "failed"]
 
 SUPPORTED = {"mlx": ((0, 32, 4), (0, 33)), "mlx-lm": ((0, 32, 2), (0, 33))}
-"""Lowest supported version, and the first one that is not."""
+"""Lowest supported version, and the first version that is no longer supported."""
 
 _NAME = "Ada"
 _QUESTION = (
@@ -60,7 +60,7 @@ _QUESTION = (
 )
 _ANSWER_TOKENS = 32
 _LENGTHS = (1024, 8192, 32_768, 131_072)
-"""Tokens of agents, to say how many fit."""
+"""Lengths of agents, in tokens, for which to report how many fit."""
 _TRIED_BYTES = 1 << 20
 """Bytes that the check writes to a store's disk."""
 _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
@@ -68,7 +68,7 @@ _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `advice` unless it is ok."""
+    """The result of one check; `advice` is empty if the verdict is ok."""
 
     name: str
     verdict: Verdict
@@ -81,9 +81,9 @@ def doctor(
     adapters: Annotated[list[str] | None, option(ADAPTERS)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine and whether everything works; exits with 1 when not.
+    """Check this machine and whether everything works; exits with 1 if something does not.
 
-    With several models, or adapters, it also says how many a server has at once.
+    For several models, or adapters, it also says how many a server can have loaded at once.
     """
     served = _served(models, adapters or ())
     findings = []
@@ -134,7 +134,7 @@ def check_version(package: str) -> Finding:
 
 
 def check_device() -> Finding:
-    """The device that models run on. Raises OperatorError when MLX is not usable."""
+    """Report the device that models run on. Raises OperatorError if MLX is not usable."""
     device = read_device()
     return Finding(
         "device", "ok", f"{device.kind}, {device.name}, {show_bytes(device.memory_bytes)} of memory"
@@ -142,7 +142,7 @@ def check_device() -> Finding:
 
 
 def check_memory() -> Finding:
-    """Check the process's memory. Raises OperatorError if MLX fails."""
+    """Report the memory for a server's process. Raises OperatorError if MLX is not usable."""
     device = read_device()
     promise = show_bytes(default_process_bytes(device))
     free = show_bytes(device.free_bytes)
@@ -164,18 +164,19 @@ def check_blas() -> Finding:
             "blas",
             "warning",
             "MLX was imported before semantic, so OpenBLAS did not load",
-            "import semantic.adapters.mlx first",
+            "import semantic.adapters.mlx before mlx",
         )
     return Finding("blas", "ok", status)
 
 
 def check_kernels() -> Finding:
-    """Where MLX compiles. Raises BackendError if others may write there."""
+    """Report where MLX compiles. Raises BackendError if others can write there."""
     return Finding("kernels", "ok", f"compiled in {kernel_folder()}, for this user alone")
 
 
 def check_identity(settings: Settings) -> Finding:
-    """Report what finds blocks, apart from a model's files: owner, and where they are equal."""
+    """Report what else, besides a model's files, identifies blocks: chip, BLAS kernel and
+    secret."""
     try:
         owner = "the store's own" if fleet_secret(settings) is None else "the fleet's"
     except InvalidRequestError as error:
@@ -245,7 +246,7 @@ def check_embedded_model() -> Finding:
 
 
 def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings]:
-    """Return a server's settings of them. Raises InvalidRequestError."""
+    """Return a server's settings for these models and adapters. Raises InvalidRequestError."""
     from semantic.serve import ServeSettings, with_adapters
 
     engines = {name: given.settings_of(name) for name in given.model or (DEFAULT_MODEL,)}
@@ -256,7 +257,7 @@ def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings
 
 
 def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
-    """Each model, with its pool in a server of several, then all together."""
+    """Check each model, with the pool it has in a server of several, then all of them together."""
     from semantic.serve_models import ModelsSettings, plan_models
 
     if len(models) == 1:
@@ -279,15 +280,15 @@ def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
 
 
 def check_together(plan: ModelsPlan) -> Finding:
-    """Check that each of several models fits, and how many do at once."""
+    """Check that each of several models fits, and whether all fit at the same time."""
     most, n_models = show_bytes(plan.capacity), len(plan.models)
     for one in plan.models:
         alone = one.weights.n_bytes + one.n_bytes
         if alone > plan.capacity:
-            needed = f"{one.settings.names[0]} takes {show_bytes(alone)} with its pool"
-            advice = "a smaller --pool-gb, or fewer programs beside it"
-            return Finding("together", "failed", f"{needed}, models may take {most}", advice)
-    needed = f"{show_bytes(plan.n_bytes)} with their pools, of {most} that models may take"
+            needed = f"{one.settings.names[0]} needs {show_bytes(alone)} with its pool"
+            advice = "choose a smaller --pool-gb, or run fewer other programs"
+            return Finding("together", "failed", f"{needed}, but models may use {most}", advice)
+    needed = f"{show_bytes(plan.n_bytes)} with their pools, of {most} that models may use"
     if plan.n_bytes <= plan.capacity:
         return Finding("together", "ok", f"all {n_models} models at once: {needed}")
     waits = "a request for another one unloads the least recently used"
@@ -295,7 +296,7 @@ def check_together(plan: ModelsPlan) -> Finding:
 
 
 def check_model(settings: Settings) -> Iterator[Finding]:
-    """Check that the requested model loads, and how it caches its layers."""
+    """Check that the requested model loads, and report how it caches its layers."""
     try:
         model, tokenizer = load(settings.model, any_chip=settings.any_chip)
         spec = model.cache_spec()
@@ -321,7 +322,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def check_weights(model: str) -> Iterator[Finding]:
-    """Report files with weights beside those that the model loads."""
+    """Report files with weights in the model's folder that the model does not load."""
     from semantic.adapters.mlx.model.fingerprint import weight_files
     from semantic.adapters.mlx.model.provider import find_folder
 
@@ -334,7 +335,7 @@ def check_weights(model: str) -> Iterator[Finding]:
 
 
 def check_calls(tokenizer: MLXTokenizer) -> Finding:
-    """Check which reader the model's calls and reasoning have."""
+    """Report which reader is used for the model's calls and reasoning."""
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 
     found = MLXChatFormat(tokenizer)
@@ -342,7 +343,7 @@ def check_calls(tokenizer: MLXTokenizer) -> Finding:
 
 
 def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
-    """The longest context, and how many agents of usual lengths the pool holds."""
+    """Report the longest context, and how many agents of usual lengths fit in the pool."""
     from semantic.adapters.mlx.model.description import read_context
     from semantic.serve import context_limit
 
@@ -354,14 +355,15 @@ def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
         if n_tokens
     )
     if not longest:
-        advice = "a larger --pool-gb, or fewer programs beside it"
+        advice = "choose a larger --pool-gb, or run fewer other programs"
         return Finding("fits", "warning", "the pool holds no block of 256 tokens", advice)
     detail = f"contexts of up to {longest} tokens; in the pool {agents}, others in the store"
     return Finding("fits", "ok", detail)
 
 
 def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
-    """Check that an adapter is one of the requested model, and what it takes in addition."""
+    """Check that an adapter fits the requested model, and report the memory it needs in
+    addition."""
     try:
         found = describe_model(find_model(model), adapter=adapter.folder).adapter
     except SemanticError as error:
@@ -369,11 +371,11 @@ def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
     if found is None:
         return Finding("adapter", "failed", f"{adapter.folder} is not an adapter")
     name, size = adapter.named(model_name(model)), show_bytes(found.n_bytes)
-    return Finding("adapter", "ok", f"{name}, {found.words}, {size} beside the model's weights")
+    return Finding("adapter", "ok", f"{name}, {found.words}, {size} on top of the model's weights")
 
 
 def check_caches(model: MLXBackend) -> Finding:
-    """The form of a batch's caches on this device, with measurements where they decided it."""
+    """Report the form of a batch's caches on this device, with measurements if they decided it."""
     name = "caches"
     if model.in_pages:
         return Finding(name, "ok", "in pages")
@@ -381,7 +383,7 @@ def check_caches(model: MLXBackend) -> Finding:
         return Finding(
             name,
             "warning",
-            "one sequence after the other: in a batch this model gives other answers than alone",
+            "one sequence after another: this model's answers in a batch differ from those alone",
             "answers are exact; while n requests run, each has 1/n of the tokens per second",
         )
     if not all(model.ragged_layers):
@@ -424,7 +426,7 @@ def _budget(pool: BlockPool, spec: ModelCacheSpec) -> str:
 
 
 def _numbers(installed: str) -> tuple[int, ...]:
-    """The leading numbers of a version: (0, 32, 4) of 0.32.4.dev1."""
+    """Return the leading numbers of a version: (0, 32, 4) for 0.32.4.dev1."""
     parts = itertools.takewhile(str.isdecimal, installed.split("."))
     return tuple(int(part) for part in parts)
 

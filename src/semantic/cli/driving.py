@@ -1,4 +1,5 @@
-"""Steps an engine until its requests have ended, and measures latency. Knows only its port."""
+"""Steps an engine until its requests have finished, and measures latency. Knows only the engine's
+port."""
 
 from __future__ import annotations
 
@@ -22,24 +23,24 @@ class Timing:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds to the first token; None without one."""
+        """Seconds until the first token; None if there was none."""
         return None if self.first_token is None else self.first_token - self.submitted
 
     @property
     def total(self) -> float | None:
-        """Seconds from submission to the end."""
+        """Seconds from submission to the end; None while running."""
         return None if self.ended is None else self.ended - self.submitted
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second after the first; None for fewer than two tokens."""
+        """Tokens per second after the first token; None for fewer than two tokens."""
         if self.first_token is None or self.ended is None or self.n_tokens < 2:  # noqa: PLR2004
             return None
         return (self.n_tokens - 1) / max(self.ended - self.first_token, 1e-9)
 
 
 class Driver:
-    """Submits requests to an engine and steps it until all of them have ended."""
+    """Submits requests to an engine and steps it until all of them have finished."""
 
     def __init__(self, engine: GenerationEnginePort, clock: Clock = time.perf_counter) -> None:
         self._engine = engine
@@ -57,7 +58,7 @@ class Driver:
         tenant: str = "",
         note: str = "",
     ) -> str:
-        """Queue a request; raises as `GenerationEnginePort.submit`."""
+        """Queue a request. Raises the same errors as `GenerationEnginePort.submit`."""
         started = self._clock()
         uid = self._engine.submit(
             agent_id,
@@ -80,7 +81,7 @@ class Driver:
             yield events
 
     def finish(self, uid: str) -> CompletedGeneration:
-        """Step until `uid` has ended. Raises BackendError when it failed."""
+        """Step until `uid` has finished. Raises BackendError if it failed."""
         for events in self.steps():
             for event in events:
                 if isinstance(event, CompletedGeneration) and event.uid == uid:
@@ -101,7 +102,7 @@ class Driver:
 
 
 def succeeded(done: CompletedGeneration) -> CompletedGeneration:
-    """`done`. Raises BackendError if the request failed."""
+    """Return `done`. Raises BackendError if the request failed."""
     if done.finish_reason == "error":
         raise BackendError(done.error or "the model failed")
     return done

@@ -1,6 +1,6 @@
 """Where errors leave the process: one line on stderr and an exit code, never a traceback.
 
-Knows the branches of the error tree; not what a command does.
+Knows the branches of the error tree, but not what a command does.
 
     0    success                       3    out of capacity: retry later or request less
     1    a check failed                4    the operator must act
@@ -38,7 +38,7 @@ _SHOW_TRACEBACK = "SEMANTIC_TRACEBACK"
 
 
 def exit_code(error: SemanticError) -> int:
-    """The exit code of the error's branch of the tree."""
+    """Return the exit code for the error's branch of the tree."""
     return next(code for branch, code in _EXIT_CODES.items() if isinstance(error, branch))
 
 

@@ -1,6 +1,6 @@
 """The `semantic` program: its commands and their groups, and its help as plain text. Commands
-import what they need when they run. typer's own help imports rich's markdown, syntax and traceback
-modules, which takes longer than all of this program."""
+import their dependencies when they run. typer's own help imports rich's markdown, syntax and
+traceback modules, which takes longer than everything else here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PlainGroup(TyperGroup):
 
 
 def _write_options(params: Sequence[Parameter], ctx: Context, formatter: HelpFormatter) -> None:
-    """Arguments first, then each heading where its first option is."""
+    """Write arguments first, then each heading in the place of its first option."""
     headings: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: []}
     for param in params:
         record = param.get_help_record(ctx)
@@ -80,7 +80,7 @@ _ORDER = (
 
 
 def _joined(tables: Sequence[CommandTable]) -> CommandTable:
-    """One table of all; the first help text of a group is its own."""
+    """Join all tables into one; the help text of a group is the first one found."""
     groups: dict[str, tuple[str, dict[str, Command]]] = {}
     for name, (words, below) in (one for table in tables for one in table.groups.items()):
         known, commands = groups.get(name, (words, {}))
@@ -136,7 +136,8 @@ def group(
 def _defaults(
     commands: Mapping[str, Callable[..., None]], given: Mapping[str, object]
 ) -> dict[str, object]:
-    """The options `given` before a command, for each; a server's may name several models."""
+    """Return, for each command, the options `given` before it; `--model` becomes a list if
+    repeatable."""
     if "model" not in given:
         return dict.fromkeys(commands, given)
     several = {**given, "model": [given["model"]]}
@@ -153,7 +154,8 @@ def _takes_several(function: Command) -> bool:
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Return whether the command line has an option: a default must not hide other sources."""
+    """Return whether the command line itself has an option: defaults must not hide other
+    sources."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -171,7 +173,7 @@ for word, (words, commands) in TABLE.groups.items():
 def main() -> None:
     escape_unencodable()
     if not sys.stderr.isatty():
-        # Download bars are for a terminal only.
+        # Download bars are only for a terminal.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     be_program()
     app(prog_name="semantic")

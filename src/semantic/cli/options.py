@@ -1,6 +1,6 @@
 """Options of commands, each declared once, as fields of a dataclass. `command` makes a typer
-command of a function whose parameters may be such dataclasses: each field becomes an option. Knows
-typer and bootstrap's settings; not what a command does."""
+command from a function whose parameters may be such dataclasses: each field becomes an option.
+Knows typer and bootstrap's settings, but not what a command does."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ class CacheOptions:
     remote_store: RemoteStore = None
 
     def settings_of(self, model: str) -> Settings:
-        """Return them as bootstrap takes them for `model`, an alias replaced by its model. Raises
-        InvalidRequestError for a budget of 0 or less."""
+        """Return the options as bootstrap's settings for `model`, with an alias replaced by its
+        model. Raises InvalidRequestError for a budget of 0 or less."""
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
         return Settings(
@@ -128,8 +128,8 @@ class EngineOptions(CacheOptions):
     model: Annotated[str, option(MODEL)] = DEFAULT_MODEL
 
     def settings(self, adapter: str | None = None) -> Settings:
-        """`settings_of` the model, under the `adapter` of `--adapter`. Raises InvalidRequestError
-        also for an adapter of another model."""
+        """Return the settings for the model, with the `adapter` from `--adapter`. Raises the same
+        errors as `settings_of`, plus InvalidRequestError for an adapter of another model."""
         found = self.settings_of(self.model)
         return found if adapter is None else replace(found, adapter=self._adapter(adapter))
 
@@ -154,7 +154,8 @@ class StoreOptions:
     disk_gb: DiskGb = None
 
     def settings(self) -> Settings:
-        """As bootstrap takes them. Raises InvalidRequestError for a budget of 0 or less."""
+        """Return the options as bootstrap's settings. Raises InvalidRequestError for a budget of 0
+        or less."""
         return Settings(use_disk=True, store=self.store, disk_bytes=gib("--disk-gb", self.disk_gb))
 
 
@@ -164,7 +165,7 @@ class FleetOptions:
     fleet_secret_file: FleetSecretFile = None
 
     def settings(self, remote_bytes: int | None = None) -> Settings:
-        """As bootstrap takes them, with the budget of the object store."""
+        """Return the options as bootstrap's settings, with the budget of the object store."""
         return Settings(
             remote=self.remote_store,
             remote_bytes=remote_bytes,
@@ -173,7 +174,8 @@ class FleetOptions:
 
 
 def gib(option: str, given: float | None) -> int | None:
-    """`given` GiB in bytes. Raises InvalidRequestError, naming `option`, below one byte."""
+    """Return `given` GiB in bytes. Raises InvalidRequestError, naming `option`, if that is not at
+    least one byte or is infinite."""
     if given is None:
         return None
     n_bytes = given * _GIB
@@ -183,7 +185,7 @@ def gib(option: str, given: float | None) -> int | None:
 
 
 def terabytes(given: float | None) -> int | None:
-    """Return `given` terabytes in bytes; like the ratings of drives, 10^12 bytes each."""
+    """Return `given` terabytes in bytes: 10^12 bytes each, as in the ratings of drives."""
     return None if given is None else int(given * 10**12)
 
 
@@ -202,7 +204,8 @@ class SamplingOptions:
     ] = None
 
     def params(self) -> SamplingParams:
-        """As the engine takes them. Raises InvalidRequestError for a value out of range."""
+        """Return the options as the engine's parameters. Raises InvalidRequestError for a value out
+        of range."""
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -214,8 +217,8 @@ class SamplingOptions:
 
 
 class CommandTable(NamedTuple):
-    """Commands of a package, by name: those with an engine's options, others, and groups, each with
-    its help text and commands."""
+    """Commands of a package, by name: commands with an engine's options, other commands, and
+    groups, each with a help text and its commands."""
 
     commands: Mapping[str, Command]
     apart: Mapping[str, Command]
@@ -223,7 +226,8 @@ class CommandTable(NamedTuple):
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` with an option for each field of its dataclass parameters, in `process_edge`."""
+    """Return `function` with an option for each field of its dataclass parameters, run in
+    `process_edge`."""
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
     groups = {
@@ -240,7 +244,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             function(**values)
 
     signature = _spread(inspect.signature(function).parameters, hints)
-    # typer reads both.
+    # typer reads both attributes.
     run.__dict__["__signature__"] = signature
     run.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
     return run
@@ -249,7 +253,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _spread(
     parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, type]
 ) -> inspect.Signature:
-    """Return a signature with the fields of each dataclass in its place, inherited ones last."""
+    """Return a signature in which each dataclass parameter is replaced by its fields, inherited
+    fields last."""
     flat: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
         hint = hints[name]

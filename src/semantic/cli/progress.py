@@ -1,5 +1,5 @@
-"""Progress bars of long work on stderr, on a terminal only, of one line each. Knows the engine's
-events and the server's observer; not what the engine loads or answers."""
+"""Progress bars for long work, one line each, on stderr and only on a terminal. Knows the engine's
+events and the server's observer; does not know what the engine loads or answers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 _WIDE, _NARROW = 100, 50
-"""Columns from which bars have their whole length, and below which they have no rates."""
+"""Terminal widths: from the first on, bars have their full length; below the second, no rates."""
 _BAR, _SHORT_BAR = 40, 12
 _NAME_CHARACTERS = 40
-"""Characters of an agent's name in front of its bar."""
+"""Most characters of an agent's name in front of its bar."""
 
 
 class ProgressBar:
@@ -48,7 +48,8 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App:
-        """`build_engine` with a bar; if the disk tier fails, without it and with a notice."""
+        """`build_engine` with a bar; if the disk tier fails, continue without it and print a
+        notice."""
         self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)
         self.show("ready")
@@ -59,11 +60,11 @@ class ProgressBar:
         self._show(_plain(words), 0, None)
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
-        """Add a request to the total: prefill computes all tokens of its prompt but the last."""
+        """Add a request to the total: prefill computes all tokens of its prompt except the last."""
         self._total[uid] = prompt_tokens - 1
 
     def update(self, event: EngineEvent) -> None:
-        """Advance by an event of the engine."""
+        """Advance the bar for an event of the engine."""
         if self._progress is None:
             return
         if isinstance(event, PrefillEvent):
@@ -82,7 +83,7 @@ class ProgressBar:
         self._show(words, sum(self._done.values()), sum(self._total.values()))
 
     def advance(self, words: str, done: int, total: int) -> None:
-        """Show that `done` of `total` of the work in `words` is over."""
+        """Show that `done` of `total` units of the work called `words` are finished."""
         self._show(_plain(words), done, total)
 
     def hide_from_stdout(self) -> None:
@@ -121,7 +122,7 @@ class ServerProgress:
             if not self._bars:
                 self._progress.start()
             name = self._agents.get(uid, "")
-            # Cached tokens have no speed: the bar begins behind them.
+            # The bar begins after cached tokens, because they have no speed.
             words = f"prefill {_plain(name[:_NAME_CHARACTERS])}"
             self._bars[uid] = self._progress.add_task(words, total=total, completed=done)
         self._progress.update(self._bars[uid], completed=done, total=total)
@@ -142,13 +143,14 @@ class ServerProgress:
 
 
 def server_progress() -> ServerProgress | None:
-    """A server's bars; None unless stderr is a terminal."""
+    """Return a server's bars; None unless stderr is a terminal."""
     return ServerProgress(_new_progress(_token_speed)) if sys.stderr.isatty() else None
 
 
 @contextmanager
 def work_bar(words: str) -> Iterator[OnProgress]:
-    """A bar that says `words`; yields what advances it. Without a call it only shows work."""
+    """Show a bar with `words`; yield the function that advances it. Until it is called, the bar
+    only shows activity."""
     with ProgressBar() as progress:
         progress.show(words)
         yield partial(progress.advance, words)
@@ -156,7 +158,8 @@ def work_bar(words: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def download_bar(name: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar of `n_bytes` with speed and time left; yields what advances it, from any thread."""
+    """Show a bar for `n_bytes` with speed and time left; yield the function that advances it, which
+    any thread may call."""
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
     progress = _new_progress(lambda: DownloadColumn(binary_units=True), TransferSpeedColumn)
@@ -171,8 +174,9 @@ def print_store_unavailable(error: StoreError) -> None:
 
 
 def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None = None) -> Progress:
-    """Return bars on stderr that vanish when they stop, with `more` columns before the time left. A
-    bar is one line: a narrow terminal cuts its words, and a very narrow one shows no `more`."""
+    """Return bars on stderr that vanish when they stop, with the columns `more` before the time
+    left. A bar is one line: a narrow terminal cuts its words, and a very narrow one omits
+    `more`."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -215,5 +219,5 @@ def _token_speed() -> ProgressColumn:
 
 
 def _plain(words: str) -> str:
-    """A client's or a user's text without control characters and rich's markup."""
+    """Return a client's or user's text without control characters and rich's markup."""
     return "".join(c for c in words if c.isprintable()).replace("[", "(")

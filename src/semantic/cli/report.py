@@ -1,4 +1,5 @@
-"""Output: sizes, times, names and tables as text, and answers as JSON. Knows no engine."""
+"""Output: sizes, times, names and tables as text, and answers as JSON. Knows nothing about
+engines."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ _STEP = 1024
 _SPANS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 _NAME_CHARACTERS = 60
 _UNLIMITED = 1 << 20
-"""Columns of a terminal; more than any table has."""
+"""Width of an imaginary terminal, wider than any table."""
 _DAYS_SHOWN = 6
-"""Days before today in a list of bytes written."""
+"""Number of days before today in a list of bytes written."""
 
 
 def show_bytes(n_bytes: float) -> str:
-    """12.5 MiB."""
+    """Return a size as text: 12.5 MiB."""
     for unit in _UNITS[:-1]:
         if n_bytes < _STEP:
             return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
@@ -36,14 +37,15 @@ def show_bytes(n_bytes: float) -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """12 ms or 1.23 s; a dash for None."""
+    """Return a duration as text: 12 ms or 1.23 s; a dash for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
 def show_age(since: float) -> str:
-    """3 hours ago, of a time in seconds since 1970; "now" for one in the future."""
+    """Return the age of a Unix time in seconds as text: 3 hours ago; "now" for a time in the
+    future."""
     seconds = time.time() - since
     for unit, span in _SPANS:
         if seconds >= 2 * span:
@@ -52,13 +54,14 @@ def show_age(since: float) -> str:
 
 
 def show_name(name: str, *, whole: bool = False) -> str:
-    """A user's text for the terminal: control characters escaped, cut after 60 unless `whole`."""
+    """Return a user's text for the terminal: control characters escaped, cut after 60 characters
+    unless `whole`."""
     plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
     return plain if whole or len(plain) <= _NAME_CHARACTERS else f"{plain[:_NAME_CHARACTERS]}…"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns as wide as they need, neither wrapped nor cut."""
+    """Return rows as lines of aligned columns, as wide as necessary, neither wrapped nor cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -123,7 +126,7 @@ def _wear_json(wear: Wear) -> Json:
 
 
 def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
-    """`store_json` as text, without counts of 0."""
+    """Yield `store_json` as text, omitting counts of 0."""
     for stats in tiers:
         size = f"{show_bytes(stats.n_bytes)} of {show_bytes(stats.max_bytes)}"
         yield (

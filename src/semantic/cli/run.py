@@ -1,5 +1,6 @@
-"""`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch. It checks
-requests before it loads the model, and writes answers early, in the order of the requests."""
+"""`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch. Checks the
+requests before it loads the model, and writes answers as early as possible, in the order of the
+requests."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def run(
 def answer(
     app: App, jobs: Sequence[Job], output: Output, progress: ProgressBar, *, chat: bool
 ) -> None:
-    """Run all jobs in one batch. Raises BackendError, after the others ended, when one failed."""
+    """Run all jobs in one batch. If one failed, raises BackendError once all others have
+    finished."""
     driver = Driver(app.engine)
     uids = [submit(app, driver, job, progress, chat=chat) for job in jobs]
     queue = AnswerQueue(uids, output, app.pool, driver.timings)
@@ -97,7 +99,7 @@ def answer(
 
 
 def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: bool) -> str:
-    """Queue one job; an error names the line that has the job."""
+    """Queue one job; an error names the line that contains the job."""
     try:
         tokens = job.tokens(app.tokenizer, chat=chat)
         uid = driver.submit(job.agent, tokens, job.max_tokens, job.sampling)
@@ -122,20 +124,21 @@ class Job:
     source: str = ""
 
     def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-        """Return the prompt's token ids; by the chat template if `chat`. Raises InvalidRequestError
-        without a template, or if it refuses the messages."""
+        """Return the prompt's token ids, by the chat template if `chat`. Raises InvalidRequestError
+        if there is no template or it refuses the messages."""
         if chat or self.prompt is None:
             given = self.messages or (message("user", self.prompt or ""),)
             return tokenizer.render_chat(given)
         return tokenizer.encode(self.prompt)
 
     def problem(self, error: Exception) -> str:
-        """The error's message after the job's source."""
+        """Return the error's message, preceded by the job's source."""
         return f"{self.source}: {error}" if self.source else str(error)
 
 
 def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:
-    """Return the requests of the command line. Raises InvalidRequestError for a malformed one."""
+    """Return the requests of the command line. Raises InvalidRequestError for a malformed
+    request."""
     if (prompt is None) == (file is None):
         raise InvalidRequestError("expected either a PROMPT (- for stdin) or --file")
     if file is not None:
@@ -146,8 +149,8 @@ def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]
 
 
 def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:
-    """Return a job for each line that is not blank, with missing fields from `defaults`. Raises
-    InvalidRequestError naming the first malformed line."""
+    """Return a job for each line that is not blank, taking missing fields from `defaults`. Raises
+    InvalidRequestError for the first malformed line, naming it."""
     jobs = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -158,7 +161,7 @@ def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{where}: {error}") from error
     if not jobs:
-        raise InvalidRequestError(f"{source} holds no request")
+        raise InvalidRequestError(f"{source} contains no request")
     return jobs
 
 
@@ -166,7 +169,7 @@ def _parse(line: str, defaults: Job) -> Job:
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
-        raise InvalidRequestError(f"no JSON: {error.msg} at column {error.colno}") from error
+        raise InvalidRequestError(f"not JSON: {error.msg} at column {error.colno}") from error
     if not isinstance(fields, dict):
         raise InvalidRequestError(f"expected a JSON object, got {type(fields).__name__}")
     unknown = sorted(set(fields) - set(_FIELDS))
@@ -253,17 +256,17 @@ _FIELDS: Mapping[str, Callable[[Job, str, object], Job]] = {
 
 
 class Output(Protocol):
-    """Writes answers one after the other."""
+    """Writes answers one after another."""
 
     def text(self, text: str) -> None:
-        """The next piece of the current answer."""
+        """Write the next piece of the current answer."""
 
     def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
-        """The current answer is complete."""
+        """End the current answer, which is complete."""
 
 
 class PlainText:
-    """The answers' text alone, each ended by a newline."""
+    """Writes only the answers' text, each ended by a newline."""
 
     def text(self, text: str) -> None:
         write(text)
@@ -274,7 +277,7 @@ class PlainText:
 
 
 class JsonLines:
-    """One JSON document a line, written when the answer is complete."""
+    """Writes one JSON document per line, once an answer is complete."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -294,7 +297,7 @@ class _Answer:
 
 
 class AnswerQueue:
-    """Reorder buffer: answers of one batch leave in the order of `uids`."""
+    """Reorder buffer: writes the answers of one batch in the order of `uids`."""
 
     def __init__(
         self,
@@ -311,7 +314,7 @@ class AnswerQueue:
 
     @property
     def ready(self) -> bool:
-        """True if `flush` would write anything."""
+        """True if `flush` would write something."""
         if not self._pending:
             return False
         first = self._answers[self._pending[0]]
@@ -329,7 +332,7 @@ class AnswerQueue:
             answer.view = self._pool.view(event.agent_id)
 
     def flush(self) -> None:
-        """Write everything that is next in order."""
+        """Write everything that is next in order and available."""
         while self._pending:
             uid = self._pending[0]
             answer = self._answers[uid]

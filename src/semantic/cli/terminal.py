@@ -1,4 +1,5 @@
-"""stdin, stdout and Ctrl-C: text in and out, and whether it is a terminal. Knows no model."""
+"""stdin, stdout and Ctrl-C: reading and writing text, and whether they are a terminal. Knows
+nothing about models."""
 
 from __future__ import annotations
 
@@ -24,19 +25,20 @@ def write(text: str) -> None:
 
 
 def escape_unencodable() -> None:
-    """Escape characters that the output's encoding lacks, instead of raising."""
+    """Escape characters that the output's encoding cannot represent, instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def read_stdin() -> str:
-    """All of stdin. Raises InvalidRequestError unless it is UTF-8."""
+    """Return all of stdin. Raises InvalidRequestError unless it is UTF-8."""
     return decode(sys.stdin.buffer.read(), "stdin")
 
 
 def stdin_lines() -> Iterator[str]:
-    """Lines of stdin as they arrive, without their ends. Raises as `read_stdin`."""
+    """Yield lines of stdin as they arrive, without line ends. Raises the same errors as
+    `read_stdin`."""
     for line in sys.stdin.buffer:
         yield decode(line, "stdin").rstrip("\r\n")
 
@@ -60,7 +62,7 @@ def decode(data: bytes, source: str) -> str:
 
 
 def require_text(prompt: str) -> str:
-    """`prompt`. Raises InvalidRequestError when it is empty or has no UTF-8 encoding."""
+    """Return `prompt`. Raises InvalidRequestError if it is empty or cannot be encoded as UTF-8."""
     if not prompt:
         raise InvalidRequestError("the prompt is empty")
     try:
@@ -72,7 +74,8 @@ def require_text(prompt: str) -> str:
 
 @contextmanager
 def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` on Ctrl-C; a KeyboardInterrupt might interrupt a step of the engine."""
+    """Call `action` on Ctrl-C instead of raising KeyboardInterrupt, which might interrupt a step of
+    the engine."""
     previous = signal.signal(signal.SIGINT, lambda *_: action())
     try:
         yield

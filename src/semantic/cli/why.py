@@ -1,5 +1,6 @@
-"""`semantic agents why`: how much of an agent's last prompt the cache had, and why not more. With
---prompt, of another one. Loads a tokenizer for that and for --text; never a model."""
+"""`semantic agents why`: how much of an agent's last prompt the cache contained, and why not more;
+with --prompt, the same for another prompt. Loads a tokenizer for --prompt and --text; never a
+model."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def why(
 
 
 def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[str]:
-    """Yield the match of a prompt as text, without submitting it."""
+    """Yield the comparison of a prompt as text, without submitting the prompt."""
     name = show_name(agent.agent_id)
     yield (
         f"this prompt: {match.prompt_tokens} tokens; the first {match.common_tokens} are among the "
@@ -90,7 +91,8 @@ def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[
 
 
 def to_json(agent: Manifest, match: PromptMatch | None, read: TokenReader) -> Json:
-    """Return both matches as one document; "prompt" is null without a prompt."""
+    """Return the report on the last prompt and the match of `prompt` in one document; "prompt" is
+    null if none was given."""
     last = match_json(agent.match)
     if last is not None and agent.match is not None:
         last |= {
@@ -119,12 +121,12 @@ def _reader(tokenizer: Tokenizer | None) -> TokenReader:
 
 
 def _prompt_text(prompt: str) -> str:
-    # Without the shell's own newline.
+    # Remove the newline that the shell appends.
     return require_text(read_stdin().removesuffix("\n") if prompt == "-" else prompt)
 
 
 def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> tuple[int, ...]:
-    """The prompt for `text`: the next user message of an agent that has a conversation."""
+    """Return the prompt for `text`: the next user message if the agent has a conversation."""
     prompt = None if raw else next_prompt(tokenizer, agent, text)
     return tuple(tokenizer.encode(text)) if prompt is None else prompt
 
@@ -148,7 +150,7 @@ class PromptMatch:
 
     @property
     def n_missing(self) -> int:
-        """Blocks of the common tokens that the store lacks."""
+        """Number of blocks of the common tokens that the store lacks."""
         return len(self.present) - sum(self.present)
 
 
@@ -156,7 +158,7 @@ def match_prompt(store: CacheStorePort, manifest: Manifest, prompt: Sequence[int
     """Compare `prompt` with the agent's tokens and with the stored blocks."""
     tokens = manifest.token_ids
     common = common_prefix(tokens, prompt)
-    # A block that matches in part serves up to there.
+    # A block that matches only in part is useful up to the difference.
     chain = [link for link in manifest.scope.chain(tokens) if link.start < common]
     found = store.find([link.key(Part.FULL) for link in chain])
     present = tuple(link.key(Part.FULL) in found for link in chain)

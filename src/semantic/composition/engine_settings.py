@@ -1,4 +1,5 @@
-"""Settings of an engine: what to build, and the flags that say it. Knows no part of it."""
+"""Settings of an engine: what to build, and the command-line flags for it. Knows nothing about the
+parts themselves."""
 
 from __future__ import annotations
 
@@ -12,43 +13,44 @@ DEFAULT_MODEL = "semantic-tiny"
 """The model inside the package."""
 
 STORE_VARIABLE: Final = "SEMANTIC_STORE"
+"""Environment variable with the store's folder."""
 
 ADAPTER_MARK = "+"
-"""Between the names of a model and of its adapter."""
+"""Separates the names of a model and its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """An adapter in `folder`. Its model has the base's name with `name` behind it."""
+    """An adapter in `folder`. A model with it is named after the base, with `name` appended."""
 
     name: str
     folder: Path
 
     def named(self, base: str) -> str:
-        """The name of the model that is `base` under the adapter."""
+        """Return the name of the model `base` with this adapter."""
         return f"{base}{ADAPTER_MARK}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """An engine to build: its `model`, if any under an `adapter`.
+    """An engine to build: its `model`, and an `adapter` for the model, if any.
 
     `pool_bytes` and `pool_blocks` limit the pool; without either `default_pool_bytes` does. At most
     `max_batch` requests decode in one step.
 
     The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
     `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
-    (`default_store_folder`). After `disk_bytes_a_day` it writes only ends of turns; the drive's
+    (`default_store_folder`). After `disk_bytes_a_day` it only writes at ends of turns; the drive's
     rating is `disk_rated_bytes`.
 
-    `process_bytes` is the memory that the process may have, see `guarded_loop`; the defaults are
-    parts of it. The weights of one of several models may take `weights_bytes`.
+    `process_bytes` is the memory that the process may use, see `guarded_loop`; the defaults are
+    parts of it. The weights of one of several models may need at most `weights_bytes`.
 
     `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
-    file with the secret of tenants' tags, by default $SEMANTIC_FLEET_SECRET_FILE; without one every
-    store has its own. `remote` is the URL of the object store that a fleet shares; with
-    `remote_bytes` this process may evict bytes above that. `ranks` are the processes that compute
-    the model together, this one included.
+    file with the secret for tenants' tags, by default $SEMANTIC_FLEET_SECRET_FILE; without a file
+    every store has its own secret. `remote` is the URL of the object store that a fleet shares;
+    with `remote_bytes` this process may evict the bytes above that limit. `ranks` are the processes
+    that compute the model together, including this one.
     """
 
     model: str = DEFAULT_MODEL
@@ -72,7 +74,7 @@ class Settings:
 
     @property
     def label(self) -> str:
-        """The model in the manifests of agents; `load_tokenizer` takes it."""
+        """The model's name in the manifests of agents; `load_tokenizer` accepts it."""
         return self.model if self.adapter is None else self.adapter.named(self.model)
 
     @property
@@ -81,8 +83,9 @@ class Settings:
 
 
 class Flag:
-    """A setting's place on the command line: under a heading of the help, by `names` if its own is
-    not its flag. With `completes_models` a shell completes names of models."""
+    """A setting on the command line: under the heading `panel` of the help, with the flags `names`
+    if the setting's own name is not its flag. With `completes_models`, a shell completes names of
+    models."""
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class Flag:
         self.metavar, self.completes_models = metavar, completes_models
 
 
-# Headings of the help, and texts, which a server shares.
+# Headings of the help, and texts that a server shares.
 ENGINE: Final = "Model and memory"
 STORE: Final = "Store"
 TOP_P_HELP: Final = "Nucleus sampling; 1 is off, 0 the likeliest token."

@@ -1,5 +1,5 @@
 """The framework's parts by name: the device, BLAS, and the loader of models. Imports MLX inside
-functions: importing this loads no framework."""
+functions: importing this module loads no framework."""
 
 from __future__ import annotations
 
@@ -31,39 +31,40 @@ _ARENAS = 2
 
 
 def be_program() -> None:
-    """Set up this process, in which no code but ours runs: it computes with MLX alone.
-    `import torch` fails: transformers would import it, for seconds. MLX compiles in a folder of the
-    process's own, where a library refuses one that others may write to."""
+    """Set up this process, which runs only our own code and computes only with MLX. `import torch`
+    will fail, because transformers would import it, which takes seconds. MLX compiles in a folder
+    of this process; in library use, a folder that others can write to is an error instead."""
     cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)
     _is_program.set()
 
 
 def _share_arenas() -> None:
-    """Let threads share glibc's arenas: with one each, free memory stays scattered, and a server
-    that loads models in turn grows by megabytes a minute."""
-    import ctypes  # no command that prints its help needs it
+    """Let threads share glibc's arenas. If each thread has its own, free memory stays scattered,
+    and a server that loads models in turn grows by megabytes a minute."""
+    import ctypes  # not needed by commands that only print help
 
     if sys.platform == "linux":
-        with suppress(AttributeError):  # another C library than glibc
+        with suppress(AttributeError):  # the C library is not glibc
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def kernel_folder() -> Path:
-    """The folder where MLX compiles and no other user can write. Raises BackendError."""
+    """Return the folder where MLX compiles kernels, writable by this user alone. Raises
+    BackendError if others can write to it."""
     from semantic.adapters.mlx import kernel_files
 
     return kernel_files.own() if _is_program.is_set() else kernel_files.require_own()
 
 
 def free_memory() -> None:
-    """Free memory of models that nothing refers to; on MLX's thread."""
+    """Free the memory of models that are no longer referenced; on MLX's thread."""
     from semantic.adapters.mlx.device import free_memory
 
     free_memory()
 
 
 def read_device() -> Device:
-    """The device that models run on. Raises OperatorError when MLX is not usable."""
+    """Return the device that models run on. Raises OperatorError if MLX is not usable."""
     mlx_provider()
     from semantic.adapters.mlx import device
 
@@ -71,21 +72,21 @@ def read_device() -> Device:
 
 
 def blas_status() -> BlasStatus:
-    """The BLAS of CPU computations; see `adapters.mlx.load_openblas`."""
+    """Return which BLAS CPU computations use; see `adapters.mlx.load_openblas`."""
     from semantic.adapters.mlx import BLAS_STATUS
 
     return BLAS_STATUS
 
 
 def blas_kernel() -> str:
-    """The kernel of CPU computations; see `adapters.mlx.blas_kernel`."""
+    """Return the kernel of CPU computations; see `adapters.mlx.blas_kernel`."""
     from semantic.adapters.mlx import blas_kernel
 
     return blas_kernel()
 
 
 def read_bare_model(model: object) -> ModelCacheSpec | None:
-    """The spec of a framework's own model object; None for any other object."""
+    """Return the spec of a framework's own model object; None for any other object."""
     from semantic.adapters.mlx.kv_cache.model_spec import read_spec
 
     return read_spec(model)
@@ -100,7 +101,7 @@ def register_readers() -> None:
 
 
 def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
-    """Return the loader of models; `settings` are those of a model with weights to load."""
+    """Return the loader of models; `settings` are given if it is to load weights."""
     if _is_program.is_set():
         _share_arenas()
     try:

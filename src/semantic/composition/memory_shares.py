@@ -1,5 +1,6 @@
-"""The process' share of the memory, the shares of its parts, and their guard. Shares are functions
-of bytes. Knows devices and loops; neither names of models nor files of stores."""
+"""The process' share of the memory, the shares of its parts, and the memory guard. Shares are
+functions of bytes. Knows devices and loops; knows nothing about names of models or files of
+stores."""
 
 from __future__ import annotations
 
@@ -26,41 +27,41 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _GIB = 1 << 30
 
-# The process' part of what the system allows: the rest is for files and for later programs.
+# The process' part of the memory that the system allows: the rest is for files and other programs.
 _PROCESS_SHARE = 9, 10
 
-# The unplanned part of it: for a step, and for the guard's reserve.
+# The unplanned part of the process' memory: for a step, and for the guard's reserve.
 _UNPLANNED_FRACTION = 8
 
-# The interpreter, libraries, turns, responses and other small parts.
+# Memory for the interpreter, libraries, turns, responses and other small parts.
 _BASE_BYTES = 384 * _MIB
 
-# Block pool: the weights, the activations of a step and other parts need the rest.
+# Block pool: the weights, the activations of a step and other parts need the rest of the memory.
 _POOL_FRACTION = 4
 
 _MIN_POOL_BYTES = 64 * _MIB
 
-# Memory tier of the store: saves a read from disk after an eviction from the pool.
+# Memory tier of the store: avoids reading from disk after an eviction from the pool.
 _MEMORY_TIER_FRACTION = 16
 
 _MIN_MEMORY_TIER_BYTES = 64 * _MIB
 
 
 def default_pool_of(settings: Settings) -> int:
-    """Return the pool's limit with the weights loaded now; on MLX's thread."""
+    """Return the pool's limit given the weights loaded now; on MLX's thread."""
     return default_pool_bytes(memory_of(settings), read_device().used_bytes)
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:
-    """Return the pool's limit in a process that may have `memory` bytes: a quarter, at most what
-    `weights`, the memory tier and the unplanned part leave, at least 64 MiB."""
+    """Return the pool's limit in a process that may use `memory` bytes: a quarter of it, at most
+    the memory that `weights`, the memory tier and the unplanned part leave, and at least 64 MiB."""
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
 
 
 def pool_share(settings: Settings, n_models: int) -> Settings:
-    """`settings` with one of `n_models` equal parts of the pool, all on the same weights; on MLX's
-    thread. Raises as `load`."""
+    """Return `settings` with one of `n_models` equal parts of the pool, for models on the same
+    weights; on MLX's thread. Raises the same errors as `load`."""
     n_bytes, n_blocks = settings.pool_bytes, settings.pool_blocks
     if n_blocks is not None:
         settings = replace(settings, pool_blocks=n_blocks // n_models)
@@ -77,12 +78,12 @@ def planned_bytes(memory: int) -> int:
 
 
 def default_memory_tier_bytes(memory: int) -> int:
-    """The limit of the store's memory tier: a sixteenth of the memory, at least 64 MiB."""
+    """Return the limit of the store's memory tier: a sixteenth of the memory, at least 64 MiB."""
     return max(_MIN_MEMORY_TIER_BYTES, memory // _MEMORY_TIER_FRACTION)
 
 
 def memory_of(settings: Settings) -> int:
-    """Return the bytes of memory for the process: its setting, at most the device's."""
+    """Return the bytes of memory for the process: as set, at most the device's."""
     device = read_device()
     if settings.process_bytes is None:
         return default_process_bytes(device) // (settings.ranks.here if settings.ranks else 1)
@@ -90,7 +91,7 @@ def memory_of(settings: Settings) -> int:
 
 
 def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) -> int:
-    """The memory that the process promises to keep to: nine tenths of what the system allows on
+    """Return the memory limit that the process sets itself: nine tenths of the free memory of
     `device`, divided by `sharing` processes; more, up to all memory, if `weights` need it."""
     part, whole = _PROCESS_SHARE
     share = device.free_bytes * part // whole // sharing
@@ -98,7 +99,7 @@ def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) ->
 
 
 def least_process_bytes(weights: int) -> int:
-    """The least memory in which a model of `weights` bytes is of use."""
+    """Return the least memory in which a model with `weights` bytes is usable."""
     least = _BASE_BYTES + weights + _MIN_POOL_BYTES
     unplanned, tier = _UNPLANNED_FRACTION, _MEMORY_TIER_FRACTION
     with_part = least * unplanned * tier // (unplanned * tier - unplanned - tier)
@@ -112,10 +113,10 @@ def promised(
     embedding: str | None = None,
     sharing: int = 1,
 ) -> Settings:
-    """Return `settings` with the memory of the process, if they have none, as one of `sharing` on
-    the machine; on MLX's thread. Each of `others`, as the model of `settings`, must fit together
-    with `embedding`. Raises as `load`, and CapacityError, before reading weights, if that does not
-    fit."""
+    """Return `settings` with the memory limit of the process filled in, if it is not set, for one
+    of `sharing` processes on the machine; on MLX's thread. Each of `others`, and the model of
+    `settings`, must fit together with `embedding`. Raises the same errors as `load`, plus
+    CapacityError, before reading weights, if they do not fit."""
     device, (beside, *answering) = (
         read_device(),
         map(_weights_of, (embedding, settings.model, *others)),
@@ -131,8 +132,8 @@ def promised(
     most = promise - promise // _UNPLANNED_FRACTION
     if weights > most:
         raise CapacityError(
-            f"the weights of {settings.model} have {weights / _GIB:.3g} GiB: expected at most "
-            f"{most / _GIB:.3g} of the {promise / _GIB:.3g} GiB that the process may have, of "
+            f"the weights of {settings.model} need {weights / _GIB:.3g} GiB: expected at most "
+            f"{most / _GIB:.3g} of the {promise / _GIB:.3g} GiB that the process may use, of "
             f"{device.memory_bytes / _GIB:.3g} GiB of memory"
         )
     return replace(settings, process_bytes=promise)
@@ -147,7 +148,7 @@ def _weights_of(model: str | None) -> int:
 
 
 def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
-    """Have the guard free caches so that the process stays below its `process_bytes`, if set."""
+    """Let the guard free caches so that the process stays below its `process_bytes`, if set."""
     from semantic.application.engine.memory_guard import Memory, MemoryGuard
 
     if settings.process_bytes is None:
@@ -169,7 +170,8 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
 
 def memory_left(settings: Settings) -> int:
-    """Bytes that a process with these settings may still take, below 0 if it has too many."""
+    """Return the bytes that a process with these settings may still use; negative if it uses too
+    many."""
     from semantic.adapters.mlx.device import memory_in_use, memory_to_spare
 
     left = sys.maxsize if settings.process_bytes is None else settings.process_bytes
@@ -179,7 +181,8 @@ def memory_left(settings: Settings) -> int:
 
 
 def heed_ranks(loop: StepLoop, model: BatchBackend) -> None:
-    """Have the guard of `loop` count what every rank of `model` has left, if there are others."""
+    """Let the guard of `loop` count the memory left on every rank of `model`, if there are
+    several."""
     from semantic.adapters.mlx.device import memory_in_use, memory_kept
     from semantic.adapters.mlx.ranks.leading import LeadingBackend
     from semantic.application.engine.memory_guard import Memory
@@ -200,7 +203,7 @@ def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
 
 def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
     """Let the guard of `loop` free the memory tier of `store`, then idle caches. Raises
-    InvalidRequestError if the memory in use leaves no room."""
+    InvalidRequestError if the memory already in use leaves no room."""
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -210,7 +213,7 @@ def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
     if (used := guard.lacks_room()) is not None:
         raise InvalidRequestError(
             f"--memory-gb {guard.max_bytes / _GIB:.3g}: expected clearly more than the "
-            f"{used / _GIB:.3g} that the process has without a request"
+            f"{used / _GIB:.3g} that the process uses without a request"
         )
     tier = store
     while isinstance(tier, TieredStore):

@@ -1,5 +1,5 @@
 """Models by name: aliases, folders, the hub's cache and the hub; and adapters. Knows files and
-names; no engine. Imports adapters inside functions."""
+names; knows nothing about engines. Imports adapters inside functions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 _HUB_CACHE = "models--"
-"""Before a hub id's name in the hub's cache."""
+"""Prefix of a model's folder in the hub's cache."""
 
 
 def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
-    """Parse `[[BASE+]NAME=]PATH`: the base's name, if any, and the adapter, by default named after
-    its folder. Raises InvalidRequestError."""
+    """Parse `[[BASE+]NAME=]PATH`: return the base's name, or None, and the adapter, which is named
+    after its folder by default. Raises InvalidRequestError."""
     named, mark, path = given.partition("=")
     if not mark:
         named, path = model_path(given).name, given
@@ -53,8 +53,8 @@ def named_adapter(name: str, path: str | Path) -> NamedAdapter:
 
 
 def model_name(model: str) -> str:
-    """Return a model's name: a folder's last part, the hub id of one in the hub's cache, else
-    `model`. The folder need not exist."""
+    """Return a model's name: the last part of a folder's path, the hub id if the folder is in the
+    hub's cache, else `model`. The folder need not exist."""
     path = model_path(model)
     if not model.startswith(("/", "~", ".")) and not path.is_dir():
         return model
@@ -65,7 +65,7 @@ def model_name(model: str) -> str:
 
 
 def model_path(model: str) -> Path:
-    """The absolute path of `model` as a folder, with links unresolved."""
+    """Return the absolute path of `model` as a folder, without resolving links."""
     path = Path(model)
     with suppress(RuntimeError):  # without a known home folder
         path = path.expanduser()
@@ -73,8 +73,9 @@ def model_path(model: str) -> Path:
 
 
 def model_of(name: str) -> str:
-    """Return the model that `name` means: that of an alias, unless a folder has the name, else
-    `name`. Raises InvalidRequestError if `name` may be an alias and their file is unreadable."""
+    """Return the model that `name` means: the alias's model, unless a folder has that name, else
+    `name` itself. Raises InvalidRequestError if `name` may be an alias and the file of aliases is
+    unreadable."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases
 
     if name == DEFAULT_MODEL or not is_alias_name(name) or model_path(name).is_dir():
@@ -83,8 +84,9 @@ def model_of(name: str) -> str:
 
 
 def remember_served(model: str, names: Sequence[str]) -> None:
-    """Make `names` aliases of `model`, except the user's and invalid ones. Raises
-    InvalidRequestError for an unreadable file of aliases, OperatorError when a write fails."""
+    """Make `names` aliases of `model`, except invalid names and the user's own aliases. Raises
+    InvalidRequestError if the file of aliases is unreadable, and OperatorError if writing it
+    fails."""
     from semantic.adapters.hub.aliases import is_alias_name, read_aliases, set_alias
 
     of_user = read_aliases().aliases if names else {}
@@ -95,7 +97,7 @@ def remember_served(model: str, names: Sequence[str]) -> None:
 
 
 def permanent_name(model: str) -> str:
-    """Return `model` for a file: a folder by its absolute path."""
+    """Return `model` in a form to store in a file: a folder as its absolute path."""
     path = model_path(model)
     return str(path) if model != DEFAULT_MODEL and path.is_dir() else model
 
@@ -113,18 +115,19 @@ def suggesting(model: str) -> Iterator[None]:
 
 
 def similar_model(name: str) -> str | None:
-    """The most similar known alias or model, whole or behind its slash, if any."""
+    """Return the most similar known alias or model, as a whole or after its slash, or None."""
     from semantic.adapters.hub.aliases import read_aliases
     from semantic.adapters.hub.hub_cache import cached_ids
 
     known = [DEFAULT_MODEL, *cached_ids()]
-    with suppress(InvalidRequestError):  # of an unreadable file of aliases
+    with suppress(InvalidRequestError):  # the file of aliases is unreadable
         known += read_aliases().all()
     return most_similar(name, known)
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
-    """A model's tokenizer, without its weights; under an adapter the base's. Raises as `load`."""
+    """Return a model's tokenizer, without loading weights; with an adapter, the base's tokenizer.
+    Raises the same errors as `load`."""
     mlx_provider()
     from semantic.adapters.mlx.model.provider import load_tokenizer
 
@@ -138,8 +141,8 @@ def load_tokenizer(model_id: str) -> MLXTokenizer:
 def describe_model(
     folder: Path, weights_bytes: int | None = None, adapter: Path | None = None
 ) -> ModelDescription:
-    """Return the needs of the model in `folder`, without its weights; see `description.describe`.
-    Raises as that, and OperatorError when MLX is not usable."""
+    """Return the memory needs of the model in `folder` without loading weights; see
+    `description.describe`. Raises the same errors, plus OperatorError if MLX is not usable."""
     mlx_provider()
     from semantic.adapters.mlx.model.description import describe
 
@@ -147,7 +150,8 @@ def describe_model(
 
 
 def find_model(model: str) -> Path:
-    """The folder of `model`, downloaded if it is a hub id that is not here. Raises as `load`."""
+    """Return the folder of `model`; downloads it if it is a hub id and missing. Raises the same
+    errors as `load`."""
     mlx_provider()
     from semantic.adapters.mlx.model.provider import find_folder
 
@@ -156,8 +160,8 @@ def find_model(model: str) -> Path:
 
 
 def file_states(settings: Settings) -> Mapping[str, object]:
-    """Files of a model and its adapter, each with a state that changes with its content. Raises as
-    `find_model`, and OSError."""
+    """Return the files of a model and its adapter, each with a state that changes with its content.
+    Raises the same errors as `find_model`, plus OSError."""
     from semantic.adapters.mlx.model.adapter import adapter_files
     from semantic.adapters.mlx.model.fingerprint import FileState
     from semantic.adapters.mlx.model.fingerprint import file_states as of_model
@@ -168,7 +172,8 @@ def file_states(settings: Settings) -> Mapping[str, object]:
 
 
 def find_remote(hub_id: str) -> RemoteModel:
-    """A model on the hub. Raises as `look_up`, and ModelNotFoundError if it has no weights."""
+    """Return a model on the hub. Raises the same errors as `look_up`, plus ModelNotFoundError if it
+    has no weights."""
     from semantic.adapters.hub.remote import look_up
     from semantic.adapters.mlx.model.provider import HUB_FILES
 
@@ -181,8 +186,8 @@ def find_remote(hub_id: str) -> RemoteModel:
 def fetch_model(
     model: RemoteModel, on_arrived: OnArrived, is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Complete `model` in the hub's cache; several threads call `on_arrived`. Raises as
-    `download.pull`, also once `is_stopped`."""
+    """Complete the download of `model` to the hub's cache; several threads call `on_arrived`.
+    Raises the same errors as `download.pull`, plus OperatorError once `is_stopped` returns True."""
     from semantic.adapters.hub import download
     from semantic.adapters.mlx.model.provider import HUB_FILES
     from semantic.ports.models import Arrived
@@ -194,7 +199,7 @@ def fetch_model(
     def on_bytes(n_bytes: int) -> None:
         nonlocal here
         if is_stopped():
-            raise OperatorError(f"the download of {model.hub_id} stopped")
+            raise OperatorError(f"the download of {model.hub_id} was stopped")
         with lock:
             here += n_bytes
             on_arrived(Arrived(model.commit, here, model.n_bytes))
@@ -203,5 +208,5 @@ def fetch_model(
 
 
 def own_names(model: str, given: str) -> tuple[str, ...]:
-    """A model's own name, and the alias that named it."""
+    """Return a model's own name, and the alias that was given for it, if any."""
     return (model_name(model), *(() if model == given else (given,)))

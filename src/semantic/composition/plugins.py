@@ -1,6 +1,6 @@
-"""Additions of the packages above the engine: commands, shared stores, ranks of a model. The
-program imports them on demand; a missing package adds nothing. Reading entry points instead takes a
-sixth of the time of `semantic --help`."""
+"""Parts from the packages above the engine: commands, shared stores, ranks of a model. They are
+imported on demand; a missing package adds nothing. Reading entry points instead would take a sixth
+of the time of `semantic --help`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tables() -> list[object]:
 
 
 def opener(kind: str) -> object:
-    """Return the opener of `kind`. Raises OperatorError without its package."""
+    """Return the opener of `kind`. Raises OperatorError if its package is missing."""
     module, name = OPENERS[kind]
     if not _is_installed(module):
         raise OperatorError(f"cannot use {kind}: its package is missing; install semantic-engine")
@@ -44,7 +44,8 @@ def opener(kind: str) -> object:
 def placement(
     environment: Mapping[str, str], secret: Callable[[], bytes | None]
 ) -> PlacementPort | None:
-    """This process' place among those of `mlx.launch` for one model, if any. Raises as `Places`."""
+    """Return this process' place among the processes that `mlx.launch` started for one model; None
+    if there are none. Raises the same errors as `Places`."""
     if _RANK not in environment:
         return None
     return cast("Places", opener("ranks"))(environment, secret)

@@ -1,5 +1,6 @@
 """The stores of a process: tiers of blocks, turns and responses, chosen from settings. Knows
-folders, quotas and a fleet's object store; no engine. Functions import their adapters."""
+folders, quotas and a fleet's object store; knows nothing about engines. Functions import their
+adapters."""
 
 from __future__ import annotations
 
@@ -43,44 +44,43 @@ logger = logging.getLogger("semantic.server")
 _MIB = 1 << 20
 _GIB = 1 << 30
 
-"""Environment variable with the store's folder."""
 
 FLEET_VARIABLE = "SEMANTIC_FLEET_SECRET_FILE"
-"""Environment variable with the path of the file of the fleet's secret."""
+"""Environment variable with the path of the file that contains the fleet's secret."""
 
 RESPONSES_FILE = "responses.db"
-"""In the store's folder."""
+"""File of responses in the store's folder."""
 
 TURNS_FILE = "turns.db"
-"""In the store's folder."""
+"""File of turns in the store's folder."""
 
-# Write-behind queue in front of the disk tier, as a part of the memory tier: all of it. Queued
-# blocks are the newest in the memory tier, and both hold the same bytes.
+# Write-behind queue in front of the disk tier, as large as the memory tier. Queued blocks are the
+# newest in the memory tier, and both hold the same bytes.
 _QUEUE_FRACTION = 1
 
 _MIN_QUEUE_BYTES = 64 * _MIB
 
-# Cores for each thread that uploads to a fleet's object store. One thread sends below 10 Gbit/s.
+# Cores per thread that uploads to a fleet's object store. One thread sends below 10 Gbit/s.
 _CORES_PER_UPLOAD = 4
 
 _MOST_UPLOADS = 8
 
-# Seconds that a stop waits for uploads, which a slow line may take hours for.
+# Seconds that a stop waits for uploads, which could take hours on a slow line.
 _UPLOAD_AT_STOP_SECONDS = 15.0
 
-# Disk tier: a part of the free space, so that a forgotten store does not fill a disk.
+# Disk tier: a fraction of the free space, so that a forgotten store does not fill a disk.
 _DISK_FRACTION = 10
 
 _MAX_DISK_BYTES = 32 * _GIB
 
-_INDEX_GROWTH_BYTES = 4 * _MIB  # of a store that is never to evict what it has
+_INDEX_GROWTH_BYTES = 4 * _MIB  # so that the quota never evicts existing blocks
 
-# Responses that clients can continue: the text of each request once, and its tools.
+# Responses that clients can continue: the text of each request, stored once, and its tools.
 _RESPONSES_DISK_BYTES = 512 * _MIB
 
 _RESPONSES_MEMORY_BYTES = 64 * _MIB
 
-# Tokens of past turns: four bytes each, each turn stored once.
+# Tokens of past turns: four bytes each; each turn is stored once.
 _TURNS_DISK_BYTES = 512 * _MIB
 
 _TURNS_MEMORY_BYTES = 64 * _MIB
@@ -120,8 +120,9 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Sto
 
 
 def shared_store(settings: Settings) -> SharedStorePort | None:
-    """Return the store that a fleet shares, if any, sending no request. Raises as `shared_place`,
-    InvalidRequestError for a malformed URL, and OperatorError if packages are missing."""
+    """Return the store that a fleet shares, or None, without sending a request. Raises the same
+    errors as `shared_place`, plus InvalidRequestError for a malformed URL, and OperatorError if
+    packages are missing."""
     place = shared_place(settings)
     if place is None:
         return None
@@ -130,7 +131,7 @@ def shared_store(settings: Settings) -> SharedStorePort | None:
 
 
 def require_shared(settings: Settings) -> SharedStorePort:
-    """`shared_store`, but raises InvalidRequestError for settings without a URL."""
+    """`shared_store`, but raise InvalidRequestError if the settings have no URL."""
     shared = shared_store(settings)
     if shared is None:
         raise InvalidRequestError("remote_store: expected a URL")
@@ -138,22 +139,22 @@ def require_shared(settings: Settings) -> SharedStorePort:
 
 
 def shared_place(settings: Settings) -> tuple[str, bytes] | None:
-    """The URL of a fleet's object store, and the fleet's secret; None without one. Raises
-    InvalidRequestError without the secret, and for a budget without a URL."""
+    """Return the URL of a fleet's object store and the fleet's secret, or None if there is no URL.
+    Raises InvalidRequestError for a URL without a secret, and for a budget without a URL."""
     if settings.remote is None:
         if settings.remote_bytes is not None:
-            raise InvalidRequestError("remote_gb: expected remote_store too")
+            raise InvalidRequestError("remote_gb also requires remote_store")
         return None
     secret = fleet_secret(settings)
     if secret is None:
         raise InvalidRequestError(
-            "remote_store: expected fleet_secret_file too, the same for every replica"
+            "remote_store also requires fleet_secret_file, the same for every replica"
         )
     return settings.remote, secret
 
 
 def upload_threads(cores: int) -> int:
-    """Return how many blocks to upload at a time."""
+    """Return how many blocks to upload concurrently."""
     return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
 
 
@@ -167,12 +168,12 @@ def new_step_observer(store: StorePort) -> StepObserver | None:
 
 
 def remote_tier(store: StorePort) -> LookUpPort | None:
-    """Return the tier to ask before a request queues, if any."""
+    """Return the tier to ask before a request is queued, or None."""
     return next((one for one in _parts(store) if isinstance(one, LookUpPort)), None)
 
 
 def durable_tier(store: StorePort) -> StorePort:
-    """The most durable tier on this machine, without the queue before it."""
+    """Return the most durable tier on this machine, without the queue in front of it."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -182,7 +183,7 @@ def durable_tier(store: StorePort) -> StorePort:
 
 
 def local_tiers(store: StorePort) -> dict[Tier, MemoryStore | DiskStore]:
-    """The tiers on this machine."""
+    """Return the tiers on this machine."""
     from semantic.adapters.stores.disk.store import DiskStore
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.domain.stored import Tier
@@ -197,7 +198,8 @@ def local_tiers(store: StorePort) -> dict[Tier, MemoryStore | DiskStore]:
 
 
 def _parts(store: StorePort) -> Iterator[StorePort]:
-    """Yield a store and all its parts, the fastest tier first; a queue before the tier it fills."""
+    """Yield a store and all its parts, fastest tier first; a queue comes before the tier it writes
+    to."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -210,12 +212,12 @@ def _parts(store: StorePort) -> Iterator[StorePort]:
 
 
 def open_events(endpoint: str, topic: str) -> EventsPort:
-    """Open the publisher of changes of the tiers. Raises as `OpensEvents`."""
+    """Open the publisher of changes in the tiers. Raises the same errors as `OpensEvents`."""
     return cast("OpensEvents", opener("kv_events"))(endpoint, topic)
 
 
 def open_disk(settings: Settings, observer: BlockObserver | None = None) -> DiskStore:
-    """Open the disk tier of `settings`. Raises StoreError if its folder fails."""
+    """Open the disk tier of `settings`. Raises StoreError if its folder cannot be used."""
     from semantic.adapters.stores.disk.quota import WriteLimits
     from semantic.adapters.stores.disk.store import DiskStore
 
@@ -228,7 +230,7 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
             return default_disk_bytes(free, used + _INDEX_GROWTH_BYTES)
         if given > used + free:
             logger.warning(
-                "disk_gb: its disk has room for %.1f GiB of these %.1f: that is the limit",
+                "disk_gb: the disk has room for only %.1f of %.1f GiB, which is now the limit",
                 (used + free) / _GIB, given / _GIB,
             )  # fmt: skip
         return min(given, max(1, used + free))
@@ -237,15 +239,16 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
 
 
 def fleet_secret(settings: Settings) -> bytes | None:
-    """Return the common secret of a fleet's stores, if any. Raises as `read_fleet_secret`."""
+    """Return the common secret of a fleet's stores, or None. Raises the same errors as
+    `read_fleet_secret`."""
     given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
     return read_fleet_secret(Path(given)) if given else None
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
-    """Return the store of responses: in the store's folder or in memory, and in a fleet's object
-    store. Raises as `shared_store`. It opens on first use, when the block store must be open. If
-    the file fails, it calls `warn` and uses memory."""
+    """Return the store of responses: in the store's folder or in memory, plus a fleet's object
+    store. Raises the same errors as `shared_store`. The file is opened on first use, when the block
+    store must already be open. If the file fails, `warn` is called and responses stay in memory."""
     from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
@@ -263,8 +266,8 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
 
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
-    """Return the cache of turns: in memory, and with `use_disk` also in the store's folder. It
-    calls `warn` if the file fails."""
+    """Return the cache of turns: in memory, and with `use_disk` also in the store's folder. If the
+    file fails, `warn` is called."""
     from semantic.adapters.stores.conversations import DiskTurns
     from semantic.application.chat.turn_cache import TurnCache
 
@@ -277,7 +280,8 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
 
 
 def store_folder(settings: Settings) -> Path:
-    """The store's folder, this user's link resolved. Raises StoreError without a home folder."""
+    """Return the store's folder; a link that belongs to this user is resolved. Raises StoreError if
+    there is no home folder."""
     path = default_store_folder() if settings.store is None else settings.store
     if not path.is_symlink() or path.lstat().st_uid != os.geteuid():
         return path
@@ -285,13 +289,13 @@ def store_folder(settings: Settings) -> Path:
 
 
 def unfinished_folder(settings: Settings) -> Path | None:
-    """The open store's folder for unfinished files; None without a disk tier."""
+    """Return the open store's folder for unfinished files; None without a disk tier."""
     return store_folder(settings) / "tmp" if settings.use_disk else None
 
 
 def default_store_folder() -> Path:
-    """$SEMANTIC_STORE, else "semantic/store" in the user's folder of caches. Raises StoreError
-    without a home folder."""
+    """Return $SEMANTIC_STORE, or else "semantic/store" in the user's cache folder. Raises
+    StoreError if there is no home folder."""
     given = os.environ.get(STORE_VARIABLE)
     if given:
         return Path(given)
@@ -307,13 +311,14 @@ def default_store_folder() -> Path:
 
 
 def default_disk_bytes(free: int, used: int) -> int:
-    """Return the quota of a store: `used` bytes and a tenth of the file system's `free` ones, at
-    most 32 GiB, but never less than `used`: a missing limit evicts nothing."""
+    """Return the default quota of a store: `used` bytes plus a tenth of the file system's `free`
+    bytes, at most 32 GiB, but never less than `used`: a default must not evict anything."""
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 
 def _free_bytes(folder: Path) -> int:
-    """Free bytes on the file system of `folder`, which need not exist. Raises StoreError."""
+    """Return the free bytes on the file system of `folder`, which need not exist. Raises
+    StoreError."""
     existing = next(
         (path for path in (folder, *folder.absolute().parents) if path.exists()), folder
     )
@@ -324,17 +329,19 @@ def _free_bytes(folder: Path) -> int:
 
 
 FEWEST_BYTES = 32
-"""Least bytes of a secret, beyond any guess."""
+"""Least bytes of a secret, so that it cannot be guessed."""
 _MOST_BYTES = 4096
 _FEWEST_DIFFERENT = 8
 _FOR_OTHERS = 0o037
-"""Permissions that a secret's file must not give; a mounted secret's group may read it."""
+"""Permissions that a secret's file must not have; the group may read it, as with mounted
+secrets."""
 
 
 def read_fleet_secret(path: Path) -> bytes:
     """Return 32 bytes derived from the contents of `path` without a final line end. Logs and
-    messages never have a part of them. Raises InvalidRequestError unless this user or root owns the
-    file, others cannot read nor groups write it, and it has 32 to 4096 bytes, not all alike."""
+    messages never contain any part of them. Raises InvalidRequestError unless this user or root
+    owns the file, others cannot read it, the group cannot write it, and it has 32 to 4096 bytes
+    that are not all alike."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -359,8 +366,8 @@ def _require_private(path: Path, found: os.stat_result) -> None:
         raise InvalidRequestError(f"fleet_secret_file: {path} is not a file")
     if found.st_uid not in (os.geteuid(), 0):
         raise InvalidRequestError(
-            f"fleet_secret_file: {path} belongs to user {found.st_uid}; expected one of user "
-            f"{os.geteuid()} or of root"
+            f"fleet_secret_file: {path} belongs to user {found.st_uid}; expected a file of user "
+            f"{os.geteuid()} or root"
         )
     if found.st_mode & _FOR_OTHERS:
         raise InvalidRequestError(

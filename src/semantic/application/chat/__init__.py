@@ -1,1 +1,1 @@
-"""Conversations on their way into tokens and back: templates, replay, tool calls, answers."""
+"""Conversations as they become tokens and answers: templates, replay, tool calls, answer text."""

@@ -1,6 +1,6 @@
 """AnswerReader: separates a generated answer into text, reasoning and tool calls as it streams.
-Knows marks in text; no model and no API. It reads calls in a known spelling while the model writes
-them; the model's `ChatFormat` parses others once they are complete."""
+Knows marks in text; knows nothing about models or APIs. It reads calls in a known spelling while
+the model writes them; the model's `ChatFormat` parses other calls once they are complete."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ from semantic.ports.chat import ChatFormat, Marks
 
 _Part = Literal["start", "header", "text", "thought", "call"]
 """A place in an answer: its beginning, which may be a call without its mark; the header of a
-message, which names its kind; or one of the emitted parts."""
+message, which names its kind; or one of the parts to emit."""
 
 _BETWEEN_TEXTS: Final = TokenText("\n\n")
 _LONGEST_HEADER: Final = 512
 _PROSE: Final = re.compile(r"[a-z,.;:!?]+(?: [A-Za-z,.;:!?]+){2} ")
-"""Three words in a row, which no header has."""
+"""Three words in a row, which never occur in a header."""
 
 _MOST_OPEN: Final = 8
-"""Limit of open calls after whose end marks the reader looks for the answer's end again."""
+"""Open calls after which the reader stops looking for another at the answer's end."""
 
 
 class AnswerReader:
     """Splits the text of one answer, pushed in any pieces, into `AnswerPiece`s.
 
     Marks are never part of a piece, even an end mark without a start. The reader drops white space
-    next to a mark, since templates put it there, and restores it between two texts that only a mark
-    separates. An answer without marks stays as it is.
+    next to a mark, since templates put it there, and restores it between two texts if only a mark
+    separates them. An answer without marks stays as it is.
 
-    Calls count if the chat has tools and may call them, also inside reasoning, which they end: a
-    model that forgets to close its reasoning still means its call. The reader emits a call in a
-    known spelling while the model writes it, another one at its end. Text that does not parse, with
-    nothing of it emitted, becomes text with its marks. A call without its end keeps its name and
-    the certain part of its arguments; without a whole name it disappears.
+    Calls count if the chat has tools and may call them. A call inside reasoning ends the reasoning:
+    a model that forgets to close its reasoning still means the call. The reader emits a call in a
+    known spelling while the model writes it, other calls at their end. Text that cannot be parsed,
+    and was not emitted yet, becomes text with its marks. A call without its end keeps its name and
+    the certain part of its arguments; a call without a whole name is dropped.
 
-    An answer in a form that the chat asks for has reasoning and calls at its beginning alone: later
-    marks are text. Headers divide an answer in messages. Log-probabilities accompany the text of
+    An answer in a requested format has reasoning and calls only at its beginning: later
+    marks are text. Headers divide an answer into messages. Log-probabilities accompany the text of
     their tokens, except for tokens that begin in reasoning, a call, a mark or dropped white space.
     """
 
@@ -76,8 +76,8 @@ class AnswerReader:
         closes_thought: bool = False,
         new_id: Callable[[], str],
     ) -> None:
-        """`opens_thought`: the prompt ends inside reasoning; `closes_thought`: with the mark of its
-        end. `new_id` generates ids of calls."""
+        """`opens_thought`: the prompt ends inside reasoning; `closes_thought`: it ends with the end
+        mark of reasoning. `new_id` generates ids for calls."""
         self._many = chat.parallel_tool_calls
         self._headers = chat_format.headers
         self._may_call = chat.may_call
@@ -95,8 +95,8 @@ class AnswerReader:
         self._header = TokenText()
         self._follows_text = False
         self._has_thought = closes_thought
-        self._is_fenced = False  # where a call begins
-        self._given = ""  # of a call's text, by its header
+        self._is_fenced = False  # whether the call began within code
+        self._given = ""  # the part of a call's text that came from its header
         self._mention = TokenText()  # text that is not a header after all
         if self._headers is not None:
             self._begin_header("")
@@ -119,11 +119,11 @@ class AnswerReader:
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many pushes, each one token's text, were reasoning, including its marks."""
+        """Number of pushed tokens that were reasoning, including its marks."""
         return self._reasoning_tokens
 
     def push(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[AnswerPiece]:
-        """The pieces that are final with a token's `text`, which may be empty."""
+        """Return the pieces that become final with a token's `text`, which may be empty."""
         if self._done:
             return []
         thinking = self._part == "thought"
@@ -135,10 +135,10 @@ class AnswerReader:
     def finish(
         self, reason: AnswerReason, *, stopped: bool = False
     ) -> tuple[list[AnswerPiece], AnswerReason]:
-        """Return the last pieces, and the reason of the answer's end; `reason` is the engine's. An
+        """Return the last pieces, and why the answer ended; `reason` is the engine's reason. An
         answer that stopped by itself, or at `done`, ends with "tool_calls" if it made calls, but
-        not if a stop string (`stopped`) cut the last one: a client must not execute that. The
-        reader drops a mark that "length" cut."""
+        not if a stop string (`stopped`) cut the last call: a client must not execute that call. A
+        mark that was cut short by "length" is dropped."""
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
@@ -177,9 +177,9 @@ class AnswerReader:
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
-        """Return whether the text only mentions a mark, and continues; it ends with `before`. Code
-        mentions marks. A line mentions the start of reasoning as a word, and any text after
-        reasoning mentions its end."""
+        """Return whether the text merely mentions a mark, so that the part continues; `before` is
+        the text up to it. Marks in code are mentions. So is the start mark of reasoning as a word
+        in a line, and its end mark in text after reasoning."""
         part = self._opens[mark]
         line = self._found.line.removesuffix(mark)
         if mark == self._unmarked:
@@ -207,7 +207,7 @@ class AnswerReader:
     # The beginning of an answer, or of a message
 
     def _begin_bare(self) -> bool:
-        """Return whether the beginning is certain: a call of a tool, or text."""
+        """Return whether it is certain what the answer begins with: a call of a tool, or text."""
         held = self._found.held
         at = behind_space(held, 0)
         in_list = held.startswith(LIST_START, at)
@@ -221,7 +221,7 @@ class AnswerReader:
         return True
 
     def _begin_header(self, mark: str) -> None:
-        """A header begins with `mark`, or behind what ended a message."""
+        """Begin a header, with `mark` or after the end of a message."""
         headers = self._headers
         if headers is not None:
             self._part = "header"
@@ -229,7 +229,7 @@ class AnswerReader:
             self._found.look_for((headers.end,))
 
     def _read_header(self) -> bool:
-        """Read more of a header; False if it takes more text."""
+        """Read more of a header. Returns False if it needs more text."""
         headers = self._headers
         if headers is None:
             return False
@@ -251,7 +251,7 @@ class AnswerReader:
         called = headers.call.search(header) if self._may_call else None
         if called is not None:
             self._part, self._opening = "call", header + mark
-            name = called["name"]  # none before a call in JSON that has it
+            name = called["name"]  # empty if the call's JSON contains the name
             self._given = f"{name}{mark}" if name else ""
             self._call.push(self._given)
         else:
@@ -261,11 +261,11 @@ class AnswerReader:
         return True
 
     def _expect(self, *parts: _Part) -> None:
-        """Look for marks that begin these parts, from here on."""
+        """From here on, look for marks that begin these parts."""
         self._found.look_for([mark for mark, part in self._opens.items() if part in parts])
 
     def _rest(self, *, cut: bool, stopped: bool) -> Iterator[AnswerPiece]:
-        """The remaining text when the answer ends."""
+        """Yield the remaining pieces when the answer ends."""
         self._found.end()
         yield from self._advance()
         for _ in range(_MOST_OPEN):
@@ -283,7 +283,7 @@ class AnswerReader:
             self._found.push(self._header + self._found.take_all())
             if self._headers.known.fullmatch(self._found.held):
                 return
-            self._part = "text"  # it was none
+            self._part = "text"  # it was not a header
         if self._part in ("call", "header") or self._done:
             return
         if self._part == "start":
@@ -295,7 +295,7 @@ class AnswerReader:
             yield from self._shown(self._text_trimmer.flush())
 
     def _end_call(self, read: ReadCall) -> Iterator[AnswerPiece]:
-        """Emit the parsed calls, or the text in the place of one."""
+        """Emit the parsed calls, or text in place of a call that cannot be parsed."""
         self._part = "text"
         self._found.begin(fenced=self._is_fenced)
         self._text_trimmer.mark()
@@ -303,7 +303,7 @@ class AnswerReader:
         problem = read.problem
         is_whole = read.closed or read.unfinished or not self._marks.end
         if not is_whole and not self._are_offered(read):
-            problem = "it ends within a name of no tool"
+            problem = "it ends within an unknown tool name"
         if problem is not None:
             yield ToolCallFailed(problem)
             start = "" if read.follows else opening
@@ -325,7 +325,7 @@ class AnswerReader:
         return all(call.name in self._syntax.tools for call in read.calls)
 
     def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
-        """Emit the certain part of calls; only the first, where there may be no others."""
+        """Emit the certain part of calls; only of the first call if there may be just one."""
         for part in parts:
             if part.name is not None:
                 self._calls += 1
@@ -352,7 +352,8 @@ class AnswerReader:
 
 
 def _marks(chat_format: ChatFormat, chat: Chat, unmarked: str) -> dict[str, _Part | None]:
-    """The marks to find in an answer to `chat`, and the part that each begins, if any."""
+    """Return the marks to look for in an answer to `chat`, and the part that each begins, if
+    any."""
     opens: dict[str, _Part | None] = dict.fromkeys(chat_format.silent_marks)
     headers = chat_format.headers
     if headers is not None:
@@ -403,7 +404,7 @@ class AnswerMessage:
 
 
 def message_in(reader: AnswerReader, text: str) -> Message:
-    """The message of a whole answer, `text`; `reader` is new."""
+    """Return the message in the whole answer `text`; `reader` must be new."""
     collected = AnswerMessage()
     for piece in (*reader.push(text), *reader.finish("stop")[0]):
         collected.add(piece)
@@ -425,7 +426,7 @@ class AnswerStream:
 
     @property
     def done(self) -> bool:
-        """True if the answer is complete although the model may continue."""
+        """True once the answer is complete, although the model may continue."""
         return self._reader is not None and self._reader.done
 
     @property
@@ -433,7 +434,7 @@ class AnswerStream:
         return 0 if self._reader is None else self._reader.reasoning_tokens
 
     def token(self, event: TokenEvent) -> list[AnswerPiece]:
-        """The pieces that are final with one more token."""
+        """Return the pieces that become final with one more token."""
         self.n_tokens += not self.done
         logprobs = () if event.logprob is None else (event.logprob,)
         if self._reader is not None:
@@ -441,7 +442,7 @@ class AnswerStream:
         return self._collect([TextDelta(event.text, logprobs)] if event.text or logprobs else [])
 
     def end(self, done: CompletedGeneration) -> tuple[list[AnswerPiece], AnswerReason]:
-        """The last pieces, and why the answer ended."""
+        """Return the last pieces, and why the answer ended."""
         if self._reader is None:
             return [], done.finish_reason
         stopped = done.stop_string is not None

@@ -1,5 +1,5 @@
-"""TokenText, MarkFinder, Trimmer and CallText: text that grows, split at marks, and its calls.
-Decides which text is final. Knows marks only as strings; not what they mean."""
+"""TokenText, MarkFinder, Trimmer and CallText: growing text, split at marks, and the calls in it.
+Decides which text is final. Knows marks only as strings, not their meaning."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from semantic.domain.value_objects import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """Text, and log-probabilities with the offsets at which their tokens begin."""
+    """Text, and the log-probabilities of its tokens with the offsets at which the tokens begin."""
 
     text: str = ""
     logprobs: tuple[tuple[int, TokenLogprob], ...] = ()
 
     @classmethod
     def of(cls, text: str, logprobs: Sequence[TokenLogprob] = ()) -> TokenText:
-        """The text of one token; several log-probabilities all get its offset."""
+        """Return the text of one token; if there are several log-probabilities, all get its
+        offset."""
         return cls(text, tuple((0, logprob) for logprob in logprobs))
 
     def __bool__(self) -> bool:
@@ -40,7 +41,8 @@ class TokenText:
         return TokenText(self.text + other.text, self.logprobs + moved)
 
     def split(self, at: int) -> tuple[TokenText, TokenText]:
-        """The text before character `at` and the rest; a token belongs to the part it begins in."""
+        """Return the text before character `at` and the rest; a token belongs to the part in which
+        it begins."""
         before = tuple(entry for entry in self.logprobs if entry[0] < at)
         rest = tuple((start - at, value) for start, value in self.logprobs if start >= at)
         return TokenText(self.text[:at], before), TokenText(self.text[at:], rest)
@@ -55,9 +57,9 @@ _FENCE: Final = "```"
 
 
 class MarkFinder:
-    """Cuts a stream of text at marks; holds back what could still become one. No mark contains
-    another. A mark behind an opening backtick and before another one is text. `line` is the end of
-    the line before the held text; `is_fenced`: it is code."""
+    """Cuts a stream of text at marks; holds back text that could still become a mark. Marks must
+    not contain each other. A mark between an opening backtick and another backtick is text. `line`
+    is the end of the line before the held text; `is_fenced`: the line is code."""
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = tuple(marks)
@@ -67,7 +69,7 @@ class MarkFinder:
         self.begin()
 
     def begin(self, *, fenced: bool = False) -> None:
-        """A part of the answer begins here, `fenced`: within code."""
+        """Begin a part of the answer here; `fenced`: inside code."""
         self.line = self._start = ""
         self._n_quotes = 0
         self._fenced = fenced
@@ -84,30 +86,30 @@ class MarkFinder:
         self._held += text
 
     def end(self) -> None:
-        """No text follows."""
+        """Record that no more text follows."""
         self._is_whole = True
 
     def look_for(self, marks: Sequence[str]) -> None:
-        """Cut at these marks from here on."""
+        """From here on, cut at these marks."""
         self._marks = tuple(marks)
 
     @property
     def is_at_text(self) -> bool:
-        """Return whether the next text, white space aside, rules out a mark."""
+        """Return whether the next text, apart from white space, cannot be a mark."""
         text = self._held.text.lstrip()
         return bool(text) and not any(
             text.startswith(mark) or mark.startswith(text) for mark in self._marks
         )
 
     def take(self) -> tuple[TokenText, str | None]:
-        """Take the text before the next mark, and the mark; without one the certain text and
-        None."""
+        """Take the text before the next mark, and the mark. If there is none, take the text that is
+        certain, and None."""
         text = self._held.text
         at, mark = first_mark(self._marks, text)
         while mark is not None and self._opens_quote(text[:at]):
             end = at + len(mark)
             if end == len(text) and not self._is_whole:
-                mark = None  # what follows tells
+                mark = None  # depends on the next character
             elif text[end : end + 1] == "`":
                 at, mark = first_mark(self._marks, text, end)
             else:
@@ -118,7 +120,7 @@ class MarkFinder:
         return before, mark
 
     def put_back(self) -> None:
-        """Hold the last mark again."""
+        """Hold the last mark again, as text to search."""
         self._held = self.mark + self._held
         self.line = self.line.removesuffix(self.mark.text)
 
@@ -126,7 +128,7 @@ class MarkFinder:
         return self._take(len(self._held.text))
 
     def _opens_quote(self, before: str) -> bool:
-        """Return whether `before`, which follows `line`, ends with a backtick that opens."""
+        """Return whether `before`, which follows `line`, ends with an opening backtick."""
         _, ends_line, line = before.rpartition("\n")
         last = line[-1:] or ("" if ends_line else self.line[-1:])
         n_quotes = line.count("`") + (0 if ends_line else self._n_quotes)
@@ -147,8 +149,8 @@ class MarkFinder:
 
 
 class Trimmer:
-    """Drops white space next to marks; restores it if text follows: "one <mark> two" becomes "one
-    two". White space at an end of the answer without a mark stays."""
+    """Drops white space next to marks, and restores it if text follows: "one <mark> two" becomes
+    "one two". White space at the beginning or end of the answer, with no mark next to it, stays."""
 
     def __init__(self, *, after_mark: bool) -> None:
         self._after_mark = after_mark
@@ -161,7 +163,7 @@ class Trimmer:
         return self._emitted
 
     def push(self, text: TokenText) -> TokenText:
-        """The text that is final."""
+        """Return the text that is final."""
         if self._after_mark:
             text = self._bare + text
             blank = len(text.text) - len(text.text.lstrip())
@@ -183,19 +185,19 @@ class Trimmer:
             self._space = TokenText()
 
     def flush(self) -> TokenText:
-        """The remaining text when the answer ends."""
+        """Return the remaining text when the answer ends."""
         return TokenText() if self._after_mark else self._space
 
 
 _MOST_ENDS: Final = 64
-"""Limit of end marks: the reader parses the whole text at each."""
+"""Most end marks to try: the reader parses the whole text at each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """The end of the text between two marks: its calls still to emit or a `problem`, and in `rest`
-    the text after it. `follows`: the text follows an emitted call. `closed`: it has its end mark.
-    `unfinished`: the last call lacks its end."""
+    """The end of the text between two marks: the calls still to emit or a `problem`, and in `rest`
+    the text after it. `follows`: the text comes after an emitted call. `closed`: it has its end
+    mark. `unfinished`: the last call lacks its end."""
 
     text: str = ""
     calls: tuple[WrittenCall, ...] = ()
@@ -207,7 +209,7 @@ class ReadCall:
 
 
 class CallText:
-    """The calls of an answer: the text between two marks until it has ended, then the next one."""
+    """The calls of an answer: the text between two marks until it ends, then the next such text."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
@@ -229,12 +231,12 @@ class CallText:
             self._whole.push(calls.rest)
 
     def certain(self) -> list[CallPart]:
-        """Return the certain part since the last call."""
+        """Return the part that became certain since the last call."""
         certain, self._certain = self._certain, []
         return certain
 
     def next(self) -> ReadCall | None:
-        """Remove and return what ends the text, if the end is there."""
+        """Return the end of the text and reset, if the end has arrived; else None."""
         if self._whole is not None:
             return self._done(self._whole.next())
         calls = self._streamed
@@ -242,9 +244,10 @@ class CallText:
         return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """Return the text's end at the answer's end; None without a call. Text that was `cut` keeps
-        the certain part of its calls; after a stop string (`stopped`) it may be unfinished, and
-        keeps the emitted part. Text without an end mark is complete if it parses."""
+        """Return the end of the text when the answer ends; None if there is no call. Text that was
+        `cut` keeps the certain part of its calls. After a stop string (`stopped`) it may be
+        unfinished and keeps the emitted part. Text without an end mark is complete if it can be
+        parsed."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)
@@ -262,8 +265,9 @@ class CallText:
 
 
 class _WholeCalls:
-    """The text of calls, for parsing at its end. The end mark may occur inside the arguments: text
-    that does not parse continues to the next one. If another call follows, it is invalid."""
+    """The text of calls, to be parsed at its end. Arguments may contain the end mark: text that
+    cannot be parsed continues to the next end mark, unless another call follows, which makes it
+    invalid."""
 
     def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
         self._syntax = syntax
@@ -302,7 +306,7 @@ class _WholeCalls:
         return None if stopped and found.problem is not None else found
 
     def _parse_to_mark(self, end: str) -> ReadCall | None:
-        """Parse the text up to the next end mark, if that is there."""
+        """Parse the text up to the next end mark, if there is one."""
         at, mark = first_mark((end,), self._rest)
         self._searched.append(self._rest[:at])
         self._rest = self._rest[at:]

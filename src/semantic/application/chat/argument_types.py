@@ -1,6 +1,6 @@
 """Types of arguments: from a tool's schema, and from the text of a value to its JSON. A value in
-tags says nothing of its type; the schema does. Knows JSON Schema and JSON; not how a model writes a
-call."""
+tags does not show its type; the schema does. Knows JSON Schema and JSON; does not know how a model
+writes a call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from semantic.application.chat.object_text import MAX_DEPTH
 from semantic.domain.chat import JsonSchema, replace_surrogates
 
 Kinds = frozenset[str]
-"""JSON types that a schema allows; none if it does not say."""
+"""JSON types that a schema allows; empty if it does not say."""
 
 _ANY: Final[Kinds] = frozenset()
 _KINDS: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _CONTAINERS: Final[Kinds] = frozenset({"object", "array"})
 _MOST_SCHEMAS: Final = 200
-"""Limit of schemas for one argument: references may be circular."""
+"""Most schemas to read for one argument: references may be circular."""
 _LONGEST_LITERAL: Final = 1 << 16
 _NAMES: Final[dict[type, str]] = {
     bool: "boolean",
@@ -37,7 +37,7 @@ _LITERAL_ERRORS: Final = (ValueError, SyntaxError, TypeError, MemoryError, Recur
 
 class ArgumentTypes:
     def __init__(self, parameters: JsonSchema, *, untyped_is_text: bool = True) -> None:
-        """`untyped_is_text`: an argument without a type is its text, else what it is as JSON."""
+        """`untyped_is_text`: an argument without a type is text; otherwise it is read as JSON."""
         found = parameters.get("properties")
         self._root = parameters
         self._properties = found if isinstance(found, Mapping) else {}
@@ -45,15 +45,15 @@ class ArgumentTypes:
         self._known: dict[str, Kinds] = {}
 
     def is_text(self, name: str) -> bool:
-        """Return whether an argument is its text, whatever that is."""
+        """Return whether an argument is always text, whatever it looks like."""
         kinds = self._kinds(name)
         return kinds == {"string"} or (
             not kinds and self._untyped_is_text and name not in self._properties
         )
 
     def value(self, name: str, text: str) -> str:
-        """The JSON of an argument that a model wrote as `text`; of what has no other type, the text
-        itself as a string."""
+        """Return the JSON of an argument that a model wrote as `text`; a string with the text
+        itself if it has no other type."""
         if self.is_text(name):
             return _string(text)
         kinds = self._kinds(name)
@@ -64,12 +64,13 @@ class ArgumentTypes:
         return _string(text) if found is None else found
 
     def kind(self, name: str) -> str:
-        """One type of an argument, the first of `_KINDS` that it may have."""
+        """Return one type of an argument: the first of `_KINDS` that it may have."""
         kinds = self._kinds(name) or {"string"}
         return next(kind for kind in _KINDS if kind in kinds)
 
     def json(self, text: str) -> str:
-        """The JSON of a value of any type; of what has none, the text itself as a string."""
+        """Return the JSON of a value of any type; a string with the text itself if it has no other
+        type."""
         return any_json(text) or _string(text)
 
     def _kinds(self, name: str) -> Kinds:
@@ -81,7 +82,7 @@ class ArgumentTypes:
 
 
 def with_types(parameters: JsonSchema) -> JsonSchema:
-    """`parameters` with one type for each that has none, or several."""
+    """Return `parameters` with one type for each property that has none or several."""
     types, found = ArgumentTypes(parameters), parameters.get("properties")
     if not isinstance(found, Mapping):
         return parameters
@@ -94,12 +95,12 @@ def with_types(parameters: JsonSchema) -> JsonSchema:
 
 
 def any_json(text: str) -> str | None:
-    """A JSON text or Python literal as JSON; None if it is neither."""
+    """Return a JSON text or Python literal as JSON; None if the text is neither."""
     return _json_of(text.strip(), frozenset(_KINDS))
 
 
 def _kinds_of(schema: object, root: JsonSchema, seen: list[object]) -> Kinds:
-    """The types that `schema` allows, references resolved."""
+    """Return the types that `schema` allows, following references."""
     if not isinstance(schema, Mapping) or len(seen) >= _MOST_SCHEMAS:
         return _ANY
     seen.append(schema)
@@ -117,7 +118,7 @@ def _kinds_of(schema: object, root: JsonSchema, seen: list[object]) -> Kinds:
 
 
 def _own_kinds(schema: Mapping[str, object]) -> Kinds:
-    """The types that a schema names itself, or those of the values that it lists."""
+    """Return the types that a schema names itself, or those of the values that it lists."""
     given = schema.get("type")
     names = [given] if isinstance(given, str) else _list(given)
     kinds = frozenset(name for name in names if isinstance(name, str)) & {*_KINDS}
@@ -128,7 +129,7 @@ def _own_kinds(schema: Mapping[str, object]) -> Kinds:
 
 
 def _both(said: Sequence[Kinds]) -> Kinds:
-    """The types that all of these allow; a number may be an integer."""
+    """Return the types that all of `said` allow; a number may be an integer."""
     kinds = _ANY
     for one in said:
         wide = one | {"integer"} if "number" in one else one
@@ -137,7 +138,7 @@ def _both(said: Sequence[Kinds]) -> Kinds:
 
 
 def _at(root: JsonSchema, reference: str) -> object:
-    """The schema within `root` that a reference names."""
+    """Return the schema within `root` to which a reference points."""
     found: object = root
     for part in reference.removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -146,7 +147,7 @@ def _at(root: JsonSchema, reference: str) -> object:
 
 
 def _json_of(text: str, kinds: Kinds) -> str | None:
-    """`text` as JSON of one of these types; None if it is none."""
+    """Return `text` as JSON of one of these types; None if it has none of them."""
     word = _WORDS.get(text.lower())
     if word is not None:
         return word if _kind(json.loads(word)) in kinds else None
@@ -158,7 +159,7 @@ def _json_of(text: str, kinds: Kinds) -> str | None:
 
 
 def _loaded(text: str) -> Iterator[tuple[object, str]]:
-    """Return the value of a JSON text, in its own spelling where any client can read that."""
+    """Yield the value of a JSON text, with its own spelling if any client can read it."""
     try:
         value = json.loads(text, strict=False, parse_constant=refuse_constant)
         written = portable_json(value)
@@ -169,7 +170,8 @@ def _loaded(text: str) -> Iterator[tuple[object, str]]:
 
 
 def _evaluated(text: str) -> Iterator[tuple[object, str]]:
-    """The value of a Python literal, as models write some, also with JSON's words in it."""
+    """Yield the value of a Python literal, as some models write it, even if it contains JSON's
+    words."""
     if len(text) > _LONGEST_LITERAL:
         return
     try:
@@ -185,7 +187,7 @@ class _JsonWords(ast.NodeTransformer):
 
 
 def refuse_constant(constant: str) -> object:
-    """Raise ValueError for what Python reads in JSON and no other parser does: NaN, Infinity."""
+    """Raise ValueError for constants that only Python accepts in JSON: NaN, Infinity."""
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -214,7 +216,7 @@ def is_deeper_than(levels: int, value: object) -> bool:
 
 
 def portable_json(value: object) -> str:
-    """JSON that any client can parse and send back: no NaN, no lone surrogates."""
+    """Return JSON that any client can parse and send back: without NaN or lone surrogates."""
     return replace_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 

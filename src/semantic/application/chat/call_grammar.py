@@ -1,6 +1,6 @@
 """Grammars for structured output, in llguidance's Lark dialect: answers that must be JSON or
 contain tool calls. Knows how the options of a chat become a grammar, given the spelling of marks;
-no tokenizer, and no limits of schemas."""
+knows nothing about tokenizers or limits on schemas."""
 
 from __future__ import annotations
 
@@ -18,63 +18,64 @@ from semantic.ports.chat import OBJECTS, CallForm, Headers, Marks
 _dumps = partial(json.dumps, ensure_ascii=False)
 
 _IN_REGEX = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
-"""The end of a regex in Lark, and its spelling within one."""
+"""Characters that would end a regex in Lark, and their spelling within it."""
 
 ANY_OBJECT: JsonSchema = {"type": "object"}
 
-# Between a mark and JSON a model writes a line break or two; without a limit a degenerate model
-# writes white space until max_tokens.
+# Models write a line break or two between a mark and JSON; without a limit a degenerate model
+# writes white space up to max_tokens.
 _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
 
 _CHOSEN: Final = {"$number": "/[0-9]{1,3}/", "$id": "/[a-zA-Z0-9]{9}/"}
-"""The choices of a model before the arguments of a call."""
+"""Parts that the model chooses before the arguments of a call."""
 
 MOST_FORCED_CALLS = 16
-"""Calls of an answer that must call: a model without a next idea repeats itself to max_tokens."""
+"""Most calls in an answer that must call: otherwise a model out of ideas repeats itself up to
+max_tokens."""
 
 JSON_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
-"""A schema's "x-guidance": bounded white space between the parts of JSON, enough to indent."""
+"""A schema's "x-guidance": limited white space between the parts of JSON, enough to indent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpelledMark:
-    """A mark as the grammar matches it: ids of special tokens, and texts between them."""
+    """A mark as the grammar matches it: ids of special tokens, and the texts between them."""
 
     text: str
     pieces: tuple[int | str, ...]
 
     @property
     def has_tokens(self) -> bool:
-        """True if it has special tokens; a model may also write it letter by letter."""
+        """True if the mark has special tokens; a model may also write it letter by letter."""
         return any(isinstance(piece, int) for piece in self.pieces)
 
     @property
     def starts_with_token(self) -> bool:
-        """True if it begins with a special token, which no free text contains."""
+        """True if the mark begins with a special token, which free text never contains."""
         return bool(self.pieces) and isinstance(self.pieces[0], int)
 
     def tokens(self) -> str:
-        """The mark in Lark, by its pieces."""
+        """Return the mark in Lark, piece by piece."""
         return " ".join(
             f"<[{piece}]>" if isinstance(piece, int) else _dumps(piece) for piece in self.pieces
         )
 
     def lark(self) -> str:
-        """The mark in Lark, in either spelling."""
+        """Return the mark in Lark, in either spelling."""
         return f"({self.tokens()} | {_dumps(self.text)})" if self.has_tokens else self.tokens()
 
 
 def as_text(mark: str) -> SpelledMark:
-    """`mark` without special tokens."""
+    """Return `mark` without special tokens."""
     return SpelledMark(mark, (mark,) if mark else ())
 
 
 @dataclass(frozen=True, slots=True)
 class CallLanguage:
-    """The `marks` of calls and the `form` of one, and the marks of a `thought` if the answer may
-    begin with it. `headers` are those of an answer in messages. `bare`: a call may lack its mark at
-    an answer's beginning. `spell` finds the special tokens in a text."""
+    """The `marks` of calls, the `form` of a call, and the marks of a `thought` if the answer may
+    begin with one. `headers` are those of an answer made of messages. `bare`: a call may lack its
+    mark at an answer's beginning. `spell` finds the special tokens in a text."""
 
     marks: Marks
     thought: Marks | None = None
@@ -85,7 +86,8 @@ class CallLanguage:
 
 
 def arguments_schema(tool: Tool) -> JsonSchema:
-    """The schema of a call's arguments: the parameters of `tool` as an object, closed if plain."""
+    """Return the schema of a call's arguments: the parameters of `tool` as an object, closed if
+    plain."""
     return closed({**tool.parameters, **ANY_OBJECT})
 
 
@@ -96,9 +98,9 @@ def call_grammar(
     *,
     after: str | None = None,
 ) -> Grammar | None:
-    """Return the grammar of an answer to `chat`; None without a constraint. `schema_of` gives the
-    schema of a call's arguments. `after` is the end mark of reasoning that the prompt has opened. A
-    forced call takes precedence over an answer format."""
+    """Return the grammar of an answer to `chat`; None if nothing constrains it. `schema_of` returns
+    the schema of a call's arguments. `after` is the end mark of reasoning that the prompt has
+    opened. A forced call takes precedence over an answer format."""
     tools = _callable(chat)
     forced = bool(tools) and chat.tool_choice.mode == "required"
     strict = any(tool.strict for tool in tools)
@@ -108,9 +110,9 @@ def call_grammar(
     is_plain = after is None and language.thought is None and language.headers is None
     if answer is not None and not tools and is_plain:
         return answer_grammar(answer)
-    # As OpenAI's API has it: a named tool gets exactly one call.
+    # As in OpenAI's API, a named tool is called exactly once.
     many = chat.parallel_tool_calls and chat.tool_choice.name is None
-    # A call ends reasoning that the prompt has opened: the grammar has to bind it there.
+    # A call ends reasoning that the prompt has opened: the grammar must also bind inside reasoning.
     opened = after is not None and bool(tools) and language.thought is not None
     rules = _Rules(language, many=many, opened=opened)
     if forced:
@@ -129,26 +131,26 @@ def call_grammar(
 
 
 def answer_grammar(wanted: AnswerFormat) -> Grammar:
-    """The grammar of an answer in this form alone, without calls and reasoning."""
+    """Return the grammar of an answer in this format only, without calls and reasoning."""
     if wanted.grammar is None:
         return Grammar("json_schema", json.dumps(wanted.schema or ANY_OBJECT))
     return Grammar("lark", f"start: answer\nanswer: {_answer(wanted)}\n")
 
 
 def regex_grammar(regex: str) -> str:
-    """A grammar of the texts that match all of `regex`, in Lark."""
+    """Return a grammar, in Lark, of the texts that match `regex` as a whole."""
     parts = re.findall(r"\\.|[^\\]|\\", regex, re.DOTALL)
     written = "".join(_IN_REGEX.get(part, part) for part in parts)
     return f"start: /{written}/"
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """A grammar of these texts, in Lark."""
+    """Return a grammar of exactly these texts, in Lark."""
     return f"start: {' | '.join(map(_dumps, choices))}"
 
 
 def enforced_schemas(chat: Chat) -> list[JsonSchema]:
-    """The schemas that an answer to `chat` is to follow, of its format and of calls."""
+    """Return the schemas that an answer to `chat` must follow: those of its format and of calls."""
     tools = _callable(chat)
     wanted = chat.answer_format
     answer = [] if wanted is None or wanted.grammar else [wanted.schema or ANY_OBJECT]
@@ -172,7 +174,8 @@ def _answer(wanted: AnswerFormat) -> str:
 
 
 def _json(schema: JsonSchema) -> str:
-    """JSON that fits `schema`, in Lark; the schema's own "x-guidance" is overridden."""
+    """Return a rule for JSON that fits `schema`, in Lark; overrides the schema's own
+    "x-guidance"."""
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_SPACE})}"
 
 
@@ -192,7 +195,8 @@ class _Rules:
         return "\n".join([*self._lines, _TERMINALS]) + "\n"
 
     def lead(self, *, thinks: bool) -> None:
-        """The start of the answer: white space, and reasoning where it is possible."""
+        """Add rules for the start of the answer: white space, and reasoning where it is
+        possible."""
         headers, marks = self._headers, self._language.thought
         if headers is not None:
             self.add("head", self._lark(headers.answer))
@@ -211,13 +215,14 @@ class _Rules:
             self.add("thought_rest[lazy]", f"TEXT {_dumps(end.text)}")
 
     def mixed(self) -> None:
-        """Free text in which every call is valid: the text ends where a call's mark begins."""
+        """Add rules for free text in which every call is valid: the text ends where a call's mark
+        begins."""
         if self._headers is not None:
             self.add("mixed", "head TEXT | calls")
             return
         free = "tagged* TEXT" if self._many else "TEXT | tagged"
         if self._language.bare:
-            # A possible call without its mark is one.
+            # Text that could be a call without its mark must be a call.
             self.add("mixed", "calls | (/[^\\[{ \\n\\r\\t]/ free)?")
             self.add("free", free)
         else:
@@ -233,7 +238,8 @@ class _Rules:
         self.add("call_start[lazy]", f"TEXT {_dumps(start.text)}")
 
     def calls(self, tools: Sequence[Tool], schema_of: Callable[[Tool], JsonSchema]) -> None:
-        """Return one call between its marks; a bounded number where calls may be parallel."""
+        """Add rules for one call between its marks, or up to a limit of calls if they may be
+        parallel."""
         language, form = self._language, self._language.form
         many = self._many and self._headers is None
         more = f"({{}}){{{{0,{MOST_FORCED_CALLS - 1}}}}}" if many else ""
@@ -287,12 +293,12 @@ _COMBINING = frozenset(
         "unevaluatedProperties",
     }
 )  # fmt: skip
-"""With one of these, more than `properties` may decide what an object contains."""
+"""With one of these keywords, more than `properties` may decide what an object contains."""
 
 
 def closed(schema: JsonSchema) -> JsonSchema:
-    """Return `schema` with its plain objects closed, those that only `properties` describe: a model
-    without a next idea writes ever more properties. A value of the closed schema fits `schema`."""
+    """Return `schema` with those objects closed that only `properties` describe: a model out of
+    ideas writes ever more properties. Every value of the closed schema fits `schema`."""
     found = dict(schema)
     properties = found.get("properties")
     if isinstance(properties, Mapping):

@@ -1,6 +1,6 @@
-"""Families of models: how each writes calls and reasoning, in one table. The texts of its chat
-template find a family, else its vocabulary; an operator may name it. The names are those of vLLM's
-and mlx-lm's parsers. Knows no template and no tokenizer."""
+"""Families of models: how each writes calls and reasoning, in one table. The texts in a model's
+chat template identify its family, or else its vocabulary; an operator may also name it. The names
+are those of vLLM's and mlx-lm's parsers. Knows nothing about templates or tokenizers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from semantic.ports.chat import OBJECTS, CallForm, CallSpelling, Headers, Marks
 class Family:
     """How models of a family write calls: between `marks`, in JSON or in a `spelling` of their own.
 
-    `names` are those of its parser; `models` write so. `template`: texts that all stand in its chat
-    template. `tokens`: entries of its vocabulary, where a template may not name them. `bare`: an
-    answer may begin with a call without its mark. `thought`: the marks of its reasoning, where they
-    are not among `_THOUGHTS`. `numbered_ids`: ids of calls have the tool's name and a number.
-    `form`: the spelling of a call under a grammar: where arguments are JSON, as the model writes
-    it. `silent` are marks around a text that say nothing.
+    `names` are the names of its parser; `models` describes the models. `template`: texts that must
+    all occur in the chat template. `tokens`: entries of the vocabulary, for templates that do not
+    name them. `bare`: an answer may begin with a call without its mark. `thought`: the marks of
+    reasoning, if they are not in `_THOUGHTS`. `numbered_ids`: ids of calls consist of the tool's
+    name and a number. `form`: how a grammar spells a call; if its arguments are JSON, as the model
+    writes it. `silent` are marks around text that carry no meaning.
     """
 
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class Family:
     silent: tuple[str, ...] = ()
 
     def written(self, calls: Sequence[tuple[str, object]]) -> str:
-        """Calls, names with their arguments, as a model of this family writes them."""
+        """Return calls, given as names and arguments, as a model of this family writes them."""
         if self.spelling is spellings.PYTHON:
             inner = ", ".join(f"{name}({_keywords(given)})" for name, given in calls)
             return f"{self.marks.start}[{inner}]{self.marks.end}"
@@ -54,7 +54,7 @@ class Family:
 
 
 def _keywords(arguments: object) -> str:
-    """Arguments as those of a call in Python."""
+    """Return arguments as keyword arguments of a Python call."""
     given = arguments if isinstance(arguments, Mapping) else {}
     words = {"true": "True", "false": "False", "null": "None"}
     pairs = ((key, json.dumps(value, ensure_ascii=False)) for key, value in given.items())
@@ -72,10 +72,10 @@ _THOUGHTS: Final = (
         Marks("<think>", "</think>"),
     ),
 )  # fmt: skip
-"""Marks of reasoning with the names of their parsers; a template of a model names both marks."""
+"""Marks of reasoning with the names of their parsers; a matching template contains both marks."""
 
 _UNREAD: Final = "none"
-"""The parser that reads no reasoning."""
+"""Name of the parser that ignores reasoning."""
 
 HERMES: Final = Family(
     ("hermes", "qwen2_5", "qwen3", "json_tools"),
@@ -84,7 +84,7 @@ HERMES: Final = Family(
     None,
     ("<tool_call>",),
 )
-"""The form in the training of most open models."""
+"""The form in which most open models are trained."""
 
 FAMILIES: Final = (
     Family(
@@ -299,13 +299,14 @@ FAMILIES: Final = (
     ),
     HERMES,
 )
-"""The first that fits a template is its family."""
+"""In order: the first family that fits a template is used."""
 
 
 def family_of(
     template: str, vocabulary: Container[str], parser: str | None = None
 ) -> Family | None:
-    """Return the family of a model, among those of `parser`, if given; None if unknown."""
+    """Return the family of a model, or None if unknown. With a known `parser`, only its families
+    are considered."""
     named = [family for family in FAMILIES if parser in family.names]
     for family in named or FAMILIES:
         if family.template and all(text in template for text in family.template):
@@ -317,14 +318,14 @@ def family_of(
 
 
 def thought_of(template: str) -> Marks | None:
-    """The marks of reasoning that a template names."""
+    """Return the marks of reasoning that occur in a template."""
     named = (one for _, one in _THOUGHTS if one.start in template and one.end in template)
     return next(named, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """The parsers of calls and reasoning that an operator names; None: the model's files decide.
+    """The parsers of calls and reasoning that an operator chose; None: the model's files decide.
     Raises InvalidRequestError for an unknown name."""
 
     calls: str | None = None
@@ -336,12 +337,12 @@ class Parsers:
         _check("reasoning_parser", self.reasoning, {_UNREAD, *reasoning_parsers()})
 
     def thought(self, found: Marks | None) -> Marks | None:
-        """Return the marks of reasoning: the named ones, else those in `found`."""
+        """Return the marks of the chosen parser of reasoning, or else `found`."""
         return found if self.reasoning is None else reasoning_parsers().get(self.reasoning)
 
 
 def reasoning_parsers() -> Mapping[str, Marks]:
-    """The marks of reasoning by the names of their parsers."""
+    """Return the marks of reasoning by the names of their parsers."""
     own = {name: one.thought for one in FAMILIES if one.thought for name in one.names}
     return own | {name: marks for names, marks in _THOUGHTS for name in names}
 

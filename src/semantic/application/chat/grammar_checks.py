@@ -1,6 +1,6 @@
-"""Checks of clients' grammars before compiling them: fairly among tenants, within limits. Only a
-probe that compiles a grammar tells its cost; the server remembers the verdict. Knows neither
-processes nor compilers."""
+"""Checks of clients' grammars before they are compiled: fair among tenants, within limits. Only
+compiling a grammar in a probe shows its cost; the verdict is remembered. Knows nothing about
+processes or compilers."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from semantic.domain.identity import digest
 from semantic.ports.generation import GrammarProbe
 
 _REMEMBERED = 4096
-"""Verdicts: each a digest and a line of text."""
+"""Number of remembered verdicts: each a digest and a line of text."""
 _MAX_WAITING = 64
 _MAX_REFUSED = 3
-"""Refusals within one request: a tool with a refused schema may take any object instead."""
+"""The refusal that ends a request; until then, calls of a tool with a refused schema may have any
+object."""
 _RETRY_AFTER = 5
-"""Seconds."""
+"""Seconds of Retry-After."""
 
 
 class Verdicts:
-    """The faults of the grammars that each tenant had checked last. Thread-safe."""
+    """The problems found in each tenant's recently checked grammars. Thread-safe."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        """Remember at most `most`, of all tenants."""
+        """Remember at most `most` verdicts of all tenants."""
         self._problems: FairLru[bytes, str] = FairLru(most)
         self._lock = threading.Lock()
 
     def problem(self, grammar: Grammar) -> str | None:
-        """Return the fault of `grammar`: empty if it has none, None if unknown."""
+        """Return the problem with `grammar`: empty if it has none, None if not checked."""
         with self._lock:
             return self._problems.get(grammar.tenant, _key(grammar))
 
     def remember(self, grammar: Grammar, problem: str) -> None:
-        """Remember `problem`, and forget the least recently used verdict."""
+        """Remember `problem`, forgetting the least recently used verdict if necessary."""
         with self._lock:
             self._problems.put(grammar.tenant, _key(grammar), problem)
 
@@ -66,12 +67,12 @@ class _Check:
     probe: GrammarProbe | None = None  # during its check
     has_ended: bool = False
     outcome: Future[str | Failure] = field(default_factory=Future)
-    """Never an exception, which asyncio would log if the request that waited has left."""
+    """Never raises: asyncio would log an exception if the waiting request is gone."""
 
 
 class GrammarChecks:
-    """Checks grammars, as many at a time as there are probes, and one of each tenant. Tenants take
-    turns. A check without a waiting request ends, or never begins."""
+    """Checks grammars, as many at a time as there are probes, but one per tenant. Tenants take
+    turns. A check for which no request waits any more is stopped, or never begins."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class GrammarChecks:
         verdicts: Verdicts,
         compile_here: Callable[[Grammar], None],
     ) -> None:
-        """`compile_here` compiles what a probe accepts, for this process."""
+        """`compile_here` compiles a grammar for this process once a probe has accepted it."""
         self._probes = tuple(probes)
         self._idle = list(probes)
         self._verdicts = verdicts
@@ -91,8 +92,8 @@ class GrammarChecks:
         self._busy: set[str] = set()  # tenants
 
     async def check(self, unchecked: UncheckedGrammarError, tenant: str) -> None:
-        """Check every grammar of `unchecked` and remember the verdicts. Raises InvalidRequestError
-        after several refusals, and OverloadedError if too many wait."""
+        """Check every grammar in `unchecked` and remember the verdicts. Raises InvalidRequestError
+        after several refusals, and OverloadedError if too many checks wait."""
         refused = 0
         for grammar in unchecked.grammars:
             problem = await self._problem(grammar, tenant, compiles=unchecked.compiles)
@@ -101,7 +102,7 @@ class GrammarChecks:
                 raise InvalidRequestError(problem)
 
     def close(self) -> None:
-        """End all probes; call nothing afterwards."""
+        """Stop all probes. Make no calls afterwards."""
         with self._lock:
             waiting = [check for queue in self._waiting.values() for check in queue]
             self._waiting.clear()
@@ -126,7 +127,7 @@ class GrammarChecks:
         return outcome
 
     def _join(self, grammar: Grammar, tenant: str, *, compiles: bool) -> _Check:
-        """The check of `grammar`, waiting or running; a new one if there is none."""
+        """Return the check of `grammar` that waits or runs, or a new one."""
         with self._lock:
             check = self._checks.get((grammar, compiles))
             if check is None:
@@ -135,7 +136,7 @@ class GrammarChecks:
                     room.take(name, len(queue))
                 if not (room.fits(1) and room.leaves_room(tenant, 1)):
                     raise OverloadedError(
-                        "too many schemas wait to be checked", retry_after=_RETRY_AFTER
+                        "too many schemas are waiting to be checked", retry_after=_RETRY_AFTER
                     )
                 check = self._checks[grammar, compiles] = _Check(grammar, compiles, tenant)
                 self._waiting.setdefault(tenant, []).append(check)
@@ -181,7 +182,7 @@ class GrammarChecks:
     def _run(self, check: _Check, probe: GrammarProbe) -> None:
         outcome = attempt(lambda: self._verdict(check, probe))
         with self._lock:
-            check.has_ended, check.probe = True, None  # from here on the probe is another's
+            check.has_ended, check.probe = True, None  # another check may now use the probe
             self._forget(check)
             self._busy.discard(check.tenant)
             self._idle.append(probe)

@@ -1,5 +1,5 @@
-"""Calls in JSON: out of a whole text of an answer, and arguments out of history. Knows what may be
-wrong in what a model generates. Knows no template and no other spelling."""
+"""Calls in JSON: from the whole text of an answer, and arguments from the history. Knows the
+mistakes that models make. Knows nothing about templates or other spellings."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class WrittenCall:
 
 
 def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
-    """Return the call, or list of calls, that `text` is in JSON. Raises ToolCallError if there is
-    none. A call may name a tool outside `names`, and have other arguments than an object: the
-    client answers it, and the model corrects itself."""
+    """Return the call, or the calls in a list, that `text` contains as JSON. Raises ToolCallError
+    if there is none. A call may name a tool outside `names`, or have arguments that are not an
+    object: the client's answer then lets the model correct itself."""
     try:
         value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -38,13 +38,14 @@ def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
         raise ToolCallError(f"cannot read the model's tool call: {reason}") from error
     calls = value if isinstance(value, list) else [value]
     if not calls:
-        raise ToolCallError("the model marked a tool call and wrote none")
+        raise ToolCallError("the model began a tool call but wrote none")
     return [_checked_call(call, names) for call in calls]
 
 
 def parse_arguments(arguments: str) -> object:
-    """The arguments of a call in the history as an object; null and blank text are an empty one.
-    Returns the text itself if it is not the JSON of an object, or nested too deeply to render."""
+    """Return the arguments of a call in the history as an object; null and blank text become an
+    empty one. Returns the text itself if it is not a JSON object, or is nested too deeply to
+    render."""
     if not arguments.strip():
         return {}
     try:
@@ -59,8 +60,8 @@ def parse_arguments(arguments: str) -> object:
 
 
 def object_of(arguments: str) -> dict[str, object]:
-    """Return an object in place of other arguments: as far as cut ones go, else one with the text
-    as its only field."""
+    """Return an object for arguments that are not one: the complete part if they were cut short, or
+    else an object with the text as its only field."""
     read = ObjectText()
     certain = read.push(arguments)
     if certain and not read.is_broken and not read.is_closed:
@@ -88,4 +89,4 @@ def _checked_call(call: object, names: Collection[str]) -> WrittenCall:
     try:
         return WrittenCall(name, portable_json(arguments))
     except ValueError as error:
-        raise ToolCallError(f"the arguments of {name} have a number that JSON lacks") from error
+        raise ToolCallError(f"the arguments of {name} have a number that is not JSON") from error

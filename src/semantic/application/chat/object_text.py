@@ -1,4 +1,4 @@
-"""ObjectText: the text of a JSON object, checked while the model writes it. Knows JSON; not the
+"""ObjectText: the text of a JSON object, checked while the model writes it. Knows JSON, not the
 purpose of the object."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 MAX_DEPTH: Final = 50
-"""Levels of lists and objects. A later request could not send a deeper object back."""
+"""Most levels of lists and objects. A later request could not send a deeper object back."""
 
 _SPACE: Final = re.compile(r"[ \t\n\r]+")
 _CHARACTERS: Final = re.compile(r'[^"\\\x00-\x1f]+')
@@ -23,7 +23,7 @@ _PLAIN: Final = re.compile(r"[-+.0-9A-Za-z]+")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _LONGEST_NUMBER: Final = 400
 _NO_CHARACTER: Final = r"\ufffd"
-"""Half a surrogate pair, which not every client can read, becomes this escape."""
+"""Replaces half a surrogate pair, which some clients cannot read."""
 
 _Next = Literal["object", "value", "first item", "key", "first key", "colon", "comma"]
 
@@ -31,12 +31,13 @@ _Next = Literal["object", "value", "first item", "key", "first key", "colon", "c
 class ObjectText:
     """The text of one JSON object, pushed in any pieces.
 
-    The results of `push` add up to the written text, up to the brace that closes the object, but an
-    escape takes the place of a control character in a string, and U+FFFD that of half a surrogate
-    pair. At any time they end behind a value, behind an opening bracket or inside a string that is
-    a value, so a caller can close them, and a parser of partial JSON reads them. `n_taken` counts
-    the returned characters of the source. `is_broken`: the next ones are not JSON, not finite, or
-    deeper than `MAX_DEPTH`. Then, and after the object's end, `push` returns nothing more.
+    The results of `push` add up to the written text, up to the brace that closes the object, except
+    that an escape replaces a control character in a string, and U+FFFD replaces half a surrogate
+    pair. At any time they end after a value, after an opening bracket or inside a string that is a
+    value, so that a caller can close the object, and a parser of partial JSON can read it.
+    `n_taken` counts the characters of the source returned so far. `is_broken`: the next characters
+    are not JSON, not finite, or deeper than `MAX_DEPTH`. Then, and after the object's end, `push`
+    returns nothing more.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,8 @@ class ObjectText:
         self._next: _Next = "object"
         self._string: Literal["key", "value"] | None = None
         self._has_members = False
-        # Reads the next first character; closing brackets go before.
+        # Each reads the token that begins with the given character; closing brackets are handled
+        # before.
         self._readers: dict[_Next, Callable[[str], bool]] = {
             "object": self._read_object,
             "value": self._read_value,
@@ -64,7 +66,7 @@ class ObjectText:
         }
 
     def push(self, text: str) -> str:
-        """The text that is certain with more of the source."""
+        """Return the text that becomes certain with more of the source."""
         self._text += text
         while not self.is_closed and not self.is_broken and self._at < len(self._text):
             step = self._between if self._string is None else self._within
@@ -77,7 +79,7 @@ class ObjectText:
         return certain
 
     def closing(self, name: str | None = None, value: str = "") -> str:
-        """Return the rest that closes an open object, with a last member if it has a `name`."""
+        """Return the text that closes an open object, adding a final member if `name` is given."""
         end = '"' if self._string == "value" else ""
         end += "".join(reversed(self._closers[1:]))
         if not self._closers:
@@ -87,13 +89,13 @@ class ObjectText:
         return end + (", " if self._has_members else "") + _member(name, value) + "}"
 
     def reopening(self, name: str, value: str) -> str:
-        """Return the text of a last member before the closing brace."""
+        """Return a final member and the closing brace, to replace the object's closing brace."""
         return (", " if self._has_members else "") + _member(name, value) + "}"
 
     # Within strings
 
     def _within(self) -> bool:
-        """Read more of a string; False if it takes more text."""
+        """Read more of a string. Returns False if it needs more text."""
         found = _CHARACTERS.match(self._text, self._at)
         if found is not None:
             return self._in_string(found.group(), found.group())
@@ -136,7 +138,7 @@ class ObjectText:
     # Between strings
 
     def _between(self) -> bool:
-        """Read the next token; False if it takes more text."""
+        """Read the next token. Returns False if it needs more text."""
         space = _SPACE.match(self._text, self._at)
         if space is not None:
             return self._wait(space.group(), self._next)
@@ -201,7 +203,7 @@ class ObjectText:
     # The certain part
 
     def _take(self, token: str, following: _Next) -> bool:
-        """Read `token`, which makes all text up to its end certain."""
+        """Read `token`; all text up to its end is then certain."""
         self._at += len(token)
         self._next = following
         self._has_members = True

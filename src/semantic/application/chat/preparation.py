@@ -1,5 +1,6 @@
-"""Preparation: renders, encodes and validates an API's request before its submission. Worker
-threads run this slow work: template, tokenizer, grammar. Knows neither engine nor event loop."""
+"""Preparation: renders, encodes and validates an API's request before it is submitted. Worker
+threads run this slow work: template, tokenizer, grammar. Knows nothing about engines or event
+loops."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from semantic.ports.serving import Ask, Prompt
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request ready for submission. `chat`, `replayed` and `parts` are None for a plain prompt;
-    `replayed`, which records its turn, also without `keep`. `opens_thought`: the prompt ends inside
-    reasoning; `closes_thought`: it ends with the mark of its end."""
+    `replayed`, needed to record the turn, is also None without `keep`. `opens_thought`: the prompt
+    ends inside reasoning; `closes_thought`: it ends with the end mark of reasoning."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -38,13 +39,14 @@ class Prepared:
 
 
 _ALWAYS_TOKENIZED = 1 << 18
-"""Characters up to which a prompt is always tokenized, which takes 0.3 s: the refusal tells clients
-by how much they exceed the context."""
+"""Prompts of up to this many characters are always tokenized, which takes 0.3 s: the refusal then
+tells clients by how much they exceed the context."""
 _SAMPLED = 8
-"""Characters of a longer prompt's beginning for each context token: usual text has 2 or 3."""
+"""Characters per context token to sample at the beginning of a longer prompt: usual text has 2 or 3
+per token."""
 _DENSE = 2
-"""Contexts that the beginning of a text fills which cannot fit: tokens at its end may merge with
-the rest, which does not make it half as long."""
+"""A text cannot fit if its beginning fills this many contexts: tokens at the end of the beginning
+may merge with the rest, but that does not halve their number."""
 
 
 _MOST_MESSAGES = 1 << 15
@@ -56,8 +58,9 @@ _MOST_REFUSED = 1 << 14
 
 
 class Attachments:
-    """Refuses what a user has just attached and this model cannot read. Thread-safe. "reject-once"
-    refuses it only the first time: clients repeat the message in every later request."""
+    """Refuses attachments of a user's latest messages that this model cannot read. Thread-safe.
+    "reject-once" refuses an attachment only the first time: clients repeat the message in every
+    later request."""
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy
@@ -65,7 +68,8 @@ class Attachments:
         self._lock = Lock()
 
     def check(self, fresh: Sequence[Attachment], tenant: str) -> None:
-        """Raises InvalidRequestError for what a user of `tenant` has attached."""
+        """Raise InvalidRequestError for the `fresh` attachments of `tenant`, if the policy refuses
+        any."""
         if not fresh or self._policy == "note":
             return
         with self._lock:
@@ -75,7 +79,7 @@ class Attachments:
         refused = fresh if self._policy == "reject" else unseen
         if not refused:
             return
-        hint = "" if self._policy == "reject" else "; sent again it is left out"
+        hint = "" if self._policy == "reject" else "; if sent again, it is left out"
         raise InvalidRequestError(
             f"cannot read {refused[0].what}: this model reads text only; describe it in words{hint}"
         )
@@ -97,7 +101,7 @@ class Preparation:
         checks: GrammarChecks | None = None,
         image_input: ImageInput = "reject-once",
     ) -> None:
-        """`check_grammar` is the backend's; `checks` does what it demands first.
+        """`check_grammar` is the backend's; `checks` run the checks that it requires first.
         `default_max_tokens` applies to requests without a limit. `longest_token` is the length of
         the longest token in characters."""
         self._tokenizer = tokenizer
@@ -111,8 +115,8 @@ class Preparation:
         self._attachments = Attachments(image_input)
 
     def prepare(self, ask: Ask) -> Prepared:
-        """Raises InvalidRequestError and ContextOverflowError, and UncheckedGrammarError if a
-        grammar needs `check` first."""
+        """Return the request, ready for submission. Raises InvalidRequestError and
+        ContextOverflowError, and UncheckedGrammarError if a grammar needs `check` first."""
         prompt = _ordered(ask.prompt)
         if isinstance(prompt, Chat):
             self._attachments.check(prompt.fresh, ask.tenant)
@@ -148,7 +152,8 @@ class Preparation:
         return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed, parts, closes)
 
     async def check(self, unchecked: UncheckedGrammarError, tenant: str) -> None:
-        """Check grammars for a request of `tenant`. Raises as `GrammarChecks.check`."""
+        """Check grammars for a request of `tenant`. Raises the same errors as
+        `GrammarChecks.check`."""
         if self._checks is None:
             raise unchecked
         await self._checks.check(unchecked, tenant)
@@ -160,7 +165,7 @@ class Preparation:
     def tokens(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """The tokens of a prompt of `tenant`, even if they exceed the context. Raises
+        """Return the tokens of a tenant's prompt, even if they exceed the context. Raises
         InvalidRequestError, and ContextOverflowError for a text too long to tokenize."""
         rendered, _ = self._rendered(
             _ordered(prompt), tenant, keep=False, add_special_tokens=add_special_tokens
@@ -168,7 +173,8 @@ class Preparation:
         return rendered.tokens
 
     def _budget(self, chat: Chat, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
-        """The budget of an answer's reasoning; None without a limit or marks."""
+        """Return the budget for an answer's reasoning; None if there is no limit or the model has
+        no marks."""
         marks, end_tokens = self._format.thought_marks, self._format.thought_end_tokens
         if tokens is None or marks is None or not end_tokens:
             return None
@@ -178,7 +184,7 @@ class Preparation:
         )
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
-        """The marks of text without stop strings."""
+        """Return where stop strings have no effect; None without stop strings or marks."""
         marks, headers = self._format.thought_marks, self._format.headers
         if headers is not None:
             return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None
@@ -198,8 +204,8 @@ class Preparation:
         return RenderedChat(prompt), None
 
     def _require_plausible_length(self, prompt: Prompt) -> None:
-        """Raises ContextOverflowError for a text that cannot fit the context: by its length, else
-        by the tokens of its beginning. Tokenizing all of it could take a minute."""
+        """Raise ContextOverflowError for a text that cannot fit the context, judged by its length,
+        or else by the tokens of its beginning. Tokenizing the whole text could take a minute."""
         length, is_chat = length_of(prompt), isinstance(prompt, Chat)
         self._max_tokens(length // self._longest_token, None, None, is_chat=is_chat)
         n_sampled = _SAMPLED * self._context_tokens
@@ -211,14 +217,15 @@ class Preparation:
     def _max_tokens(
         self, n_prompt: int, wanted: int | None, context: int | None, *, is_chat: bool
     ) -> int:
-        """The answer's max_tokens: as requested, within the model's and the request's context."""
+        """Return the answer's max_tokens: as requested, but within the model's and the request's
+        context."""
         limit = min(self._context_tokens, context or self._context_tokens)
         room = limit - n_prompt
         if room < 1:
             whose = "this model's" if limit == self._context_tokens else "the request's"
             raise ContextOverflowError(
                 f"{whose} context is {limit} tokens; the prompt has "
-                f"{n_prompt}, and an answer needs one more at least",
+                f"{n_prompt}, and an answer needs at least one more",
                 prompt_tokens=n_prompt,
                 limit=limit,
                 is_chat=is_chat,
@@ -228,7 +235,7 @@ class Preparation:
 
 
 def _ordered(prompt: Prompt) -> Prompt:
-    """`prompt` with the results of calls in the order of the calls."""
+    """Return `prompt` with the results of calls in the order of the calls."""
     if not isinstance(prompt, Chat):
         return prompt
     _require_renderable(prompt)
@@ -236,7 +243,8 @@ def _ordered(prompt: Prompt) -> Prompt:
 
 
 def _require_renderable(chat: Chat) -> None:
-    """Raises InvalidRequestError for more than a template renders in a second or two."""
+    """Raise InvalidRequestError for more messages or tools than a template renders in a second or
+    two."""
     for name, n, most in (
         ("messages", len(chat.messages), _MOST_MESSAGES),
         ("tools", len(chat.tools), _MOST_TOOLS),
@@ -252,7 +260,7 @@ def _parts(chat: Chat | None, replayed: Replayed | None) -> Parts | None:
 
 
 def _beginning(prompt: Prompt, n: int) -> str:
-    """The first `n` characters of a text, or of a conversation's messages."""
+    """Return the first `n` characters of a text, or of a conversation's messages."""
     if not isinstance(prompt, Chat):
         return prompt[:n] if isinstance(prompt, str) else ""
     found, room = list[str](), n
@@ -264,7 +272,7 @@ def _beginning(prompt: Prompt, n: int) -> str:
 
 
 def length_of(prompt: Prompt) -> int:
-    """Characters of a text or of a conversation's messages; 0 for token ids."""
+    """Return the characters of a text or of a conversation's messages; 0 for token ids."""
     if isinstance(prompt, tuple):
         return 0
     return prompt.length if isinstance(prompt, Chat) else len(prompt)

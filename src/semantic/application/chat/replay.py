@@ -1,11 +1,11 @@
 """Verbatim replay: a known conversation continues in its computed tokens. Knows points and tokens;
-no engine.
+knows nothing about engines.
 
-A template may render an answer otherwise than the model generated it: it drops reasoning,
-re-renders calls, moves messages. So it renders only new messages; recorded turns replay earlier
-ones. Clients also send the same tools with their keys in different orders: each tool keeps its
-first spelling. Some formats allow replay between calls alone: behind an answer without calls the
-template renders their history.
+A template may render an answer differently than the model generated it: it drops reasoning,
+rewrites calls, moves messages. So it renders only new messages; earlier messages are replayed from
+recorded turns. Clients also send the same tools with their keys in different orders: each tool
+keeps its first spelling. Some formats allow replay only between calls: after an answer without
+calls, the template renders the history again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.store import TurnsPort
 
 _MAX_BYTES = 8 << 20
-"""Bytes of JSON: the tools of hundreds of clients."""
+"""Bytes of JSON: enough for the tools of hundreds of clients."""
 
 
 class ToolSpellings:
-    """A cache of tools, bounded in bytes, fair between scopes. Thread-safe."""
+    """A cache of tools, limited in bytes, fair between scopes. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._tools: FairLru[bytes, Tool] = FairLru(max_bytes)
@@ -52,8 +52,8 @@ class ToolSpellings:
     def first(
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
     ) -> tuple[Tool, ...]:
-        """`tools` in their order, each in its first spelling in `scope`. `texts` are their
-        canonical texts, whatever the order of keys. Without `keep` it records none."""
+        """Return `tools` in order, each in the spelling first seen in `scope`. `texts` are their
+        canonical texts, whatever the order of keys. Without `keep`, nothing is recorded."""
         found: list[Tool] = []
         with self._lock:
             for tool, text in zip(tools, texts, strict=True):
@@ -73,10 +73,10 @@ _OWNER_BYTES = 16
 class Replayed:
     """A rendered conversation, and the turn that it continues.
 
-    Its first `start` tokens, with the digest `parent`, are those of a recorded turn; `point` is its
-    own point, and its tenant's turns count under `owner`. The first `n_replayed` messages are in
-    those tokens; `answers` is the knowledge of later answers, by index. `tool_texts` are the
-    canonical texts of the tools, and `defaults` the additions of clients to calls.
+    Its first `start` tokens, with the digest `parent`, come from a recorded turn and contain the
+    first `n_replayed` messages. `point` is its own point; its tenant's turns count under `owner`.
+    `answers` says how later answers relate to the generated ones, by index. `tool_texts` are the
+    canonical texts of the tools, and `defaults` the arguments that clients may add to calls.
     """
 
     rendered: RenderedChat
@@ -92,7 +92,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The tokens of a known conversation without the final end token, and their digest."""
+    """The tokens of a known conversation, without a final end token, and their digest."""
 
     tokens: list[int]
     digest: bytes
@@ -114,8 +114,9 @@ class Replay:
         *,
         is_owner: bool = True,
     ) -> None:
-        """`namespace` identifies the model's content and excludes turns of another template or
-        tokenizer. `ends` are the tokens that end an answer. An owner closes `turns`."""
+        """`namespace` identifies the model's content; turns of another template or tokenizer are
+        not found. `ends` are the tokens that end an answer. With `is_owner`, `close` also closes
+        `turns`."""
         self._format = chat_format
         self._ends = ends
         self._turns = turns
@@ -124,7 +125,7 @@ class Replay:
         self._spellings = ToolSpellings()
 
     def render(self, chat: Chat, tenant: str, *, keep: bool = True) -> Replayed:
-        """Return the conversation as tokens; without `keep` record nothing of it. Raises
+        """Return the conversation as tokens; without `keep`, nothing of it is recorded. Raises
         InvalidRequestError if the template refuses it."""
         name = tenant.encode("utf-8", "surrogatepass")
         owner = turns_owner(tenant)
@@ -166,8 +167,8 @@ class Replay:
         message: Message,
         generated: Sequence[int],
     ) -> Future[None] | None:
-        """Record a turn: `message`, in the tokens `generated`, answers `replayed`, computed as
-        `prompt`. Returns the result of `TurnsPort.put`."""
+        """Record a turn: `message` answers `replayed`. Its tokens are `prompt`, then `generated`.
+        Returns the result of `TurnsPort.put`."""
         return self._turns.put(
             Turn(
                 point_after(replayed.point, message, replayed.defaults),
@@ -180,7 +181,7 @@ class Replay:
         )
 
     def record_cut(self, replayed: Replayed, message: Message) -> Future[None] | None:
-        """Record a turn that nothing continues: the model generated more than `message`. Returns
+        """Record a turn that cannot be continued: the model generated more than `message`. Returns
         the result of `TurnsPort.put`."""
         point = point_after(replayed.point, message, replayed.defaults)
         thought = thought_digest(message.reasoning)
@@ -193,8 +194,8 @@ class Replay:
     def _known(
         self, turns: _Turns, messages: Sequence[Message], numbers: Sequence[int]
     ) -> _Known | None:
-        """Return the tokens up to the last of the answers `numbers`; None if they are unknown, or
-        if a message contradicts them."""
+        """Return the tokens up to the last of the answers with the indices `numbers`; None if they
+        are unknown, or if a message contradicts them."""
         found: list[Turn] = []
         for number in reversed(numbers):
             turn = turns.ending_with(number)
@@ -209,7 +210,7 @@ class Replay:
         return None
 
     def _joined(self, turns: Sequence[Turn]) -> _Known | None:
-        """The joined tokens of consecutive turns; None if one of them continued other tokens than
+        """Return the joined tokens of consecutive turns; None if a turn continued other tokens than
         those recorded before it."""
         tokens: list[int] = []
         for turn in turns:
@@ -233,7 +234,7 @@ class _Turns:
         self._found: dict[int, Turn | None] = {}
 
     def ending_with(self, number: int) -> Turn | None:
-        """The turn that ends with message `number`, or None."""
+        """Return the turn that ends with message `number`, or None."""
         if number not in self._found:
             self._found[number] = self._turns.get(self._at[number + 1])
         return self._found[number]
@@ -245,7 +246,7 @@ def _continues(turn: Turn, before: Turn) -> bool:
 
 
 def _prefix_digests(tokens: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-    """The digests of the prefixes of the given `lengths`, which must ascend."""
+    """Return the digests of the prefixes of the given `lengths`, in ascending order."""
     packed = memoryview(pack_tokens(tokens))
     running = hashlib.blake2b(digest_size=_DIGEST_BYTES)  # over all tokens, so the fastest hash
     found, done = [], 0
@@ -257,7 +258,7 @@ def _prefix_digests(tokens: Sequence[int], lengths: Sequence[int]) -> list[bytes
 
 
 def _answered(turn: Turn | None, message: Message) -> Answered:
-    """Return the knowledge of the answer `message`, given its recorded turn."""
+    """Return how the answer `message` relates to the generated one, given its recorded turn."""
     if turn is None:
         return Answered.OTHER
     if not agrees(turn, message):

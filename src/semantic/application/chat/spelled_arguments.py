@@ -1,6 +1,6 @@
-"""Arguments of one call in a model's own spelling, as JSON while the model writes them.
-SpelledArguments is what spellings share. ListedArguments, arguments with separators, decides how
-much of a string is certain, and reads other values once complete."""
+"""Arguments of one call in a model's own spelling, converted to JSON while the model writes them.
+SpelledArguments is the common part of all spellings. ListedArguments reads arguments with
+separators: it decides how much of a string is certain, and reads other values once complete."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ _ESCAPED: Final = {
 }  # fmt: skip
 
 _Part = Literal["start", "string", "after", "other"]
-"""Where in a value: before it, in the string that it is, after that, or in anything else."""
+"""The position in a value: before it, inside it as a string, after that string, or in any other
+value."""
 
 
 class SpelledArguments(ABC):
     """Arguments, pushed in any pieces.
 
     The results of `push` add up to JSON: the `json.dumps` of the object that the model's parser
-    finds in the whole call, but with a repeated key twice. `push` returns a string while the model
-    writes it, another value at its end. A value that the parser refuses, such as a word for a
-    number, is its text. `n_ended` counts ended arguments, `n_taken` the characters of the source in
-    closed ones. `is_broken`: an argument has no reading. After either `push` returns nothing more.
+    finds in the whole call, except that repeated keys stay. `push` returns a string while the model
+    writes it, other values at their end. A value that the parser refuses, such as a word for a
+    number, becomes a string. `n_ended` counts finished arguments, `n_taken` the source's characters
+    in closed ones. `is_broken`: an argument cannot be read. Once closed or broken, `push` returns
+    nothing more.
     """
 
     def __init__(self) -> None:
@@ -56,19 +58,19 @@ class SpelledArguments(ABC):
 
     @abstractmethod
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """Return whether an answer's end here, `cut` or at a stop string, ends the arguments."""
+        """Return whether the arguments end if the answer ends here, `cut` or at a stop string."""
 
     @abstractmethod
     def ending(self, *, at_mark: bool) -> str:
-        """The JSON that ends the arguments here if the model forgot to end the last one; else
-        empty. `at_mark`: the end mark of the calls follows."""
+        """Return the JSON that ends the arguments here if the model forgot to end the last one;
+        empty if it did not. `at_mark`: the end mark of the calls follows."""
 
     @abstractmethod
     def _step(self) -> bool:
-        """Read on; False if it takes more text."""
+        """Read on. Returns False if more text is needed."""
 
     def push(self, text: str) -> str:
-        """The JSON that is certain with more of the source."""
+        """Return the JSON that becomes certain with more of the source."""
         self._text += text
         while not self.is_closed and not self.is_broken and self._step():
             pass
@@ -77,7 +79,7 @@ class SpelledArguments(ABC):
         return self._taken()
 
     def close(self) -> str:
-        """The JSON that ends the arguments where none is open."""
+        """Return the JSON that ends the arguments; no argument may be open."""
         self._end()
         return self._taken()
 
@@ -96,7 +98,8 @@ class SpelledArguments(ABC):
 
 
 class ListedArguments(SpelledArguments):
-    """The arguments of one call in a list. Only a string shows its type before it is complete."""
+    """The arguments of one call in a list. Only strings show their type before they are
+    complete."""
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()
@@ -128,7 +131,7 @@ class ListedArguments(SpelledArguments):
     # Keys
 
     def _find_key(self) -> bool:
-        """Read a key, or the end of the list; False if it takes more text."""
+        """Read a key, or the end of the list. Returns False if more text is needed."""
         spelling = self._spelling
         space = _SPACE.match(self._text, self._at)
         self._at = self._at if space is None else space.end()
@@ -151,7 +154,7 @@ class ListedArguments(SpelledArguments):
     # Values
 
     def _read_value(self) -> bool:
-        """Read up to the next character that has a meaning; False if it takes more text."""
+        """Read up to the next significant character. Returns False if more text is needed."""
         at, mark = first_mark(self._marks(), self._text, self._at)
         self._put(self._text[self._at : at])
         self._at = at
@@ -176,7 +179,7 @@ class ListedArguments(SpelledArguments):
         return (*spelling.quotes, ",", spelling.close, *spelling.opening, *spelling.closing)
 
     def _enter(self, mark: str) -> None:
-        """Go into or out of a string or brackets."""
+        """Enter or leave a string or brackets."""
         if mark == self._quote:
             self._quote = None
             self._part = "after" if self._part == "string" else "other"
@@ -197,7 +200,7 @@ class ListedArguments(SpelledArguments):
             self._part = "other"
 
     def _escape(self) -> bool:
-        """Read an escape in a string; False if it takes more text."""
+        """Read an escape in a string. Returns False if more text is needed."""
         found = _ESCAPE.match(self._text, self._at)
         if found is None and _ESCAPE_START.fullmatch(self._text, self._at):
             return False
@@ -244,7 +247,8 @@ class ListedArguments(SpelledArguments):
 
 
 def _value(spelling: CallList, text: str) -> str | None:
-    """Return the JSON of a value without quotes; None if it has no other type."""
+    """Return the JSON of a value without quotes; None if its text is not a value of another
+    type."""
     if spelling.escapes:
         return any_json(text)
     try:
@@ -254,7 +258,8 @@ def _value(spelling: CallList, text: str) -> str | None:
 
 
 def _in_json(spelling: CallList, text: str) -> str:
-    """`text` with its keys and strings in JSON's quotes. Raises ValueError for an open string."""
+    """Return `text` with its keys and strings in JSON's quotes. Raises ValueError if a string is
+    open."""
     written, quote = [], spelling.quotes[0]
     for number, part in enumerate(text.split(quote)):
         if number % 2:
@@ -267,7 +272,7 @@ def _in_json(spelling: CallList, text: str) -> str:
 
 
 def _unescaped(escape: str) -> str:
-    """The text of an escape in a string of Python's; an unknown one is its text."""
+    """Return the text of an escape in a Python string; an unknown escape is returned as it is."""
     if escape[1] in "xu":
         return chr(int.from_bytes(bytes.fromhex(escape[2:]), "big"))
     return _ESCAPED.get(escape[1], escape)

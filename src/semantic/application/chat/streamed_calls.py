@@ -1,6 +1,7 @@
 """StreamedCalls: reads calls in a known spelling while the model writes them. A call is certain
-once its name is whole and its arguments begin; then their text passes on at once. Knows the order
-of calls and marks, and names before arguments in JSON; the caller gives other spellings."""
+once its name is whole and its arguments begin; from then on their text passes through at once.
+Knows the order of calls and marks, and names before arguments in JSON; the caller supplies other
+spellings."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallHead, CallList, CallSpelling, Marks
 
 Read = Literal["all", "some", "none"]
-"""The text begins with all of the expected text, could still do so, or cannot."""
+"""The text begins with all of the expected text, might still do so, or cannot."""
 
 LONGEST_SPACE: Final = 256
-"""White space at one place before the arguments, which each token reads again until they begin:
-with more, or a longer name, the reader parses the call as a whole."""
+"""Most white space at one place before the arguments: every token makes the reader read it again.
+If there is more, or the name is longer, the reader parses the call as a whole."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
@@ -49,7 +50,8 @@ _DECODER: Final = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class FoundHead:
-    """A head at a position of a text: how much of it is there, and where the arguments begin."""
+    """A call's head at some position in a text: how much of it has arrived, and where the arguments
+    begin."""
 
     read: Read
     head: CallHead = OBJECT_HEAD
@@ -58,7 +60,8 @@ class FoundHead:
 
 
 def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
-    """The one of `heads` that is at position `at`, or goes furthest."""
+    """Return the head among `heads` that is complete at position `at`, or else has arrived
+    furthest."""
     founds = [_find(head, text, at) for head in heads]
     whole = next((found for found in founds if found.read == "all"), None)
     some = [found for found in founds if found.read == "some"]
@@ -67,7 +70,7 @@ def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
 
 
 def find_step(steps: tuple[str, ...], text: str, at: int) -> tuple[Read, int]:
-    """One of `steps` behind white space, and where it ends."""
+    """Look for one of `steps` after white space; return how much of it has arrived, and its end."""
     begins, at = at, behind_space(text, at)
     if at - begins > LONGEST_SPACE:
         return "none", at
@@ -79,7 +82,7 @@ def find_step(steps: tuple[str, ...], text: str, at: int) -> tuple[Read, int]:
 
 
 def behind_space(text: str, at: int) -> int:
-    """The position after white space at position `at`."""
+    """Return the position after any white space at position `at`."""
     found = _SPACE.match(text, at)
     return at if found is None else found.end()
 
@@ -104,7 +107,8 @@ def _find(head: CallHead, text: str, at: int) -> FoundHead:
 
 
 def _behind_name(head: CallHead, text: str, at: int) -> tuple[Read, int]:
-    """Return the text after the name in `head`, and where the arguments begin."""
+    """Read the text between the name and the arguments; return how much of it has arrived, and
+    where the arguments begin."""
     for steps in head.after:
         read, at = find_step(steps, text, at)
         if read != "all":
@@ -118,7 +122,7 @@ def _behind_name(head: CallHead, text: str, at: int) -> tuple[Read, int]:
 
 
 def _name_in(text: str, *, quoted: bool) -> str | None:
-    """Return the name in `text`; None if it is not a JSON string."""
+    """Return the name in `text`; None if it must be a JSON string and is not."""
     if not quoted:
         return text
     try:
@@ -130,7 +134,7 @@ def _name_in(text: str, *, quoted: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """More of a call's arguments; with a `name` the first part of another call."""
+    """More of a call's arguments. With a `name` it is the first part of a new call."""
 
     name: str | None
     arguments: str
@@ -146,12 +150,12 @@ class CallSyntax:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The end of the calls; if empty, only the answer's end."""
+        """Texts that end the calls; if empty, only the answer's end does."""
         own = () if self.spelling is None else self.spelling.ends
         return (self.marks.end, *own) if self.marks.end else own
 
     def heads(self, *, in_list: bool) -> tuple[CallHead, ...]:
-        """Return the possible beginnings of a call; `in_list`: in a list of calls."""
+        """Return the possible heads of a call; `in_list`: inside a list of calls."""
         spelling = self.spelling
         if spelling is None or spelling.in_list != in_list:
             return (OBJECT_HEAD, TYPED_HEAD)
@@ -159,7 +163,7 @@ class CallSyntax:
         return (OBJECT_HEAD, TYPED_HEAD, *(head for head in own if head is not None))
 
     def arguments(self, name: str) -> SpelledArguments | None:
-        """Return the reader for the arguments of a call of `name`, unless they are JSON."""
+        """Return a reader for the arguments of a call of `name`; None if they are JSON."""
         form = None if self.spelling is None else self.spelling.arguments
         if isinstance(form, CallList):
             return ListedArguments(form)
@@ -170,21 +174,21 @@ class CallSyntax:
         return TaggedArguments(form, types)
 
     def is_called(self, name: str) -> bool:
-        """Return whether `name` may be a tool's."""
+        """Return whether `name` may be a tool's name."""
         return name in self.tools or is_tool_name(name)
 
 
 LIST_START: Final = "["
 _Arguments = ObjectText | SpelledArguments
 _BETWEEN: Final = ("}", "]")
-"""Ends of a call in JSON; any number may follow its arguments."""
+"""Ends of a call in JSON; any number of them may follow its arguments."""
 
 
 class StreamedCalls:
     """The calls in the text after a start mark, pushed in any pieces. `is_known`: the reader can
-    stream the first call's arguments; None while uncertain. Once it is False the reader stops.
-    `is_ended`: the last call has ended, at its end mark if that is there. `is_strange`: the first
-    call precedes text of no known form. `rest` is the unread text: all of it, the part behind the
+    stream the first call's arguments; None while undecided. Once it is False, the reader stops.
+    `is_ended`: the last call has ended, at its end mark if there is one. `is_strange`: text of
+    unknown form follows the first call. `rest` is the unread text: all of it, the part after the
     end mark, or the strange part."""
 
     def __init__(self, syntax: CallSyntax) -> None:
@@ -202,27 +206,27 @@ class StreamedCalls:
         # The open arguments:
         self._arguments: _Arguments | None = None
         self._n_pushed = 0
-        self._held = ""  # certain but for end marks
-        self._source: list[str] = []  # read, and not released
+        self._held = ""  # certain unless an end mark is part of it
+        self._source: list[str] = []  # read, but not released
         self._n_source = 0
         self._first_mark: int | None = None  # where the first end mark within them is in `_source`
-        self._ending = ""  # what would end them there
+        self._ending = ""  # the JSON that would end them there
         self._is_at_mark = False
         self._n_ended = 0
 
     @property
     def rest(self) -> str:
-        """The unread text; more objects of a list are a list themselves."""
+        """The unread text; if it continues a list with objects, it begins with a bracket again."""
         start = LIST_START if self.has_object and self._is_list else ""
         return start + self._text[self._at :]
 
     @property
     def has_object(self) -> bool:
-        """Return whether the strange text is an object, which may be a call."""
+        """True if the strange text is an object, which may be a call."""
         return self.is_strange and self._text.startswith("{", behind_space(self._text, self._at))
 
     def push(self, text: str) -> list[CallPart]:
-        """Return the part that more text makes certain."""
+        """Return the parts that become certain with more text."""
         self._text += text
         while not self.is_ended and not self.is_strange and self.is_known is not False:
             step = self._find_call if self._arguments is None else self._read_arguments
@@ -232,8 +236,9 @@ class StreamedCalls:
         return self._taken()
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
-        """Return the rest when the answer ends; a call that was `cut`, or that a stop string ended
-        (`stopped`), keeps its certain part; without arguments, its name if that is whole."""
+        """Return the rest when the answer ends. A call that was `cut`, or ended by a stop string
+        (`stopped`), keeps its certain part; if its arguments had not begun, it keeps its name if
+        complete."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:
@@ -250,7 +255,7 @@ class StreamedCalls:
     # The beginning of a call
 
     def _find_call(self) -> bool:
-        """Read what precedes a call's arguments; False if it takes more text."""
+        """Read the text before a call's arguments. Returns False if it needs more text."""
         if self.is_known:
             is_found = self._skip_end()
             if is_found is not None:
@@ -278,7 +283,8 @@ class StreamedCalls:
         self._written.append(CallPart(name, ""))
 
     def _skip_end(self) -> bool | None:
-        """Skip what ends a call; None if another call may begin here."""
+        """Skip text that ends a call. Returns False if it needs more text, None if a call may begin
+        here."""
         self._at = behind_space(self._text, self._at)
         rest = self._text[self._at :]
         if not rest:
@@ -301,7 +307,8 @@ class StreamedCalls:
         return None
 
     def _skip_member(self) -> bool | None:
-        """Skip a member behind the arguments; False if it takes more text, None for none."""
+        """Skip a member after the arguments. Returns False if it needs more text, None if there is
+        none."""
         more = False if len(self._text) - self._at < _LONGEST_MEMBER else None
         found = _MEMBER.match(self._text, self._at)
         if found is None:
@@ -316,7 +323,8 @@ class StreamedCalls:
         return True
 
     def _repeated(self) -> tuple[str, ...]:
-        """The start mark, where only the answer's end ends the calls."""
+        """Return the start mark if only the answer's end ends the calls: it may then be
+        repeated."""
         start = self._syntax.marks.start
         return (start,) if start and not self._end_marks else ()
 
@@ -335,9 +343,9 @@ class StreamedCalls:
     # Arguments
 
     def _read_arguments(self) -> bool:
-        """Read more of the arguments; False if it takes more text. From an end mark within them on
-        nothing is certain before their end: a string may contain it, or the model left them
-        open."""
+        """Read more of the arguments. Returns False if it needs more text. From an end mark on,
+        nothing is certain until the arguments end: the mark may be part of a string, or the model
+        left them open."""
         read = self._arguments
         if read is None:
             return True
@@ -360,8 +368,8 @@ class StreamedCalls:
         return self._is_at_mark or read.is_broken
 
     def _is_within(self) -> bool:
-        """Return whether the end mark at this position is within the arguments; False if another
-        call follows, which ends them, or it takes more text."""
+        """Return whether the end mark at this position is part of the arguments. False if another
+        call follows, which ends them, or if it needs more text."""
         mark = next(one for one in self._end_marks if self._text.startswith(one, self._at))
         behind = self._at + len(mark)
         follows, _ = find_step((self._syntax.marks.start,), self._text, behind)
@@ -370,7 +378,7 @@ class StreamedCalls:
         return follows == "none"
 
     def _push(self, read: _Arguments, end: int) -> None:
-        """Let `read` have the text up to `end`, and release what is certain."""
+        """Pass the text up to `end` to `read`, and release the certain part."""
         text, self._at = self._text[self._at : end], end
         self._keep(text)
         self._n_pushed += len(text)
@@ -381,7 +389,7 @@ class StreamedCalls:
             self._release()
 
     def _end_broken(self) -> bool:
-        """End unreadable arguments at the first end mark, once it is there."""
+        """End unreadable arguments at the first end mark, once it has arrived."""
         at, mark = first_mark(self._end_marks, self._text, self._at)
         if self._first_mark is not None:
             self._end_arguments(self._first_mark)
@@ -393,7 +401,7 @@ class StreamedCalls:
         return False
 
     def _end_open(self, read: _Arguments, *, cut: bool, stopped: bool) -> None:
-        """End arguments that are open when the answer ends."""
+        """End arguments that are still open when the answer ends."""
         if isinstance(read, SpelledArguments) and read.may_end(cut=cut, stopped=stopped):
             self._end_between(read)
             return
@@ -413,15 +421,15 @@ class StreamedCalls:
         return read.ending(at_mark=at_mark) if isinstance(read, SpelledArguments) else ""
 
     def _end_between(self, read: SpelledArguments) -> None:
-        """End arguments at an end mark, or the answer's end, that is not within one."""
+        """End the arguments between two of them, at an end mark or at the answer's end."""
         self._held += read.close()
         self._release()
         self._close()
         self._end(self._text[self._at :])
 
     def _end_arguments(self, n_source: int) -> None:
-        """End open arguments after the given part of the read text: emit those in JSON as written,
-        and those in tags as far as they are certain."""
+        """End open arguments after the first `n_source` characters of the source: emit JSON as
+        written, and arguments in tags as far as they are certain."""
         if n_source == self._first_mark and self._ending:
             self._written.append(CallPart(None, self._ending))
         source = "".join(self._source)
@@ -448,7 +456,7 @@ class StreamedCalls:
         self._n_source += len(text)
 
     def _release(self) -> None:
-        """Emit the certain part; keep the rest of the source."""
+        """Emit the certain part; keep the source that is not certain."""
         if self._held:
             self._written.append(CallPart(None, self._held))
             self._held = ""

@@ -1,6 +1,6 @@
-"""TaggedArguments: the arguments of a call in tags, as JSON while the model writes them. An
-apparent end of a value is one only if another argument or the end of the call follows, so a text
-may contain any tag. Knows tags as strings, and the types of arguments."""
+"""TaggedArguments: the arguments of a call in tags, as JSON while the model writes them. An end tag
+ends a value only if another argument or the end of the call follows, so a text may contain any tag.
+Knows tags as strings, and the types of arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallTags
 
 _LONGEST_KEY: Final = 256
-"""Characters of a key, and of white space between arguments."""
+"""Most characters of a key, and of white space between arguments."""
 _BLANK: Final = re.compile(r"(?:\s|\\n)*")
 """White space between arguments; some models write a line break as two characters."""
 
@@ -23,8 +23,8 @@ _State = Literal["between", "key", "value", "end"]
 
 
 class TaggedArguments(SpelledArguments):
-    """The arguments of one call in tags, pushed in any pieces. `push` returns a value that is its
-    text without a possible end and without white space around it."""
+    """The arguments of one call in tags, pushed in any pieces. For a text value, `push` holds back
+    a possible end and the white space around the value."""
 
     def __init__(self, tags: CallTags, types: ArgumentTypes) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class TaggedArguments(SpelledArguments):
         return super().close()
 
     def ending(self, *, at_mark: bool) -> str:
-        """See `SpelledArguments.ending`: only what ends the call follows the value."""
+        """See `SpelledArguments.ending`: the value must be followed only by the end of the call."""
         if self._state != "value" or self._text:
             return ""
         cut = self._value.without_call_end()
@@ -68,7 +68,7 @@ class TaggedArguments(SpelledArguments):
     # Between arguments
 
     def _find_argument(self) -> bool:
-        """Go to the next argument or the end of the call; False if it takes more text."""
+        """Go to the next argument or the end of the call. Returns False if it needs more text."""
         marks = [mark for mark in (self._tags.start, self._tags.call_end) if mark]
         at, mark = first_mark(marks, self._text, self._at)
         self._at = at
@@ -97,8 +97,8 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _key_at(self, at: int) -> re.Match[str] | Literal[False] | None:
-        """The key between the start of an argument, which is behind it, and its value; False if
-        there is none, and None if it takes more text."""
+        """Return the match of the key after the start of an argument; False if there is none, None
+        if it needs more text."""
         tags = self._tags
         near = self._text[at : at + _LONGEST_KEY]
         end, mark = first_mark((tags.key_end, tags.end), near)
@@ -109,7 +109,7 @@ class TaggedArguments(SpelledArguments):
     # Within an argument
 
     def _read_value(self) -> bool:
-        """Read more of a value; False if it takes more text."""
+        """Read more of a value. Returns False if it needs more text."""
         at, mark = first_mark((self._tags.end,), self._text, self._at)
         self._put(self._text[self._at : at])
         self._at = at + len(mark or "")
@@ -118,7 +118,7 @@ class TaggedArguments(SpelledArguments):
         return mark is not None
 
     def _read_end(self) -> bool:
-        """Look at what follows an end of the value; False if it takes more text."""
+        """Read the text after a possible end of the value. Returns False if it needs more text."""
         blank = _BLANK.match(self._text, self._at)
         at = self._at if blank is None else blank.end()
         is_far = at - self._at > _LONGEST_KEY
@@ -134,7 +134,7 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _ends_value(self, at: int) -> bool | None:
-        """Return whether the text from here on follows a value; None if it takes more text."""
+        """Return whether the text from `at` on can follow a value; None if it needs more text."""
         tags = self._tags
         marks = [mark for mark in (tags.start, tags.call_end) if mark]
         near = self._text[at : at + max(map(len, marks))]
@@ -151,7 +151,7 @@ class TaggedArguments(SpelledArguments):
         return found["key"] not in self._seen
 
     def _put(self, text: str) -> None:
-        """Add to the value, and pass on what is certain of one that is its text."""
+        """Add to the value; if it is text, emit its certain part."""
         more = self._value.push(text)
         if more and not self._value.is_sent:
             self._value.is_sent = True
@@ -165,7 +165,8 @@ class TaggedArguments(SpelledArguments):
         self._has_members = True
 
     def _rest_of_value(self, cut: str | None) -> str:
-        """The JSON that ends the open argument, whose text is `cut`, or else all of it."""
+        """Return the JSON that ends the open argument. Its remaining text is `cut`, or all of it if
+        None."""
         value = self._value
         text = value.rest if cut is None else cut
         if value.is_sent:
@@ -181,13 +182,13 @@ class TaggedArguments(SpelledArguments):
 
 
 _TEXTS: Final = ("true", "string")
-"""Kinds that an argument's tag may name if it is its text."""
+"""Kinds in an argument's tag that mean that the value is text."""
 
 
 class _Value:
     """The text of a value, pushed in any pieces, without the parts that the tags exclude.
-    `is_text`: it is its text, whatever that is. `is_json`: it is JSON whatever its type is.
-    `is_sent`: its beginning has left."""
+    `is_text`: the value is text, whatever it looks like. `is_json`: it is JSON, whatever its type.
+    `is_sent`: its beginning has been emitted."""
 
     def __init__(self, tags: CallTags, key: str, *, is_text: bool, is_json: bool = False) -> None:
         self.key = key
@@ -214,12 +215,13 @@ class _Value:
 
     @property
     def is_wrapped(self) -> bool:
-        """Return whether marks of its own are open."""
+        """True if the value has opened its own marks but not closed them."""
         begin, end = self._tags.wrap
         return bool(begin) and self._text.lstrip().startswith(begin) and end not in self._text
 
     def without_call_end(self) -> str | None:
-        """Return its rest if it ends where the end of the call follows; None without one."""
+        """Return the rest of the value if the end of the call follows it without an end tag, else
+        None."""
         end, text = self._tags.call_end, self._text.rstrip()
         return self._trimmed(text.removesuffix(end)) if end and text.endswith(end) else None
 
@@ -238,7 +240,8 @@ class _Value:
 
     @property
     def _n_certain(self) -> int:
-        """Characters before what may be its end, or the end of a call that forgot it."""
+        """Number of characters before a possible end of the value, or of a call that lacks the
+        value's end."""
         end, text = self._tags.call_end, self._text
         at = len(text)
         bare = text.rstrip()
@@ -251,5 +254,5 @@ class _Value:
 
 
 def _characters(text: str) -> str:
-    """`text` within a JSON string."""
+    """Return `text` as it is written inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,6 +1,6 @@
 """Transcript: the messages of an agent's conversation, as the last line of its saved note, so that
 another process can continue it. Servers save none: their clients send every message again. Knows
-JSON and messages; no template and no tokens."""
+JSON and messages; knows nothing about templates or tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _TEXTS: Final = ("content", "reasoning", "tool_call_id", "name")
 _FIELDS: Final = frozenset({"role", "tool_calls", *_TEXTS})
 _CALL_FIELDS: Final = ("id", "name", "arguments")
 MAX_TRANSCRIPT: Final = 1 << 19
-"""Characters. A longer conversation goes on, but not in another process: each turn saves it."""
+"""Most characters of a transcript, since each turn saves it. A longer conversation continues, but
+not in another process."""
 
 
 def transcript_of(messages: Sequence[Message]) -> str:
@@ -29,7 +30,8 @@ def transcript_of(messages: Sequence[Message]) -> str:
 
 
 def messages_in(note: str) -> tuple[Message, ...] | None:
-    """The messages in a note, the last of them the user's or a tool's; None for any other text."""
+    """Return the messages in a note, the last of which is the user's or a tool's; None for any
+    other text."""
     line = note.rpartition("\n")[2]
     if not line.startswith(_START):  # other texts may be long
         return None
@@ -43,9 +45,9 @@ def messages_in(note: str) -> tuple[Message, ...] | None:
 
 
 def message_of(given: object) -> Message:
-    """A message, or one as an object with `role` and `content`, and where it has them `reasoning`,
-    `tool_calls` (objects with `id`, `name` and `arguments`), `tool_call_id` and `name`. Raises
-    InvalidRequestError for anything else."""
+    """Return a message, given as one or as an object with `role` and `content`, and optionally
+    `reasoning`, `tool_calls` (objects with `id`, `name` and `arguments`), `tool_call_id` and
+    `name`. Raises InvalidRequestError for anything else."""
     if isinstance(given, Message):
         return given
     if not isinstance(given, Mapping) or not {"role", "content"} <= given.keys() <= _FIELDS:
@@ -88,7 +90,7 @@ def _text(name: str, given: object) -> str:
 
 
 def _written(message: Message) -> dict[str, object]:
-    """The fields of a message that are not empty, and its role and content."""
+    """Return a message's role, its content, and its other fields that are not empty."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     for name in _TEXTS[1:]:
         value = getattr(message, name)

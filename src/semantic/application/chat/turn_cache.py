@@ -1,5 +1,5 @@
 """TurnCache: an LRU cache of conversation turns in memory, in front of slower stores of turns.
-Knows turns and their ports; not their use."""
+Knows turns and their ports, not their use."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from semantic.domain.fair_share import FairLru
 from semantic.ports.store import SharedTurnsPort, TurnsPort
 
 _TURN_BYTES = 768
-"""Bytes of a turn beside its tokens: objects and table entries."""
+"""Bytes of a turn in addition to its tokens: objects and table entries."""
 
 _QUEUE_BYTES = 16 << 20
-"""Limit of turns that wait for the disk; beyond it a turn is in memory only."""
+"""Most bytes of turns waiting for the disk; any further turn is in memory only."""
 _CLOSE_SECONDS = 2.0
-"""How long `close` waits for them: another process may hold the file's lock for long."""
+"""Seconds that `close` waits for writes: another process may hold the file's lock for a long
+time."""
 _ANY = ""
-"""The tenant of all turns: a point does not say whose it is."""
+"""The tenant of all turns in the cache: a point does not reveal its tenant."""
 _UPLOADS = 8
-"""Uploads of turns at a time."""
+"""Concurrent uploads of turns."""
 
 _Packed = tuple[Turn, bytes]
-"""A turn without its tokens, and these packed: a tuple of integers takes ten times as much."""
+"""A turn without its tokens, and the packed tokens: a tuple of integers needs ten times the
+memory."""
 
 
 class Writes:
-    """Writes that wait for `n_threads` of their own; it drops any beyond `max_bytes`.
+    """A queue of writes, run by `n_threads` threads; refuses writes beyond `max_bytes`.
     Thread-safe."""
 
     def __init__(self, n_threads: int, max_bytes: int, name: str) -> None:
-        """The threads begin with the first writes; `name` is theirs."""
+        """The threads start with the first writes; their names begin with `name`."""
         self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
         self._max_bytes = max_bytes
         self._n_bytes = 0
@@ -48,7 +50,8 @@ class Writes:
             return frozenset(self._waiting)
 
     def add(self, n_bytes: int, write: Callable[[], None]) -> Future[None] | None:
-        """Call `write`, which holds `n_bytes`, on a thread; None without room for it."""
+        """Call `write`, which holds `n_bytes`, on a thread. Returns None if there is no room for
+        it."""
         with self._lock:
             if self._is_closed or self._n_bytes + n_bytes > self._max_bytes:
                 return None
@@ -59,7 +62,7 @@ class Writes:
         return begun
 
     def close(self) -> None:
-        """Drop what has not begun, and return when the rest has ended."""
+        """Drop writes that have not begun, and return once the others have finished."""
         with self._lock:
             self._is_closed = True
         self._threads.shutdown(cancel_futures=True)
@@ -71,9 +74,10 @@ class Writes:
 
 
 class TurnCache:
-    """Implements `TurnsPort`. A turn is readable at once; a thread writes it to `below`, and others
-    upload it to `shared` meanwhile. One without tokens is readable when `below`, if there is any,
-    has written it: that may have one with tokens, and reading it would hold up who puts."""
+    """Implements `TurnsPort`. A turn is readable at once; a thread writes it to `below` while
+    others upload it to `shared`. A turn without tokens is readable only after `below`, if any, has
+    written it: `below` may have the turn with tokens, and reading it first would delay the
+    caller."""
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class TurnCache:
         shared: SharedTurnsPort | None = None,
     ) -> None:
         """At most `queue_bytes` of turns wait for the disk, and as many for uploads; `close` drops
-        the rest after `close_seconds`. `shared` has those of a fleet."""
+        those that still wait after `close_seconds`. `shared` holds a fleet's turns."""
         self._below = below
         self._shared = shared
         self._writer = Writes(1, queue_bytes, "turns")
@@ -128,7 +132,7 @@ class TurnCache:
                 store.close()
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """See `TurnsPort.look_up`; write what it finds to the slower stores too."""
+        """See `TurnsPort.look_up`; also writes the turns it finds to the slower stores."""
         if self._shared is None or not points or self.get(points[-1]) is not None:
             return
         unknown = [point for point in points if self.get(point) is None]

@@ -1,5 +1,6 @@
-"""ModelManager: loads and unloads the models of a server, one at a time, as their requests need.
-For one event loop. Decides nothing itself, see `residency`; knows no framework and no transport."""
+"""ModelManager: loads and unloads the models of a server, one at a time, as requests need them. For
+one event loop. Makes no decisions itself, see `residency`; knows nothing about frameworks or
+transports."""
 
 from __future__ import annotations
 
@@ -41,46 +42,47 @@ _RETRY_AFTER = 5
 
 
 class RunnableServing(ServingPort, Protocol):
-    """A served model that accepts requests until its end; `memory` limits the whole process."""
+    """A served model that accepts requests until it is closed; `memory` limits the whole
+    process."""
 
     embedding: EmbeddingPort | None
     memory: MemoryLimit | None
 
     @property
     def agents(self) -> AgentsPort:
-        """Its agents."""
+        """The agents of the model."""
 
     def figures(self) -> Figures:
         """Current figures. Thread-safe."""
 
     @property
     def has_failed(self) -> bool:
-        """True if its engine failed without a successor: it answers nothing more."""
+        """True if its engine failed and was not replaced: the model answers nothing more."""
 
     @property
     def models(self) -> ModelsPort | None:
-        """All models of the server; None if this is the only one, and always loaded."""
+        """All models of the server; None if this is the only model and always loaded."""
 
     async def close(self) -> None:
         """Cancel running requests, save every agent, end all threads. Raises SemanticError."""
 
 
 class ModelLoader(Protocol):
-    """Loads the models of a server around what they share."""
+    """Loads the models of a server, including the parts that they share."""
 
     async def size(self, name: str) -> tuple[int, Weights | None]:
-        """Return the bytes of the model with this id, see `Residency.add`: measured by its last
-        load, or estimated if its files have changed since. Raises SemanticError if they do not
+        """Return the bytes of the model with this id, see `Residency.add`: as measured by its last
+        load, or estimated if its files have changed since. Raises SemanticError if the files do not
         load."""
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:
-        """Yield until the model with this id is ready for requests; return it with its measured
-        weights. The caller cancels between two slices. Raises SemanticError, and before it reads
-        weights WeightsTooLargeError if they take more than `room` bytes, which `size` then
-        knows."""
+        """Return the model with this id, ready for requests, and its measured weights. Loads in
+        slices, between which the caller may cancel. Raises SemanticError, and WeightsTooLargeError
+        before reading any weights if they need more than `room` bytes; `size` then returns the new
+        bytes."""
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
-        """Download a model of the hub, and read no weights. See `ModelsPort.fetch`."""
+        """Download a hub model without reading its weights. See `ModelsPort.fetch`."""
 
     async def free(self) -> None:
         """Return the memory of closed models to the system."""
@@ -89,7 +91,8 @@ class ModelLoader(Protocol):
         """Statistics of each tier of the store. Thread-safe."""
 
     async def close(self) -> None:
-        """Close what the models share, after all of them. Raises SemanticError."""
+        """Close the parts that the models share, after all models are closed. Raises
+        SemanticError."""
 
 
 class ModelManager:
@@ -105,8 +108,8 @@ class ModelManager:
         ttl: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """`residency` has all `models` by their ids; at most `max_waiting` requests wait for each.
-        `ttl` is that of fetched models. Call `start` on the event loop."""
+        """`residency` contains all `models` by their ids; at most `max_waiting` requests wait for
+        each model. `ttl` applies to fetched models. Call `start` on the event loop."""
         self._served = {one.id: one for one in models}
         self._residency = residency
         self._loader = loader
@@ -127,19 +130,19 @@ class ModelManager:
         self._tasks.append(asyncio.create_task(self._run()))
 
     def preload(self, names: Sequence[str]) -> None:
-        """Load the models with these ids in the background, as far as they fit beside others."""
+        """Load the models with these ids in the background, as far as they fit next to others."""
         self._tasks.append(asyncio.create_task(self._preload(names)))
 
     # Names
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The ids of all models, in their order."""
+        """The ids of all models, in order."""
         return tuple(self._served)
 
     def id_of(self, name: str | None) -> str:
-        """The id of the model that accepts `name`; None: of the first. Raises
-        ModelNotFoundError."""
+        """Return the id of the model that accepts `name`, or of the first model if it is None.
+        Raises ModelNotFoundError."""
         if name is None:
             return self.names[0]
         for one in self._served.values():
@@ -155,8 +158,8 @@ class ModelManager:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[RunnableServing]:
-        """The model with this id, loaded; it stays so until the end. Raises ModelLoadError, and
-        OverloadedError if too many wait."""
+        """Yield the model with this id, which stays loaded within the `with` block. Raises
+        ModelLoadError, and OverloadedError if too many requests wait."""
         ticket = await self._opened(name)
         self._residency.leave(ticket)
         release = self.hold(name)
@@ -166,7 +169,7 @@ class ModelManager:
             release()
 
     def hold(self, name: str) -> Callable[[], None]:
-        """Use an open model until the caller calls the returned function."""
+        """Keep an open model in use until the caller calls the returned function."""
         self._residency.begin(name, self._clock())
 
         unit = self._units[name]
@@ -221,19 +224,19 @@ class ModelManager:
         return self.status(own)
 
     def give_up_idle(self, n_bytes: int) -> bool:
-        """Have idle models of `n_bytes` unloaded, the least recently used first; False if there are
-        none or one is on its way. For any thread."""
+        """Start to unload idle models of `n_bytes`, least recently used first. Returns False if
+        there are none or one is already being unloaded. For any thread."""
         names = self._residency.idle(n_bytes)
         if not names or self._event_loop is None:
             return False
-        with suppress(RuntimeError):  # of a loop that has ended meanwhile
+        with suppress(RuntimeError):  # the loop may have closed meanwhile
             self._event_loop.call_soon_threadsafe(self._unload_idle, names)
         return True
 
     def limit(self, capacity: int) -> None:
-        """From now on models may take so many bytes together. For any thread."""
+        """From now on, limit all models together to `capacity` bytes. For any thread."""
         if self._event_loop is not None:
-            with suppress(RuntimeError):  # of a loop that has ended meanwhile
+            with suppress(RuntimeError):  # the loop may have closed meanwhile
                 self._event_loop.call_soon_threadsafe(self._residency.limit, capacity)
 
     def _unload_idle(self, names: Sequence[str]) -> None:
@@ -256,12 +259,12 @@ class ModelManager:
     # Figures and the end
 
     def figures(self) -> Figures:
-        """Return the figures of all loaded models together, and of the store. Thread-safe."""
+        """Return the figures of all loaded models and of the store. Thread-safe."""
         found = {name: unit.figures().engine for name, unit in tuple(self._units.items())}
         return Figures(_total(tuple(found.values())), self._loader.stores(), found)
 
     async def close(self) -> None:
-        """Give up loading, close every model, then what they share. Raises SemanticError."""
+        """Stop loading, close every model, then the parts that they share. Raises SemanticError."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -277,8 +280,8 @@ class ModelManager:
     # Inside
 
     async def _opened(self, name: str) -> Ticket:
-        """Return a ticket for a model that is open now; the caller uses or leaves it. Raises for a
-        faulty file before another model gives way to it."""
+        """Return a ticket for a model that is open now; the caller uses or returns the ticket. If a
+        file is faulty, raises before another model is unloaded to make room."""
         if self._residency.state(name) == "unloaded":
             error = await _error_of(self._resize(name))
             if error is not None:
@@ -309,7 +312,7 @@ class ModelManager:
             arrival.set_result(None)
 
     async def _run(self) -> None:
-        """Make one change after the other; wait where there is none to make."""
+        """Make changes one after another; wait while there is none to make."""
         while True:
             now = self._clock()
             change = self._residency.next_change(now)
@@ -352,8 +355,8 @@ class ModelManager:
                 _fail(arrival, error)
 
     async def _resize(self, name: str) -> None:
-        """Account for the model's bytes by its files of now. Raises SemanticError if they do not
-        load, or not in this budget."""
+        """Update the model's bytes from its current files. Raises SemanticError if they do not
+        load, or not within this budget."""
         self._residency.resize(name, *await self._loader.size(name))
 
     async def _load(self, name: str) -> None:
@@ -377,7 +380,8 @@ class ModelManager:
 
 
 async def _error_of(work: Coroutine[object, object, None]) -> BaseException | None:
-    """Return whatever `work` raises: one model's failure is not that of the others."""
+    """Return the exception that `work` raises, or None: a failure of one model must not affect
+    others."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,))
@@ -389,8 +393,9 @@ async def _error_of(work: Coroutine[object, object, None]) -> BaseException | No
 
 
 def _load_error(name: str, error: BaseException) -> BaseException:
-    """Return the error for requests that wait for a model; `error` itself goes to the log, and a
-    defect stays as it is. It blames no request, and names no path."""
+    """Log `error`, and return the error for requests that wait for the model. The returned error
+    blames no request and names no path in its public text; a programming error is returned
+    unchanged."""
     words = f"the model {name} cannot be loaded: "
     logger.warning("%s%s: %s", words, type(error).__name__, error)
     if isinstance(error, CapacityError) or not isinstance(error, SemanticError | OSError):
@@ -406,7 +411,8 @@ def _fail(arrival: asyncio.Future[None], error: BaseException) -> None:
 
 
 def _total(found: Sequence[EngineFigures]) -> EngineFigures:
-    """Return the figures of several engines as of one; ready without any: a request loads one."""
+    """Return the sum of the figures of several engines. The state is READY even without any engine,
+    because a request loads one."""
 
     def add(of: Callable[[EngineFigures], int]) -> int:
         return sum(of(one) for one in found)

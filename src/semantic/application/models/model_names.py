@@ -1,4 +1,4 @@
-"""Names of models: the one that an unknown name probably means. Knows no models."""
+"""Names of models: suggestions for an unknown name. Knows nothing about the models themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from difflib import get_close_matches
 
 
 def most_similar(name: str, known: Iterable[str]) -> str | None:
-    """The most similar of the `known` names, whole or behind its slash; None if none is."""
+    """Return the name in `known` that is most similar to `name`, as a whole or after its slash;
+    None if no name is similar."""
     spelled: dict[str, str] = {}
     for one in known:
         if one != name:
@@ -17,7 +18,7 @@ def most_similar(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_model(name: str, known: Iterable[str], of: str = "this server") -> str:
-    """Return the message for a client that requested another model than `of` has."""
+    """Return the message for a client that requested a model unknown to `of`."""
     names = tuple(known)
     alike = most_similar(name, names)
     meant = "" if alike is None else f"; did you mean {alike}?"

@@ -1,5 +1,5 @@
-"""A model that loads on demand, behind the ports of one that is always there. Each call holds the
-model loaded from its start to its end. Knows the manager; not when it loads."""
+"""A model that loads on demand, behind the same ports as a model that is always loaded. Each call
+keeps the model loaded while it runs. Knows the manager; does not know when the manager loads."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class OnDemandServing:
 
     @asynccontextmanager
     async def _used(self) -> AsyncIterator[RunnableServing]:
-        """The model for a call that a running answer may need: it does not wait for a change that
-        waits for the answer's end."""
+        """Yield the model for a call that a running answer may depend on: the call must not wait
+        for a change that itself waits for the answer to finish."""
         if not self._answers:
             async with self._manager.use(self._name) as unit:
                 yield unit
@@ -90,8 +90,7 @@ class OnDemandServing:
 
 
 class OnDemandAgents:
-    """Implements `AgentsPort` for one model; requests and tenants are those of all loaded
-    models."""
+    """Implements `AgentsPort` for one model; requests and tenants cover all loaded models."""
 
     def __init__(self, manager: ModelManager, name: str, id_of: Callable[[str], TenantId]) -> None:
         self._manager = manager
@@ -137,7 +136,8 @@ class OnDemandAgents:
         await self._call(lambda agents: agents.forget(agent_id, tenant))
 
     async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
-        """The archive comes from the store: the model may be unloaded, but not closed."""
+        """Export an agent. The archive reads from the store: the model may be unloaded meanwhile,
+        but not closed."""
         async with self._manager.use(self._name) as unit:
             archive = await unit.agents.export(agent_id, tenant)
             release = self._manager.hold(self._name)
@@ -159,7 +159,8 @@ class OnDemandAgents:
     async def _of_tenant(
         self, tenant: Tenant, function: Callable[[AgentsPort], Awaitable[T]], nothing: T
     ) -> T:
-        """`function` of the model's agents; `nothing` if only others have any of the tenant."""
+        """Return `function` of the model's agents, or `nothing` if only other models have agents of
+        the tenant."""
         try:
             return await self._call(function)
         except AgentNotFoundError:
@@ -192,7 +193,7 @@ class ManagedModels(OnDemandServing):
 
     @property
     def has_failed(self) -> bool:
-        """See `RunnableServing.has_failed`: a failed model loads again."""
+        """See `RunnableServing.has_failed`. Never true, because a failed model is loaded again."""
         return False
 
     def figures(self) -> Figures:

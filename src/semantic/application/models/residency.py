@@ -1,6 +1,6 @@
-"""Residency: the models in memory, within one budget of bytes. The policy alone: knows the requests
-that wait for models and that use them, and decides the next load or unload. Has no clock, loads
-nothing and knows no threads."""
+"""Residency: which models are in memory, within one budget of bytes. Only the policy: it knows the
+requests that wait for models or use them, and decides the next load or unload. Does not load
+anything; knows nothing about clocks or threads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a model keeps its memory while another one waits for it, in times that its last load
-    took; at most `longest` seconds each. It serves its own requests for `residence` after its load;
-    then new ones wait, and it goes when the running ones have ended. Without a request it goes
-    after `linger`: a client that sends the next one at once keeps it."""
+    """How long a model keeps its memory while another model waits for it, as multiples of its last
+    loading time, limited to `longest` seconds. It serves its own requests for `residence` after it
+    was loaded; then new requests wait, and it is unloaded once the running ones finish. If idle, it
+    is unloaded after `linger`; a client that sends its next request within this time keeps it
+    loaded."""
 
     residence: float = 4.0
     linger: float = 0.25
@@ -28,7 +29,7 @@ class Patience:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request that waits for the model `name` since `since`."""
+    """A request for the model `name` that has been waiting since the time `since`."""
 
     name: str
     since: float
@@ -44,7 +45,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The common part of models with the same `key`: in memory once for all loaded ones."""
+    """The weights that models with the same `key` share: in memory once for all loaded ones."""
 
     key: str
     n_bytes: int
@@ -52,8 +53,9 @@ class Weights:
 
 @dataclass(slots=True)
 class _Model:
-    """A loaded model takes `n_bytes` for itself, and those of its `weights`. `ttl`: seconds without
-    a request until its unload; None for never. Times are in seconds of the caller's clock."""
+    """A model. Loaded, it needs `n_bytes` plus those of its `weights`. `ttl` is the number of
+    seconds without a request until it is unloaded; None means never. Times are in seconds of the
+    caller's clock."""
 
     name: str
     n_bytes: int
@@ -74,13 +76,14 @@ class _Model:
         return not self.uses and (self.leaving or not self.tickets)
 
     def expires(self) -> float | None:
-        """The time of its unload for age; None while that is open."""
+        """Return the time when it will be unloaded for lack of requests; None if undecided."""
         if self.pinned or self.ttl is None or self.state != "loaded" or self.uses or self.tickets:
             return None
         return self.last_used + self.ttl
 
     def gives_way(self, patience: Patience) -> float:
-        """The time when another one may take its place, if it is idle; else it takes no more."""
+        """Return the time from which another model may replace it, if it is idle by then. From that
+        time on it accepts no more requests."""
         residence = min(patience.longest, patience.residence * self.load_seconds)
         until = self.loaded_at + residence
         if not self.is_idle:
@@ -90,11 +93,11 @@ class _Model:
 
 
 class Residency:
-    """The models of a server. For one thread. A caller tells it what happens and makes the changes
+    """The models of a server. For one thread. The caller reports every event and makes the changes
     that `next_change` returns, one at a time."""
 
     def __init__(self, capacity: int, patience: Patience | None = None) -> None:
-        """`capacity`: bytes for all loaded models together."""
+        """`capacity` limits the bytes of all loaded models together."""
         self.capacity = self._most = capacity
         self._patience = patience or Patience()
         self._models: dict[str, _Model] = {}
@@ -108,8 +111,8 @@ class Residency:
         ttl: float | None = None,
         pinned: bool = False,
     ) -> None:
-        """Add a model that takes `n_bytes` besides its `weights`. Raises InvalidRequestError if it
-        and the pinned ones do not fit together."""
+        """Add a model that needs `n_bytes` in addition to its `weights`. Raises InvalidRequestError
+        if the model and the pinned models do not fit together."""
         before = self._models
         # Another dictionary: other threads may be iterating over this one.
         self._models = {**before, name: _Model(name, n_bytes, weights, ttl, pinned)}
@@ -125,13 +128,13 @@ class Residency:
         return self._models[name].state
 
     def is_open(self, name: str) -> bool:
-        """Return whether requests may begin to use the model."""
+        """Return whether new requests may use the model now."""
         model = self._models[name]
         return model.state == "loaded" and not model.leaving
 
     def n_bytes(self, name: str) -> int:
-        """Return its bytes while loaded. Weights that several share count for the first that has
-        them, and for no unloaded one while another has them."""
+        """Return the bytes that the model needs while loaded. Shared weights count for the first
+        loaded model that uses them; for an unloaded model only if no loaded one uses them."""
         model = self._models[name]
         others = (one for one in self._present() if one.weights == model.weights)
         if model.weights is None or next(others, model) is not model:
@@ -139,20 +142,22 @@ class Residency:
         return model.n_bytes + model.weights.n_bytes
 
     def is_pinned(self, name: str) -> bool:
-        """Return whether it stays loaded."""
+        """Return whether the model always stays loaded."""
         return self._models[name].pinned
 
     def requests(self, name: str) -> tuple[int, int]:
-        """The requests that use it, and those that wait for it."""
+        """Return the number of requests that use the model, and the number that wait for it."""
         model = self._models[name]
         return model.uses, len(model.tickets)
 
     def expires(self, name: str) -> float | None:
-        """Return the time of its unload without a request; None while that is open."""
+        """Return the time when the model will be unloaded if no request comes; None if
+        undecided."""
         return self._models[name].expires()
 
     def last_used(self, name: str) -> float | None:
-        """The time of its last request's end, or of its load; None while in use or unloaded."""
+        """Return the time when its last request ended, or when it was loaded; None if it is in use
+        or unloaded."""
         model = self._models[name]
         return None if model.uses or model.state != "loaded" else model.last_used
 
@@ -162,13 +167,13 @@ class Residency:
         return _bytes_of(self._present())
 
     def fits(self, name: str) -> bool:
-        """Return whether it is loaded, or loads without unloading another one."""
+        """Return whether the model is loaded, or can be loaded without unloading another model."""
         model = self._models[name]
         return model.state != "unloaded" or self._fit((*self._present(), model))
 
     def idle(self, n_bytes: int) -> list[str]:
-        """Return the loaded models without a request whose unload frees `n_bytes`, or fewer: the
-        least recently used first, and none that stays. None while another one is on its way."""
+        """Return the idle models to unload to free `n_bytes`, or all if they are too few: least
+        recently used first, without pinned ones. Empty while another unload is pending."""
         models = tuple(self._models.values())
         if any(one.to_unload or one.state == "unloading" for one in models):
             return []
@@ -184,13 +189,13 @@ class Residency:
     # Events
 
     def wait(self, name: str, now: float) -> Ticket:
-        """A request waits for a model."""
+        """Record that a request waits for a model."""
         ticket = Ticket(name, now)
         self._models[name].tickets.append(ticket)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """It waits no more; nothing if it does not wait."""
+        """Record that a request no longer waits. Does nothing if it was not waiting."""
         tickets = self._models[ticket.name].tickets
         if ticket in tickets:
             tickets.remove(ticket)
@@ -210,14 +215,14 @@ class Residency:
         self._models[name].ttl = ttl
 
     def unload(self, name: str) -> None:
-        """Unload it after the requests that use it, even if pinned."""
+        """Unload the model once the requests that use it have finished, even if it is pinned."""
         model = self._models[name]
         if model.state == "loaded":
             model.leaving = model.to_unload = True
 
     def resize(self, name: str, n_bytes: int, weights: Weights | None = None) -> None:
-        """Change the bytes of an unloaded model, see `add`. Raises InvalidRequestError if it and
-        the pinned ones do not fit together."""
+        """Change the bytes of an unloaded model, see `add`. Raises InvalidRequestError if the model
+        and the pinned models do not fit together."""
         model = self._models[name]
         if model.state == "unloaded":
             model.n_bytes = n_bytes
@@ -225,12 +230,12 @@ class Residency:
             self._require_fits(model)
 
     def limit(self, capacity: int) -> None:
-        """Let all models together take `capacity` bytes, at most their first budget. Loaded ones
-        stay until another needs their memory."""
+        """Limit all models together to `capacity` bytes, at most the initial budget. Loaded models
+        stay until another one needs their memory."""
         self.capacity = min(self._most, capacity)
 
     def room_for(self, name: str) -> int:
-        """Bytes that a model's weights may take, if no other one has them."""
+        """Return the bytes that a model's weights may need if no other model shares them."""
         others = (one for one in self._present() if one.name != name)
         return self.capacity - _bytes_of(others) - self._models[name].n_bytes
 
@@ -238,8 +243,8 @@ class Residency:
         self._models[change.name].state = "loading" if change.loads else "unloading"
 
     def loaded(self, name: str, now: float, seconds: float, weights: Weights | None = None) -> None:
-        """Record its load, which took `seconds`, and the measure of its `weights`, if there is one:
-        at most `room_for`."""
+        """Record that the model was loaded in `seconds`, with its measured `weights` if they were
+        measured; they fit in `room_for`."""
         model = self._models[name]
         self._weigh(model, weights or model.weights)
         model.state, model.load_seconds = "loaded", seconds
@@ -247,19 +252,19 @@ class Residency:
         model.leaving = model.to_unload = False
 
     def unloaded(self, name: str) -> None:
-        """Record its unload, or a failed load."""
+        """Record that the model was unloaded, or failed to load."""
         model = self._models[name]
         model.state, model.leaving, model.to_unload = "unloaded", False, False
 
     def failed(self, name: str) -> None:
-        """Record a failed load, and refuse the requests that wait for it."""
+        """Record that the model failed to load, and drop the requests that wait for it."""
         self.unloaded(name)
         self._models[name].tickets.clear()
 
     # Decisions
 
     def next_change(self, now: float) -> Change | None:
-        """Return the next change, while no other one runs; None if nothing."""
+        """Return the next change to make, if the last one is complete; None if there is none."""
         for model in self._loaded():
             expires = model.expires()
             is_old = expires is not None and expires <= now
@@ -279,7 +284,7 @@ class Residency:
         return None
 
     def next_time(self, now: float) -> float | None:
-        """When `next_change` may be another one although nothing happens; None: never."""
+        """Return when `next_change` may change without any event; None: never."""
         times = [expires for one in self._loaded() if (expires := one.expires()) is not None]
         wanted = self._wanted()
         if wanted is not None:
@@ -298,13 +303,13 @@ class Residency:
         return _bytes_of(models) <= self.capacity
 
     def _wanted(self) -> _Model | None:
-        """The model to load next: the one for which a request has waited longest."""
+        """Return the model to load next: the one with the longest waiting request."""
         waiting = [one for one in self._models.values() if one.state == "unloaded" and one.tickets]
         return min(waiting, key=lambda one: one.tickets[0].since, default=None)
 
     def _victims(self, wanted: _Model) -> list[_Model]:
-        """The models to unload so that `wanted` fits: idle ones first, by last use, none without
-        need."""
+        """Return the models to unload so that `wanted` fits: idle ones first, by last use, and only
+        as many as necessary."""
         stay = [wanted, *self._present()]
         chosen: list[_Model] = []
         others = [one for one in self._loaded() if not one.pinned or one.to_unload]
@@ -320,7 +325,7 @@ class Residency:
         return chosen
 
     def _weigh(self, model: _Model, weights: Weights | None) -> None:
-        """Account for a model's weights, and for those of others with the same key."""
+        """Set a model's weights, also for other models with the same key."""
         model.weights = weights
         for one in self._models.values():
             if weights is not None and one.weights is not None and one.weights.key == weights.key:
@@ -332,7 +337,7 @@ class Residency:
             return
         stays = _bytes_of(pinned)
         needed = _bytes_of((*pinned, model)) - stays
-        beside = f" beside {stays // _MIB} MiB of models that stay" if pinned else ""
+        beside = f" next to {stays // _MIB} MiB of pinned models" if pinned else ""
         raise InvalidRequestError(
             f"{model.name} needs {needed // _MIB} MiB for its weights and its pool"
             f"{beside}: expected at most the {self.capacity // _MIB} MiB of the budget for models"
@@ -340,7 +345,7 @@ class Residency:
 
 
 def _bytes_of(models: Iterable[_Model]) -> int:
-    """Return the bytes of models together: shared weights count once."""
+    """Return the bytes of models together, counting shared weights once."""
     found = tuple(models)
     shared = {one.weights for one in found if one.weights is not None}
     return sum(one.n_bytes for one in found) + sum(one.n_bytes for one in shared)

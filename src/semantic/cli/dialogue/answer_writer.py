@@ -1,4 +1,4 @@
-"""An answer on stdout as it streams, plain or as Markdown. Knows neither agents nor events."""
+"""An answer on stdout as it streams, plain or as Markdown. Knows nothing about agents or events."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _FENCE: Final = re.compile(r" {0,3}(```|~~~)")
 
 
 class AnswerWriter(Protocol):
-    """Writes one answer. The end of a `with` block restores the terminal, also after an error."""
+    """Writes one answer. The end of the `with` block restores the terminal, even after an error."""
 
     def __enter__(self) -> object: ...
 
     def __exit__(self, *failure: object) -> None: ...
 
     def thought(self, text: str) -> None:
-        """More of the reasoning before the answer."""
+        """Write more of the reasoning before the answer."""
 
     def text(self, text: str) -> None:
-        """More of the answer."""
+        """Write more of the answer."""
 
     def end(self, mark: str) -> None:
-        """End the answer, and write `mark` behind it."""
+        """End the answer, and write `mark` after it."""
 
 
 class PlainWriter:
-    """The answer's text alone, as the model wrote it."""
+    """Writes only the answer's text, as the model wrote it."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,8 +51,8 @@ class PlainWriter:
 
 
 class MarkdownWriter:
-    """Renders each paragraph, list or block of code once it is complete, and shows its text until
-    then. Reasoning is dim. It shows the model's control characters instead of obeying them."""
+    """Renders each paragraph, list or code block once it is complete, and shows its plain text
+    until then. Reasoning is dim. Control characters from the model are shown, not obeyed."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -99,7 +99,7 @@ class MarkdownWriter:
             self._console.print(Markdown(text, hyperlinks=False))
 
     def _show(self, text: str, style: str) -> None:
-        """Show what is not complete at the bottom, as much of its end as there is room for."""
+        """Show the incomplete part at the bottom, or as much of its end as there is room for."""
         from rich.live import Live
         from rich.text import Text
 
@@ -119,8 +119,8 @@ class MarkdownWriter:
 
 
 def complete_blocks(text: str) -> tuple[str, str]:
-    """The blocks of Markdown in `text` that nothing more can belong to, and the rest. A block ends
-    at an empty line, outside of code between fences."""
+    """Return the complete Markdown blocks in `text`, which further text cannot change, and the
+    rest. A block ends at an empty line outside fenced code."""
     fence, end, start = "", 0, 0
     for line in text.splitlines(keepends=True):
         start += len(line)
@@ -133,7 +133,7 @@ def complete_blocks(text: str) -> tuple[str, str]:
 
 
 def answer_writer() -> AnswerWriter:
-    """Return the writer to stdout: of Markdown on a terminal that can move its cursor."""
+    """Return the writer for stdout: for Markdown if it is a terminal that can move its cursor."""
     if not sys.stdout.isatty():
         return PlainWriter()
     from rich.console import Console

@@ -1,5 +1,5 @@
 """ChatSession: the conversation with one agent, driven by lines of input. A line is a message or a
-command. Knows the library's engine; not where lines come from."""
+command. Knows the library's engine, but not where lines come from."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ChatSession:
         self._begun: tuple[Message, ...] | None = None
 
     def handle(self, line: str) -> bool:
-        """Carry out a command or send a message; False after /exit. Raises SemanticError on
+        """Carry out a command or send a message. Returns False after /exit. Raises SemanticError on
         failure, leaving the conversation as it was."""
         text = line.strip()
         if not text:
@@ -76,22 +76,22 @@ class ChatSession:
 
     def begin(self, system: str | None, *, new: bool) -> None:
         """Continue the agent's stored conversation, unless `new`, and show its last answer on a
-        terminal; without one, begin one after `system`. Raises InvalidRequestError when it began
-        with another system message."""
+        terminal. If there is none, begin one with the message `system`. Raises InvalidRequestError
+        if the stored conversation began with another system message."""
         if new:
             self._agent.forget()
         name = show_name(self._agent.name)
         try:
             history = self._agent.history()
         except InvalidRequestError:
-            print_notice(f"cannot read the conversation of {name}; it begins without a history")
+            print_notice(f"cannot read the conversation of {name}; starting without a history")
             self._begun = () if system is None else (Message("system", system),)
             return
         if not history:
             self._agent.set_system(system)
             return
         if system not in (None, _system_of(history)):
-            raise InvalidRequestError("it began with another system message; --new begins afresh")
+            raise InvalidRequestError("it began with another system message; --new starts afresh")
         if is_interactive():
             tokens = self._agent.info().summary.tokens
             last = show_name(history[-1].content)
@@ -153,13 +153,14 @@ class ChatSession:
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError as error:
-            raise InvalidRequestError(f"{path} exists; expected a new file") from error
+            raise InvalidRequestError(f"{path} already exists; expected a new file") from error
         except OSError as error:
             raise OperatorError(f"cannot write {path}: {error.strerror}") from error
         write(f"{len(messages)} messages in {path}\n")
 
     def _usage(self) -> Iterator[str]:
-        """Size of the agent's cache, cost of its last turn, and size of the store."""
+        """Yield the size of the agent's cache, the cost of its last turn, and the size of the
+        store."""
         name = show_name(self._agent.name)
         try:
             summary = self._agent.info().summary

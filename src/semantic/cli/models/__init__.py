@@ -1,1 +1,1 @@
-"""`semantic models`: models by name, what they take, and the hub they are from."""
+"""`semantic models`: models by name, the memory they need, and the hub they come from."""

@@ -67,7 +67,7 @@ def ls(
     pool_gb: PoolGb = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the models on this machine: in the hub's cache, of aliases and in folders.
+    """List the models on this machine: in the hub's cache, behind aliases and in folders.
 
     "A token" is what one more token of an agent costs; "agents of 32k" how many agents of 32,768
     tokens the pool holds if they share nothing.
@@ -80,7 +80,8 @@ def ls(
 
 
 def show(model: ModelName, pool_gb: PoolGb = None, as_json: AsJson = False) -> None:
-    """Show a model and what it takes; one that is not here as the hub describes it."""
+    """Show a model and the memory it needs; if it is not on this machine, as the hub describes
+    it."""
     pool_bytes = gib("--pool-gb", pool_gb)
     try:
         place = find_place(model)
@@ -107,8 +108,8 @@ def pull(
 ) -> None:
     """Download a model, or complete one, checking every file by its size and hash.
 
-    An interrupted download goes on where it was. It refuses a model that does not load here before
-    it fetches anything.
+    An interrupted download continues where it stopped. A model that cannot load on this machine is
+    refused before anything is downloaded.
     """
     from semantic.adapters.hub import download
     from semantic.adapters.mlx.model.provider import HUB_FILES
@@ -118,7 +119,7 @@ def pull(
     if not anyway:
         _require_usable(facts)
     for path in download.drop_damaged(remote) if check else ():
-        print_notice(f"{path} had damage: fetching it again")
+        print_notice(f"{path} was damaged: downloading it again")
     download.require_space(remote)
     missing = download.missing_bytes(remote)
     with _interruptible(remote), download_bar(remote.hub_id, missing) as on_bytes:
@@ -175,7 +176,7 @@ def alias(
 
     if remove:
         if name is None or model is not None:
-            raise InvalidRequestError("expected --remove with a name alone")
+            raise InvalidRequestError("expected --remove with only a name")
         if not remove_alias(name):
             raise _no_alias(name)
         _print(as_json, f"forgot {show_name(name)}", {"name": name, "removed": True})
@@ -192,7 +193,7 @@ def alias(
     set_alias(name, meant)
     document: Json = {"name": name, "model": meant, "here": place is not None}
     later = "" if place else ", which is not here yet"
-    _print(as_json, f"{name} is {meant} now{later}", document)
+    _print(as_json, f"{name} now means {meant}{later}", document)
 
 
 MODEL_COMMANDS: dict[str, Callable[..., None]] = {
@@ -205,7 +206,8 @@ MODEL_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _on_hub(name: str) -> RemoteModel:
-    """The model on the hub that `name` means. Raises as `find_remote`, with a similar name."""
+    """Return the model on the hub that `name` means. Raises the same errors as `find_remote`, with
+    a similar name added to the message."""
     hub_id = hub_id_of(name)
     try:
         return find_remote(hub_id)
@@ -242,7 +244,7 @@ def _interruptible(model: RemoteModel) -> Iterator[None]:
     except KeyboardInterrupt:
         print_error(
             f"interrupted: {show_bytes(missing_bytes(model))} of {model.hub_id} are missing, and "
-            "the same command goes on from there"
+            "the same command continues from there"
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
@@ -303,7 +305,7 @@ def _where(place: Place) -> str:
 
 
 def _forms(found: ModelDescription) -> str:
-    """24 window of 1024 + 4 full."""
+    """Return the forms of caches as text: 24 window of 1024 + 4 full."""
     texts = [
         f"{form.layers} {form.kind}{f' of {form.window}' if form.window else ''}"
         for form in found.forms
@@ -312,10 +314,10 @@ def _forms(found: ModelDescription) -> str:
 
 
 def _holds(facts: ModelFacts) -> Iterator[str]:
-    """Yield sentences on the memory that the model takes here."""
+    """Yield sentences about the memory that the model needs here."""
     capacity = facts.capacity
     if capacity is None:
-        yield f"what it takes is unknown: {facts.problem}"
+        yield f"the memory it needs is unknown: {facts.problem}"
         return
     fixed = f", and an agent {show_bytes(capacity.fixed_bytes)}" if capacity.fixed_bytes else ""
     yield f"a token costs {show_bytes(capacity.token_bytes)}{fixed}"
@@ -331,7 +333,7 @@ def _holds(facts: ModelFacts) -> Iterator[str]:
 def _too_large(capacity: Capacity) -> str:
     return (
         f"does not fit: {show_bytes(capacity.weights_bytes)} of weights and a pool of "
-        f"{show_bytes(capacity.pool_bytes)}, and {show_bytes(capacity.memory_bytes)} of memory"
+        f"{show_bytes(capacity.pool_bytes)}, but only {show_bytes(capacity.memory_bytes)} of memory"
     )
 
 

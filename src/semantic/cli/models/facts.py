@@ -1,5 +1,5 @@
-"""Facts about a model before it loads: its files, its caches, the agents that this machine holds.
-Knows the package's model, folders and the hub; prints nothing."""
+"""Facts about a model before it is loaded: its files, its caches, how many agents this machine can
+hold. Knows the package's model, folders and the hub; prints nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.model.description import ModelDescription
 
 AGENT_TOKENS = 32 * 1024
-"""Tokens of an agent in a capacity."""
+"""Tokens of an agent when counting how many fit."""
 
 _WEIGHTS = "*.safetensors"
 
@@ -31,8 +31,9 @@ Source = Literal["package", "folder", "hub's cache", "hub"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model's files are, and their size. `folder` is None if it is only on the hub.
-    `missing`: loading it needs files of the hub, in all `weights_bytes` of weights, if known."""
+    """Where a model's files are, and their size. `folder` is None if the model is only on the hub.
+    `missing`: loading it needs more files from the hub; `weights_bytes` is then the total size of
+    its weights, if known."""
 
     name: str
     source: Source
@@ -45,8 +46,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The bytes that a model takes on this machine, and the agents of 32k tokens that fit. A token
-    costs `token_bytes` for good; windows and states take `fixed_bytes` of each agent."""
+    """The bytes that a model needs on this machine, and the number of agents of 32k tokens that
+    fit. Each token costs `token_bytes`; windows and states cost `fixed_bytes` per agent."""
 
     token_bytes: int
     fixed_bytes: int
@@ -60,7 +61,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model: its place, kind and memory; or the `problem` that hides them."""
+    """A model: its place, kind and memory, or the `problem` that prevents knowing them."""
 
     place: Place
     aliases: tuple[str, ...] = ()
@@ -92,7 +93,7 @@ class ModelFacts:
 
 
 def local_models(folders: Sequence[Path], pool_bytes: int | None) -> Iterator[ModelFacts]:
-    """The model of the package, those of the hub's cache, of aliases and in `folders`."""
+    """Yield the package's model and the models in the hub's cache, of aliases and in `folders`."""
     names = aliases_of_models()
     for place in _local_places(folders, names):
         yield facts_of(place, names, pool_bytes)
@@ -101,7 +102,7 @@ def local_models(folders: Sequence[Path], pool_bytes: int | None) -> Iterator[Mo
 def facts_of(
     place: Place, aliases: Mapping[str, Sequence[str]], pool_bytes: int | None
 ) -> ModelFacts:
-    """Return the facts about the model in `place` from its configuration."""
+    """Return the facts about the model in `place`, read from its configuration."""
     own = tuple(aliases.get(place.name, ()))
     if place.folder is None or (place.missing and place.weights_bytes is None):
         return ModelFacts(place, own, problem="its files are not complete")
@@ -109,7 +110,8 @@ def facts_of(
 
 
 def remote_facts(model: RemoteModel, pool_bytes: int | None) -> ModelFacts:
-    """All that the hub says of a model; fetches its configuration. Raises as `look_up`."""
+    """Return everything that the hub says about a model; downloads its configuration. Raises the
+    same errors as `look_up`."""
     from semantic.adapters.hub.remote import remote_config
 
     place = Place(model.hub_id, "hub", None, model.n_bytes, model.commit, True, model.weights_bytes)
@@ -119,8 +121,8 @@ def remote_facts(model: RemoteModel, pool_bytes: int | None) -> ModelFacts:
 
 
 def find_place(name: str) -> Place | None:
-    """Where the model is that `name` means; None for a hub id that is not in the hub's cache.
-    Raises ModelNotFoundError for what is neither a model folder nor a hub id."""
+    """Return where the model called `name` is; None for a hub id that is not in the hub's cache.
+    Raises ModelNotFoundError if `name` is neither a model folder nor a hub id."""
     from semantic.adapters.mlx.model.provider import find_local
 
     model = model_of(name)
@@ -134,14 +136,14 @@ def hub_id_of(name: str) -> str:
     """Return the hub id that `name` means. Raises InvalidRequestError for any other text."""
     model = model_of(name)
     if model == DEFAULT_MODEL or model_path(model).is_dir():
-        raise InvalidRequestError(f"{model!r} is not of the hub: expected a hub id like org/name")
+        raise InvalidRequestError(f"{model!r} is not a hub model: expected a hub id like org/name")
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise InvalidRequestError(f"{model!r} is not a hub id: expected one like org/name")
     return model
 
 
 def aliases_of_models() -> dict[str, list[str]]:
-    """The aliases of each model that has any. Raises as `read_aliases`."""
+    """Return the aliases of each model that has any. Raises the same errors as `read_aliases`."""
     from semantic.adapters.hub.aliases import read_aliases
 
     names: dict[str, list[str]] = {}

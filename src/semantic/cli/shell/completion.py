@@ -1,8 +1,8 @@
 """Completions of agents' names and models, for `semantic --install-completion`.
 
-The answer is short, soon, and empty where a store or folder is unreadable. It has only words that a
-shell takes as they are: clients name agents, and a shell may evaluate completions. Knows no store
-and no model.
+Completion is quick, its result short, and empty if a store or folder is unreadable. It contains
+only words that a shell takes literally: clients name agents, and a shell may evaluate completions.
+Knows nothing about stores or models.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 import typer
 
 _MOST = 50
-"""Completions, at most."""
+"""Most completions to return."""
 _MOST_ENTRIES = 2000
-"""Entries of the hub's cache in one look."""
+"""Most entries of the hub's cache to read."""
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:/+,-]*")
 _HUB_FOLDER = re.compile(r"models--(.+?)--(.+)")
 
 
 def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of the local tenant's agents, last saved first."""
+    """Return names of the local tenant's agents, last saved first."""
     from semantic.adapters.stores.disk.folder import agent_names
     from semantic.composition.engine_settings import Settings
     from semantic.composition.process_stores import store_folder
@@ -38,7 +38,8 @@ def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """The model inside the package, aliases and the hub's cache; a shell completes folders."""
+    """Return the model inside the package, aliases and models in the hub's cache; the shell itself
+    completes folders."""
     from semantic.composition.engine_settings import DEFAULT_MODEL
 
     names = [DEFAULT_MODEL, *_aliases(), *sorted(_cached_models())]
@@ -47,7 +48,7 @@ def complete_models(incomplete: str) -> list[str]:
 
 
 def _given_store(ctx: typer.Context) -> Path | None:
-    """The option --store, before the command or after it."""
+    """Return the option --store, given before or after the command."""
     contexts = [ctx, *([ctx.parent] if ctx.parent else []), ctx.find_root()]
     given = (one.params.get("store") for one in contexts)
     return next((Path(store) for store in given if isinstance(store, str | Path)), None)
@@ -64,7 +65,7 @@ def _aliases() -> list[str]:
 
 
 def _cached_models() -> Iterator[str]:
-    """Hub ids of the folders in the hub's cache."""
+    """Yield the hub ids of the folders in the hub's cache."""
     try:
         with os.scandir(_hub_cache()) as entries:
             for entry in islice(entries, _MOST_ENTRIES):
@@ -75,7 +76,8 @@ def _cached_models() -> Iterator[str]:
 
 
 def _hub_cache() -> Path:
-    """The folder of huggingface_hub's models; importing it takes longer than a completion may."""
+    """Return the folder of huggingface_hub's models; importing that package would be too slow
+    here."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given)
     if given := os.environ.get("HF_HOME"):

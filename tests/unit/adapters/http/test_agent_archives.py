@@ -493,7 +493,10 @@ def test_an_import_is_for_a_tenant_with_a_key(
     refused = error(ask(OPERATOR, "POST", f"{IMPORT}?tenant={tenant}", archive))
     assert refused == (
         404,
-        f"there is no tenant {tenant!r} with a key: the server logs all tenants with keys when it starts",
+        (
+            f"there is no tenant {tenant!r} with a key: the server logs all tenants "
+            "with keys when it starts"
+        ),
     )
     assert n_blocks(world) == n_before
     assert error(ask(OPERATOR, "POST", IMPORT, archive))[0] == 400
