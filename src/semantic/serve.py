@@ -433,8 +433,7 @@ def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
 
 
 def sampling_of(settings: ServeSettings, folder: Path) -> SamplingParams:
-    """Return the default sampling of requests: from the settings, or else from the model in
-    `folder`."""
+    """The default sampling of requests: from the settings, or else from the model in `folder`."""
     from semantic.adapters.mlx.model.description import read_sampling
 
     of_model = read_sampling(folder)

@@ -421,8 +421,7 @@ def _describe(
 
 
 def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> Settings:
-    """Return a model's settings for the open store, with a pool that does not depend on other
-    models."""
+    """A model's settings for the open store, with a pool that does not depend on other models."""
     if own.pool_bytes is None and own.pool_blocks is None:
         own = replace(own, pool_bytes=default_pool_bytes(capacity, weights))
     return replace(own, use_disk=store.use_disk, memory_bytes=store.memory_bytes)

@@ -60,8 +60,7 @@ def guarded(work: Callable[[], T]) -> T:
 
 
 def settle(future: Future[T], work: Callable[[], T]) -> None:
-    """Set the result of `work`, or its failure (see `attempt`), on `future` unless it is
-    cancelled."""
+    """Set `future` to the result or failure of `work` (see `attempt`), unless it is cancelled."""
     if future.set_running_or_notify_cancel():
         outcome = attempt(work)
         if isinstance(outcome, Failure):
@@ -113,8 +112,8 @@ class FairThreads:
         return future
 
     async def run(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> T:
-        """Return the result of `function`. Cancelling the caller removes a waiting task from the
-        queue."""
+        """Return the result of `function`. Cancelling the caller removes a task that still
+        waits."""
         return await asyncio.wrap_future(self.submit(tenant, function, is_short=is_short))
 
     def close(self) -> None:

@@ -52,8 +52,7 @@ class ByteDetokenizer:
 
 
 class StreamingDetokenizer:
-    """Implements `Detokenizer` for any tokenizer: decodes each token together with a few before
-    it."""
+    """Implements `Detokenizer` for any tokenizer: decodes each token with a few before it."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
         """The tokens to decode follow the tokens `after`, whose text is not emitted."""

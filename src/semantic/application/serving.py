@@ -343,8 +343,7 @@ class Serving:
             self._thread.call(lambda engine: engine.expect(agent, seconds, tenant=tenant))
 
     def _reader(self, prepared: Prepared, new_id: Callable[[], str]) -> AnswerReader | None:
-        """Return the parser of the answer's text; None for a plain prompt, whose answer is all
-        text."""
+        """Return the parser of the answer's text; None for a plain prompt: all is text."""
         if prepared.chat is None:
             return None
         return AnswerReader(
@@ -410,8 +409,7 @@ class EventQueue:
 
 
 async def _ended(uploading: Future[None] | None) -> None:
-    """Return once the upload is done or late. A late upload continues, even if the caller is
-    cancelled."""
+    """Return once the upload is done or late. It continues, even if the caller is cancelled."""
     if uploading is not None:
         await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
 

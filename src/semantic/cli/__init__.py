@@ -1,2 +1,1 @@
-"""The command line: one file per command. Knows ports and bootstrap; knows nothing about
-frameworks."""
+"""The command line: one file per command. Knows ports and bootstrap, not frameworks."""

@@ -103,8 +103,7 @@ def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
 def last_saved(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, limit: int
 ) -> tuple[list[Manifest], int]:
-    """Return at most `limit` agents that `only` accepts, last saved first, and how many more there
-    are."""
+    """Return at most `limit` agents that `only` accepts, last saved first, and how many remain."""
     if only != EVERY_AGENT:
         accepted = agents_where(store, scopes, only)
         return accepted[:limit], max(0, len(accepted) - limit)
@@ -136,8 +135,7 @@ def agents_where(
 def find_agent(
     store: DiskStore, name: str, model_id: str | None, tenant: str | None = None
 ) -> Manifest:
-    """Return a tenant's agent of that name. Raises InvalidRequestError unless there is exactly
-    one."""
+    """Return a tenant's agent by name. Raises InvalidRequestError unless there is exactly one."""
     known = [store.manifest(scope, name) for scope in scopes_of(store, tenant)]
     named = [manifest for manifest in known if manifest is not None]
     if not named:

@@ -88,8 +88,7 @@ def rm(
 
 
 def _confirm(agents: Sequence[Manifest]) -> None:
-    """Ask on a terminal. Raises Abort if the answer is no, and InvalidRequestError without a
-    terminal."""
+    """Ask on a terminal. Raises Abort for no, and InvalidRequestError without a terminal."""
     shown = [show_name(agent.agent_id) for agent in agents[:_NAMED]]
     more = f" and {len(agents) - _NAMED} more" if len(agents) > _NAMED else ""
     what = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}: {', '.join(shown)}{more}"

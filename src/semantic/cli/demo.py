@@ -94,8 +94,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """An agent's answers: with its cache in the pool, in a new process, and both again without a
-    cache."""
+    """An agent's answers: with its cache in the pool, in a new process, and both uncached."""
 
     agent: str
     question: str

@@ -175,8 +175,7 @@ def check_kernels() -> Finding:
 
 
 def check_identity(settings: Settings) -> Finding:
-    """Report what else, besides a model's files, identifies blocks: chip, BLAS kernel and
-    secret."""
+    """Report what identifies blocks besides a model's files: chip, BLAS kernel and secret."""
     try:
         owner = "the store's own" if fleet_secret(settings) is None else "the fleet's"
     except InvalidRequestError as error:
@@ -362,8 +361,7 @@ def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
 
 
 def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
-    """Check that an adapter fits the requested model, and report the memory it needs in
-    addition."""
+    """Check that an adapter fits the requested model, and report the memory that it adds."""
     try:
         found = describe_model(find_model(model), adapter=adapter.folder).adapter
     except SemanticError as error:

@@ -136,8 +136,8 @@ def group(
 def _defaults(
     commands: Mapping[str, Callable[..., None]], given: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return, for each command, the options `given` before it; `--model` becomes a list if
-    repeatable."""
+    """Return the options `given` before a command for each one; a repeatable `--model` as a
+    list."""
     if "model" not in given:
         return dict.fromkeys(commands, given)
     several = {**given, "model": [given["model"]]}
@@ -154,8 +154,7 @@ def _takes_several(function: Command) -> bool:
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Return whether the command line itself has an option: defaults must not hide other
-    sources."""
+    """Return whether the command line has an option: defaults must not hide other sources."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

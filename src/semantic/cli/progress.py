@@ -48,7 +48,7 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App:
-        """`build_engine` with a bar; if the disk tier fails, continue without it and print a
+        """`build_engine` with a bar; if the disk tier fails, go on without it and print a
         notice."""
         self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)

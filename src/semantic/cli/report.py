@@ -44,8 +44,7 @@ def show_seconds(seconds: float | None) -> str:
 
 
 def show_age(since: float) -> str:
-    """Return the age of a Unix time in seconds as text: 3 hours ago; "now" for a time in the
-    future."""
+    """Return the age of a Unix time as text: 3 hours ago; "now" for a time in the future."""
     seconds = time.time() - since
     for unit, span in _SPANS:
         if seconds >= 2 * span:

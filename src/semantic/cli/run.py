@@ -79,8 +79,7 @@ def run(
 def answer(
     app: App, jobs: Sequence[Job], output: Output, progress: ProgressBar, *, chat: bool
 ) -> None:
-    """Run all jobs in one batch. If one failed, raises BackendError once all others have
-    finished."""
+    """Run all jobs in one batch. Raises BackendError if one failed, once all have finished."""
     driver = Driver(app.engine)
     uids = [submit(app, driver, job, progress, chat=chat) for job in jobs]
     queue = AnswerQueue(uids, output, app.pool, driver.timings)
@@ -137,8 +136,7 @@ class Job:
 
 
 def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:
-    """Return the requests of the command line. Raises InvalidRequestError for a malformed
-    request."""
+    """Return the command line's requests. Raises InvalidRequestError for a malformed one."""
     if (prompt is None) == (file is None):
         raise InvalidRequestError("expected either a PROMPT (- for stdin) or --file")
     if file is not None:

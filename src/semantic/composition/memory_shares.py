@@ -1,6 +1,5 @@
 """The process' share of the memory, the shares of its parts, and the memory guard. Shares are
-functions of bytes. Knows devices and loops; knows nothing about names of models or files of
-stores."""
+functions of bytes. Knows devices and loops, not names of models or files of stores."""
 
 from __future__ import annotations
 
@@ -170,8 +169,7 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
 
 def memory_left(settings: Settings) -> int:
-    """Return the bytes that a process with these settings may still use; negative if it uses too
-    many."""
+    """The bytes that a process with these settings may still use; negative if it uses too many."""
     from semantic.adapters.mlx.device import memory_in_use, memory_to_spare
 
     left = sys.maxsize if settings.process_bytes is None else settings.process_bytes
@@ -181,8 +179,7 @@ def memory_left(settings: Settings) -> int:
 
 
 def heed_ranks(loop: StepLoop, model: BatchBackend) -> None:
-    """Let the guard of `loop` count the memory left on every rank of `model`, if there are
-    several."""
+    """Let the guard of `loop` count the memory left on every rank of `model`, if there are any."""
     from semantic.adapters.mlx.device import memory_in_use, memory_kept
     from semantic.adapters.mlx.ranks.leading import LeadingBackend
     from semantic.application.engine.memory_guard import Memory

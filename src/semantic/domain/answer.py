@@ -71,8 +71,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """The reason why the text between the marks of a tool call is not a call. The text itself comes
-    next."""
+    """Why the text between the marks of a tool call is not a call. The text itself comes next."""
 
     problem: str
 

@@ -34,8 +34,7 @@ ANY_CHIP = "any-chip:"
 
 
 class Part(StrEnum):
-    """The part of a block's cache that a stored body contains. The values belong to the file
-    format."""
+    """The part of a block's cache in a stored body. The values belong to the file format."""
 
     FULL = "full"
     """Keys and values of the block's tokens in all full-attention layers; may be empty."""

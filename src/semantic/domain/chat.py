@@ -65,8 +65,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. In a message of role "tool", `tool_call_id` names the call whose result it
-    is."""
+    """One message. With the role "tool" it is the result of the call `tool_call_id`."""
 
     role: Role
     content: str = ""
@@ -78,8 +77,7 @@ class Message:
 
     @property
     def length(self) -> int:
-        """Number of characters of content and arguments, without reasoning, which a template may
-        drop."""
+        """Characters of content and arguments, without reasoning, which a template may drop."""
         return len(self.content) + sum(len(call.arguments) for call in self.tool_calls)
 
 

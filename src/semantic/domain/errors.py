@@ -35,8 +35,7 @@ from collections.abc import Sequence
 from semantic.domain.grammar import Grammar
 
 GRAMMAR_FAILED = "the grammar failed"
-"""Start of the error message when an answer's own grammar failed. Clients may read the whole
-message."""
+"""Start of the message when an answer's own grammar failed. Clients may read the whole message."""
 NOT_FINITE = "the model computed NaN or infinite values; nothing computed for this answer is kept"
 """The error message of an answer that ended this way. Clients may read it."""
 
@@ -104,8 +103,7 @@ class TenantLimitError(OverloadedError):
 
 
 class WeightsTooLargeError(CapacityError):
-    """The model's weights, `n_bytes` in size, need more memory than is available; none were
-    read."""
+    """The model's weights, `n_bytes`, need more memory than is available; none were read."""
 
     def __init__(self, message: str, *, n_bytes: int) -> None:
         super().__init__(message)
@@ -143,8 +141,7 @@ class BackendError(OperatorError, RuntimeError):
 
 
 class NotFiniteError(BackendError):
-    """The model computed NaN or infinite values from a request; nothing computed after them is
-    valid."""
+    """The model computed NaN or infinite values from a request; later values are not valid."""
 
     def __init__(self) -> None:
         super().__init__(NOT_FINITE)
@@ -160,8 +157,7 @@ class ModelLoadError(OperatorError, RuntimeError):
 
 
 class StoreError(OperatorError, OSError):
-    """A store cannot be opened: it is foreign, unsafe, or of a newer format. Its folder is
-    unchanged."""
+    """A store cannot be opened: foreign, unsafe, or of a newer format. Its folder is unchanged."""
 
 
 class IntegrityError(OperatorError, RuntimeError):

@@ -50,8 +50,7 @@ class Identity:
         return name_of(self.client, self.session, self.agent)
 
     def numbered(self, number: int) -> str:
-        """Return the name of agent number `number` of this identity; the first agent's name has no
-        number."""
+        """Return the name of agent `number` of this identity; the first agent's has no number."""
         return self.name if number == 1 else f"{self.name}{_NUMBER}{number}"
 
     def number(self, name: str) -> int | None:

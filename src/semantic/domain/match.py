@@ -26,8 +26,7 @@ class MatchEnd(StrEnum):
     SLOWER = "slower"
     """By estimate, reading the blocks would take longer than computing them."""
     SCORED = "scored"
-    """The request asks for the prompt's log-probabilities, so the engine computes the whole
-    prompt."""
+    """The request asks for the prompt's log-probabilities, so the engine computes all of it."""
 
 
 @dataclass(frozen=True, slots=True)

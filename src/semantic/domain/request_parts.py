@@ -207,8 +207,7 @@ def label(name: str) -> str:
 
 
 def _answer(before: Parts, now: Parts) -> Difference | None:
-    """Return how the answer to `before` differs in `now`; None if it is beyond the compared
-    messages."""
+    """Return how the answer to `before` differs in `now`; None if it is not compared."""
     at = before.n_messages
     if at >= len(now.messages):
         return None

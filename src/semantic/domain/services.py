@@ -97,8 +97,7 @@ class BlockPool:
             return self._fits(counts, n_blocks, n_bytes)
 
     def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
-        """Return whether `counts` would fit if all agents freed their blocks, except those in
-        `beside`."""
+        """Return whether `counts` would fit if all agents but those in `beside` freed theirs."""
         with self._lock:
             held = {block for agent in beside for block in self._held.get(agent, ())}
             used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)

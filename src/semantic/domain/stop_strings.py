@@ -18,9 +18,8 @@ MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
 
 
 def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
-    """Return the position of the first of `marks` in `text` from `start` on, and that mark. If
-    `text` contains none, return the position from which it could be the beginning of a mark, and
-    None."""
+    """The position of the first of `marks` in `text` from `start` on, and that mark. If `text`
+    contains none, return the position from which it could be the beginning of a mark, and None."""
     found: tuple[int, str] | None = None
     for mark in marks:
         at = text.find(mark, start, None if found is None else found[0] + len(mark) - 1)

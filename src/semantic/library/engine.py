@@ -160,9 +160,8 @@ class Engine:
         return self._loop.run(self._engine.run_batch(requests, **options))
 
     def count_tokens(self, messages: Messages) -> int:
-        """Return the number of prompt tokens for a message (a text) or a whole conversation
-        (messages). Raises InvalidRequestError for invalid messages, and if the model has no chat
-        template."""
+        """The number of prompt tokens for a message (a text) or a whole conversation (messages).
+        Raises InvalidRequestError for invalid messages, and if the model has no chat template."""
         return self._loop.run(self._engine.count_tokens(messages))
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:

@@ -102,8 +102,7 @@ class Embedder(Protocol):
         Thread-safe."""
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a text's `tokens` cut at the end to `max_tokens`, with the special tokens around
-        them."""
+        """A text's `tokens` cut at the end to `max_tokens`, with the special tokens around them."""
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
         """Begin to compute a batch of texts, given as tokens. Only the computing thread calls

@@ -105,8 +105,7 @@ class Detokenizer(Protocol):
     """Turns one list of tokens into text as the tokens arrive."""
 
     def push(self, token: int) -> str:
-        """Return the text that becomes final with `token`; empty while a character is
-        incomplete."""
+        """The text that becomes final with `token`; empty while a character is incomplete."""
 
     def flush(self) -> str:
         """Return the remaining text; incomplete bytes become U+FFFD, as in `Tokenizer.decode`."""
@@ -120,8 +119,7 @@ class Tokenizer(Protocol):
         """Tokens that end an answer."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`; `add_special_tokens` adds those that begin a prompt
-        (BOS)."""
+        """The token ids of `text`; `add_special_tokens` adds those that begin a prompt (BOS)."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`. Bytes that form no complete character become U+FFFD."""

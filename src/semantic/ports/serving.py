@@ -131,8 +131,7 @@ class ServingPort(Protocol):
         """Return the text of `tokens`. Raises InvalidRequestError for an unknown id."""
 
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
-        """Return the text of each token by itself, for APIs that report log-probabilities by
-        text."""
+        """The text of each token by itself, for APIs that report log-probabilities by text."""
 
 
 class EngineState(StrEnum):

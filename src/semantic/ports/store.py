@@ -35,8 +35,7 @@ class ResponsesPort(Protocol):
     on an event loop, nor after `close`."""
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Return the stored response; None if it is unknown, another tenant's, deleted or
-        damaged."""
+        """The stored response; None if it is unknown, another tenant's, deleted or damaged."""
 
     def put(self, tenant: str, response: StoredResponse) -> None:
         """Store `response`, replacing any with the same id; drop it if it is larger than the
@@ -143,9 +142,8 @@ class CacheStorePort(Protocol):
         """Return the headers of all indexed blocks that follow `parent`, without reading bodies."""
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
-        """Return the `children` worth comparing with the tokens `like`: every child whose tokens
-        `like` begins with, and the child that shares most tokens with `like` if `begins_like`
-        holds."""
+        """The `children` worth comparing with the tokens `like`: every child whose tokens `like`
+        begins with, and the child that shares most tokens with `like` if `begins_like` holds."""
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         """Return the bodies of `headers` that are in this process's memory, without copying them.
@@ -201,8 +199,7 @@ class AgentIndexPort(Protocol):
         """Return, for each block, up to two of the agents whose newest manifest needs it."""
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """Remove the agent's manifest. Returns False if it has none. Its blocks stay until
-        evicted."""
+        """Remove the agent's manifest. False if it has none. Its blocks stay until evicted."""
 
     def pinned(self, tenant: bytes) -> Pinned:
         """Return the pins of the tenant with the tag `tenant` in the most durable tier, and the

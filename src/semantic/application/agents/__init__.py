@@ -1,2 +1,1 @@
-"""The agents of a served model: the agent that a request belongs to, and the state of each
-agent."""
+"""The agents of a served model: the agent of each request, and the state of each agent."""

@@ -343,8 +343,8 @@ class AgentDirectory:
         )
 
     def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:
-        """Return the summary of an unsaved agent: its first turn has not finished, or the store
-        refused it."""
+        """Return an unsaved agent's summary: its first turn is unfinished, or the store refused
+        it."""
         session, client = session_and_client_in(activity.note)
         return AgentSummary(
             id=agent_id,

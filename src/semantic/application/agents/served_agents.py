@@ -155,7 +155,7 @@ class AgentTransfers:
             incoming.close()
 
     def _require_free(self, name: str, owner: str) -> None:
-        """Raise InvalidRequestError unless `name` can be the name of a new agent. Waits for the
+        """Raise InvalidRequestError unless a new agent may be called `name`. Waits for the
         engine."""
         require_id(name)
         directory = self._directory
@@ -331,7 +331,6 @@ class ServedAgents:
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _work(self, tenant: Tenant, function: Callable[[], T], *, is_short: bool = True) -> T:
-        """Run `function` and charge its time to the tenant, or to operators for agents of
-        others."""
+        """Run `function` on the tenant's time, or on the operators' for agents of others."""
         name = tenant if isinstance(tenant, str) else _OPERATORS
         return await self._workers.run(name, function, is_short=is_short)

@@ -29,8 +29,7 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class PromptDigests:
-    """Digests of a prompt of `n_tokens`: those of its prefixes, concatenated, and that of the
-    whole."""
+    """Digests of a prompt of `n_tokens`: of its prefixes, concatenated, and of the whole prompt."""
 
     n_tokens: int
     prefixes: bytes
@@ -102,8 +101,7 @@ _Group = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An agent of a group: its origin, the digests of its last prompt, and those of its
-    messages."""
+    """An agent of a group: its origin, and the digests of its last prompt and its messages."""
 
     origin: Origin
     prompt: PromptDigests
@@ -112,8 +110,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Agents:
-    """A group: its agents by name, least recently used first. Numbers up to `dropped` are
-    reserved."""
+    """A group: its agents by name, least recently used first; numbers to `dropped` are taken."""
 
     members: OrderedDict[str, _Member] = field(default_factory=OrderedDict)
     dropped: int = 0
@@ -199,8 +196,7 @@ class SessionAgents:
         self, tag: bytes, name: str, origin: Origin, prompt: PromptDigests, thread: str
     ) -> bool:
         """Record an agent as used before all known agents. Returns False if it belongs to no
-        identity. A known agent stays unchanged, and an agent for which there is no room stays
-        unknown."""
+        identity. A known agent stays unchanged; an agent without room stays unknown."""
         number = origin.identity.number(name)
         if number is None:
             return False

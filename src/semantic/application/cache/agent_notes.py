@@ -56,7 +56,7 @@ def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
 
 
 def parts_in(note: str, max_messages: int = MAX_MESSAGES) -> Parts | None:
-    """Return the parts in a note, with at most `max_messages` messages; None for any other text or
+    """Return a note's parts, at most `max_messages` messages; None for any other text or
     version."""
     lines = note.split("\n", 2)[:2]  # other texts may be long
     line = next((one for one in lines if one.startswith(_AGENT_NOTE_START)), None)
@@ -364,8 +364,7 @@ def match_report(request: Request) -> MatchReport:
 
 def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | None:
     """Return the cached tokens that the request computed again, or None. The last prompt token
-    never counts, and an unchanged prompt counts only from a block on: stores may lack partial
-    blocks."""
+    never counts, nor less than a block of an unchanged prompt: stores may lack partial blocks."""
     computed = min(request.computed, len(request.prompt) - 1)
     held = min(len(request.reuse.history or ()), computed)
     n_tokens = held - request.cached_tokens

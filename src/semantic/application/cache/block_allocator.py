@@ -63,8 +63,7 @@ class IdleCaches:
         self._tokens: Counter[str] = Counter()  # per tenant
 
     def get(self, key: CacheKey) -> AgentBlocks | None:
-        """Return the agent's cache, or None. Does not count as a use. The caller must not change
-        it."""
+        """Return the agent's cache, or None. Is not a use. The caller must not change it."""
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
@@ -204,8 +203,8 @@ class BlockAllocator:
 
     def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
         """Raise PoolExhaustedError if `request` could not finish even with the pool to itself.
-        Blocks of holders other than the engine's `agents` count as used, because the engine cannot
-        free them."""
+        Blocks of holders outside the engine's `agents` count as used: the engine cannot free
+        them."""
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
         if self._pool.can_allocate(counts, after_eviction=True):
             return
@@ -272,8 +271,7 @@ class BlockAllocator:
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
     def give_back(self, request: Request) -> None:
-        """Undo the admission of a request that computed nothing. An adopted cache becomes idle
-        again."""
+        """Undo the admission of a request that computed nothing. An adopted cache is idle again."""
         restore = request.restore
         if restore is None or not restore.exclusive:
             self.release(request)
@@ -343,8 +341,7 @@ class BlockAllocator:
         return " and ".join(parts)
 
     def _find_cache(self, request: Request) -> Restore | None:
-        """Return the longest usable prefix in the request's given cache or the agent's idle
-        cache."""
+        """Return the longest usable prefix in the request's own cache or its agent's idle cache."""
         cache = self._idle.get(self.key(request.agent_id, request.tenant))
         best: Restore | None = None
         for blocks in (cache, request.given_cache):
@@ -396,8 +393,7 @@ class BlockAllocator:
         return False
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
-        """Raise the request's capacity to `capacity` tokens, if room for `spare` more tokens
-        remains."""
+        """Raise the request's capacity to `capacity` tokens, if room for `spare` more is left."""
         blocks = request.blocks or [[] for _ in self._spec.layers]
         missing = self._missing(blocks, capacity)
         if not self._make_room(self._missing(blocks, capacity + spare)):
@@ -419,8 +415,7 @@ class BlockAllocator:
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
 
     def _make_room(self, counts: list[int]) -> bool:
-        """Evict idle caches in order until `counts` fit; evict nothing if even that would not
-        suffice."""
+        """Evict idle caches in order until `counts` fit; evict none if that cannot suffice."""
         if self._pool.can_allocate(counts):
             return True
         if not self._pool.can_allocate(counts, after_eviction=True):

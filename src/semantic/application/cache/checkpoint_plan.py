@@ -19,8 +19,7 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpe
 FEWEST_TOKENS = 64
 """Tokens. Computing fewer tokens again costs less than a checkpoint."""
 MOST_TOKENS = 4096
-"""Tokens. The largest distance in the grid: an edit in a long prompt recomputes at most this
-much."""
+"""Tokens. The largest distance in the grid: an edit in a long prompt recomputes at most these."""
 _TIMES_WHERE_LIKELY = 8
 """Where requests are likely to continue, checkpoints may use this many times the bytes of keys and
 values: at a prompt's end, of those before it; at all junctions together, of the computed ones."""
@@ -61,7 +60,7 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
 
 
 def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
-    """Return the bytes of a checkpoint `distance` tokens after another; the windows of both share
+    """Return the bytes of a checkpoint `distance` tokens after another; their windows share
     blocks."""
     return sum(
         layer.state_bytes
@@ -88,8 +87,7 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """Bytes of checkpoints that requests with a common beginning may take before they compute a
-        token."""
+        """Bytes of checkpoints that requests with a common beginning may take in advance."""
         whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 

@@ -31,8 +31,8 @@ _LOADS = 10
 """Number of recent loads that determine the cost of a tier."""
 _OLDER = 0.6
 """Weight of a load relative to the next newer one. Together with `_ABOVE`, a tier counts as slow
-after three slow loads in a row, and as fast after a single fast load: other work only makes loads
-slower."""
+after three slow loads in a row, and as fast after one fast load: other work only slows loads
+down."""
 _ABOVE = 2.0
 """A line that is above a load counts as this many times as wrong as one below it."""
 _ALIKE = 0.05
@@ -61,7 +61,7 @@ class Terms:
 
     def overtaken(self, seconds: float, part: float, *, divisible: bool) -> bool:
         """Return whether the load has lost much time and computing the rest is now faster. Reading
-        `part` of the prefix (more than 0) took `seconds`. An indivisible prefix is useless until
+        `part` of the prefix (more than 0) took `seconds`. An indivisible prefix is of no use until
         complete."""
         saved = part * self.seconds if divisible else 0.0
         rest = seconds * (1 - part) / part
@@ -139,8 +139,7 @@ class BreakEven:
     running. A load's time, per tier, ends when the sequence has the blocks."""
 
     def __init__(self, prefill_seconds: Callable[[int], float | None]) -> None:
-        """`prefill_seconds` estimates the seconds for prompt tokens; None before the first
-        chunk."""
+        """`prefill_seconds` estimates the seconds of prompt tokens; None before the first chunk."""
         self._prefill_seconds = prefill_seconds
         self._costs = {tier: TierCost(1 if tier is Tier.REMOTE else _TRIALS) for tier in Tier}
 
@@ -176,8 +175,8 @@ class BreakEven:
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
         """Record a load of `n_bytes` by tier that took `seconds` in `n_reads` sequential reads. The
-        tier with the longest expected time is charged the difference; the others count with their
-        usual time."""
+        tier with the longest expected time is charged the difference, other tiers their usual
+        time."""
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
             return
@@ -217,8 +216,7 @@ def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
 
 
 def _lines(loads: list[tuple[float, float]]) -> Iterator[Line]:
-    """Yield all lines through one or two of `loads` whose fixed and per-byte costs are not
-    negative."""
+    """Yield all lines through one or two of `loads` on which both costs are at least 0."""
     for n_bytes, seconds in loads:
         yield Line(seconds, 0.0)
         yield Line(0.0, seconds / n_bytes)
@@ -307,8 +305,7 @@ class Loader:
         self, prefix: StoredPrefix, sequence: SequenceId, terms: Terms = NEVER_GIVEN_UP
     ) -> Load:
         """Start to read `prefix` into `sequence`, which holds the tokens before `prefix.start`. The
-        load stops once computing the rest is faster. Raises BackendError if there is not enough
-        memory."""
+        load stops once computing the rest is faster. Raises BackendError if memory runs out."""
         started = self._clock()
         targets = self._targets(prefix.full, sequence, Part.FULL, prefix.start, prefix.length)
         if prefix.window:

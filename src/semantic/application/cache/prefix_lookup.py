@@ -205,8 +205,7 @@ class PrefixLookup:
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """Return the block after `parent` that shares most tokens with `rest`, and how many it
-        shares."""
+        """Return the block after `parent` that shares most tokens with `rest`, and their number."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0
@@ -271,8 +270,7 @@ class Discovery:
 
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
         """Fetch the slow tier's index for an agent and its prompt `tokens`, unless all but a block
-        of the prompt is known already. Never raises. Takes as long as several requests one after
-        another."""
+        of the prompt is known already. Never raises. Takes as long as several requests in turn."""
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)
         chain, known = self._chain(scope, reusable)

@@ -83,14 +83,13 @@ class PrefixStore:
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
-        """Let loads hold at most a sixteenth of the process' `n_bytes` as data read but not yet
-        copied."""
+        """Let loads hold at most a sixteenth of the process' `n_bytes` as uncopied data."""
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
         """Return whether a preempted request can resume from its saved sequence. It cannot if its
-        layout restores only at checkpoints and only its last token is left, which must run
-        again."""
+        layout restores only at checkpoints and only its last token, which must run again, is
+        left."""
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
@@ -142,8 +141,7 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Use the pool's prefix, which is at least as long, with the prefix from `find` as the
-        fallback."""
+        """Use the pool's prefix, which is at least as long; the one from `find` is the fallback."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
@@ -237,8 +235,7 @@ class PrefixStore:
         return sum(tiers) // 2
 
     def find_ahead(self, request: Request) -> StoredPrefix | None:
-        """Return the result of `find` if part of it is on disk. The caller holds the engine's
-        lock."""
+        """Return the result of `find` if part of it is on disk. Call under the engine's lock."""
         prefix = self.find(request)
         if prefix is None or not prefix.bytes_in(Tier.DISK):
             return None
@@ -328,8 +325,7 @@ class PrefixStore:
             self._loader.give_up(load)
 
     def preempt(self, request: Request) -> None:
-        """Have the prefix looked up again at the next admission: the store may evict it in the
-        meantime."""
+        """Look the prefix up again at the next admission: the store may evict it meanwhile."""
         state = self._state(request)
         state.prefix, state.searched, state.load = None, False, None
         state.unread = state.preferred = 0
@@ -437,8 +433,7 @@ class PrefixStore:
         return None
 
     def _search_again(self, leader: Request) -> None:
-        """Let waiting or loading requests that begin like `leader` look for the blocks that it
-        saved."""
+        """Let waiting or loading requests that begin like `leader` look for its saved blocks."""
         for other in self.shared.beginning_like(leader):
             if other.phase is Phase.WAITING:
                 self._state(other).searched = False

@@ -31,8 +31,7 @@ _REST = 3
 """Rest after reading a body, as a multiple of the reading time: on a CPU, decoding gets its cores
 back, and the drive is free for urgent reads."""
 _PATIENCE = 0.05
-"""Seconds to wait for the loads of requests before checking again whether the agent has
-returned."""
+"""Seconds to wait for the loads of requests before checking again for the agent's return."""
 
 
 class Prefixes(Protocol):
@@ -48,8 +47,7 @@ class Prefixes(Protocol):
     def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """Wait at most `seconds` until no request's prefix is loading; return whether that is the
-        case."""
+        """Wait at most `seconds` until no request's prefix is loading; return whether none is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +60,7 @@ class _Job:
 
 class ReadAhead:
     """Reads for one engine. Thread-safe. The thread starts with the first expected agent. Requests
-    load first. Unused reads take at most `Prefixes.ahead_bytes`; caches in the pool are not
-    read."""
+    load first. Unused reads take at most `Prefixes.ahead_bytes`. Skips caches in the pool."""
 
     def __init__(
         self,
@@ -71,8 +68,7 @@ class ReadAhead:
         in_pool: Callable[[CacheKey], bool],
         clock: Clock = time.monotonic,
     ) -> None:
-        """`in_pool` says whether an agent's cache is in the pool; it may be called from any
-        thread."""
+        """`in_pool` says whether an agent's cache is in the pool; any thread may call it."""
         self._prefixes = prefixes
         self._in_pool = in_pool
         self._clock = clock
@@ -88,8 +84,7 @@ class ReadAhead:
         self._add(key, _Job(self._clock() + max(0.0, seconds - LEAD)))
 
     def waits(self, key: CacheKey, prefix: StoredPrefix) -> None:
-        """Read `prefix` ahead for an agent's request that is waiting for blocks and will restore
-        it."""
+        """Read `prefix` ahead for an agent's waiting request, which will restore it."""
         self._add(key, _Job(self._clock(), prefix))
 
     def arrived(self, key: CacheKey) -> None:
@@ -112,8 +107,7 @@ class ReadAhead:
             self._thread.join()
 
     def read_due(self) -> float | None:
-        """Run all jobs that are due; return the seconds until the next job, or None if there is
-        none."""
+        """Run all jobs that are due; return the seconds until the next job, or None."""
         while (found := self._take()) is not None:
             self._read(*found)
         return self._seconds()

@@ -46,12 +46,10 @@ class RequestState:
     is_ahead: bool = False
     """True if a thread reads `prefix` ahead, so its bodies may change tiers."""
     unread: int = 0
-    """Number of tokens of an unreadable prefix. The request looks for a shorter one or other
-    bodies."""
+    """Tokens of an unreadable prefix. The request looks for a shorter one or other bodies."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Return the links of the full blocks of `tokens`, which must extend those of earlier
-        calls."""
+        """Return the links of the full blocks of `tokens`, which extend those of earlier calls."""
         n_full = len(tokens) // BLOCK_TOKENS
         if len(self.links) < n_full:
             self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])
@@ -64,8 +62,7 @@ class RequestState:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The part of an open sequence to save; `put` collects keys. `interim` is False at a turn's
-    end."""
+    """The part of an open sequence to save; `put` collects keys. At a turn's end not `interim`."""
 
     sequence: SequenceId
     put: list[BlockKey]

@@ -260,8 +260,7 @@ class SharedPrefill:
         plan.start = position
 
     def preempt(self, request: Request) -> None:
-        """Discard the plan, since its sequence closes. The difference from the store stays
-        known."""
+        """Discard the plan: its sequence closes. The difference from the store stays known."""
         junction = self._plan(request).junction
         self._forget(request)
         self._plans[request.uid] = _Plan(junction=junction)
@@ -305,8 +304,7 @@ class SharedPrefill:
     # Waiting for a checkpoint
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request at the end of this one's chain of waits, or None if this one does not
-        wait."""
+        """Return the request at the end of this one's chain of waits; None if it does not wait."""
         first, plan = None, self._plans.get(request.uid)
         while plan is not None and plan.waits_for is not None:
             first = plan.waits_for[0]
@@ -319,8 +317,7 @@ class SharedPrefill:
         plan.looks_again = plan.in_vain < _MOST_IN_VAIN
 
     def looks_again(self, request: Request) -> bool:
-        """Return whether others may have saved more since the look-up, and reset this. See
-        `in_vain`."""
+        """Return, once, whether others may have saved more since the look-up. See `in_vain`."""
         plan = self._plan(request)
         looks, plan.looks_again = plan.looks_again, False
         return looks
@@ -388,8 +385,7 @@ class SharedPrefill:
         return plan.positions
 
     def _chosen_junctions(self, request: Request, plan: _Plan, end: int) -> tuple[int, ...]:
-        """Return the junctions that fit the allowance, including the allowance still to be
-        earned."""
+        """Return the junctions that fit the allowance, including what is still to be earned."""
         common, computed = self._common, request.computed
         if plan.counted is None:
             plan.counted = computed
@@ -430,15 +426,13 @@ class SharedPrefill:
         return plan.waits_for is not None
 
     def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
-        """Yield requests that are computing tokens that `request` needs, and how many tokens they
-        share."""
+        """Yield requests that compute tokens needed by `request`, and how many they share."""
         for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
             if self._leads(other, shared, request):
                 yield other, shared
 
     def _leads(self, leader: Request, shared: int, request: Request) -> bool:
-        """Return whether `leader` will take a checkpoint for `request` within their `shared`
-        tokens."""
+        """Return whether `leader` will take a checkpoint for `request` in their `shared` tokens."""
         if not (is_computing(leader) and computes_before(leader, request)):
             return False
         positions = self._positions(leader)

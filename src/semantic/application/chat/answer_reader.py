@@ -352,8 +352,7 @@ class AnswerReader:
 
 
 def _marks(chat_format: ChatFormat, chat: Chat, unmarked: str) -> dict[str, _Part | None]:
-    """Return the marks to look for in an answer to `chat`, and the part that each begins, if
-    any."""
+    """Return the marks to look for in an answer to `chat`, and the part that each begins."""
     opens: dict[str, _Part | None] = dict.fromkeys(chat_format.silent_marks)
     headers = chat_format.headers
     if headers is not None:

@@ -29,8 +29,7 @@ class TokenText:
 
     @classmethod
     def of(cls, text: str, logprobs: Sequence[TokenLogprob] = ()) -> TokenText:
-        """Return the text of one token; if there are several log-probabilities, all get its
-        offset."""
+        """Return the text of one token; all its log-probabilities get its offset."""
         return cls(text, tuple((0, logprob) for logprob in logprobs))
 
     def __bool__(self) -> bool:
@@ -244,10 +243,9 @@ class CallText:
         return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """Return the end of the text when the answer ends; None if there is no call. Text that was
-        `cut` keeps the certain part of its calls. After a stop string (`stopped`) it may be
-        unfinished and keeps the emitted part. Text without an end mark is complete if it can be
-        parsed."""
+        """The end of the text when the answer ends; None if there is no call. Text that was `cut`
+        keeps the certain part of its calls. After a stop string (`stopped`) it may be unfinished
+        and keeps the emitted part. Text without an end mark is complete if it can be parsed."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)
@@ -265,9 +263,8 @@ class CallText:
 
 
 class _WholeCalls:
-    """The text of calls, to be parsed at its end. Arguments may contain the end mark: text that
-    cannot be parsed continues to the next end mark, unless another call follows, which makes it
-    invalid."""
+    """The text of calls, parsed at its end. Arguments may contain the end mark: text that cannot be
+    parsed continues to the next end mark, unless another call follows, which makes it invalid."""
 
     def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
         self._syntax = syntax

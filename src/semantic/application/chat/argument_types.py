@@ -69,8 +69,7 @@ class ArgumentTypes:
         return next(kind for kind in _KINDS if kind in kinds)
 
     def json(self, text: str) -> str:
-        """Return the JSON of a value of any type; a string with the text itself if it has no other
-        type."""
+        """Return the JSON of a value of any type; if it has none, the text itself as a string."""
         return any_json(text) or _string(text)
 
     def _kinds(self, name: str) -> Kinds:
@@ -170,8 +169,7 @@ def _loaded(text: str) -> Iterator[tuple[object, str]]:
 
 
 def _evaluated(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value of a Python literal, as some models write it, even if it contains JSON's
-    words."""
+    """Yield the value of a Python literal, as some models write it, even with JSON's words."""
     if len(text) > _LONGEST_LITERAL:
         return
     try:

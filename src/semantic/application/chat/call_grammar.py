@@ -31,8 +31,7 @@ _CHOSEN: Final = {"$number": "/[0-9]{1,3}/", "$id": "/[a-zA-Z0-9]{9}/"}
 """Parts that the model chooses before the arguments of a call."""
 
 MOST_FORCED_CALLS = 16
-"""Most calls in an answer that must call: otherwise a model out of ideas repeats itself up to
-max_tokens."""
+"""Most calls in an answer that must call: a model out of ideas repeats itself up to max_tokens."""
 
 JSON_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 """A schema's "x-guidance": limited white space between the parts of JSON, enough to indent."""
@@ -86,8 +85,7 @@ class CallLanguage:
 
 
 def arguments_schema(tool: Tool) -> JsonSchema:
-    """Return the schema of a call's arguments: the parameters of `tool` as an object, closed if
-    plain."""
+    """Return the schema of a call's arguments: `tool.parameters` as an object, closed if plain."""
     return closed({**tool.parameters, **ANY_OBJECT})
 
 
@@ -174,8 +172,7 @@ def _answer(wanted: AnswerFormat) -> str:
 
 
 def _json(schema: JsonSchema) -> str:
-    """Return a rule for JSON that fits `schema`, in Lark; overrides the schema's own
-    "x-guidance"."""
+    """A rule for JSON that fits `schema`, in Lark; overrides the schema's own "x-guidance"."""
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_SPACE})}"
 
 
@@ -195,8 +192,7 @@ class _Rules:
         return "\n".join([*self._lines, _TERMINALS]) + "\n"
 
     def lead(self, *, thinks: bool) -> None:
-        """Add rules for the start of the answer: white space, and reasoning where it is
-        possible."""
+        """Add rules for the answer's start: white space, and reasoning where it is possible."""
         headers, marks = self._headers, self._language.thought
         if headers is not None:
             self.add("head", self._lark(headers.answer))
@@ -215,7 +211,7 @@ class _Rules:
             self.add("thought_rest[lazy]", f"TEXT {_dumps(end.text)}")
 
     def mixed(self) -> None:
-        """Add rules for free text in which every call is valid: the text ends where a call's mark
+        """Add rules for free text with only valid calls: the text ends where a call's mark
         begins."""
         if self._headers is not None:
             self.add("mixed", "head TEXT | calls")
@@ -238,7 +234,7 @@ class _Rules:
         self.add("call_start[lazy]", f"TEXT {_dumps(start.text)}")
 
     def calls(self, tools: Sequence[Tool], schema_of: Callable[[Tool], JsonSchema]) -> None:
-        """Add rules for one call between its marks, or up to a limit of calls if they may be
+        """Add rules for one call between its marks, or a limited number if calls may be
         parallel."""
         language, form = self._language, self._language.form
         many = self._many and self._headers is None

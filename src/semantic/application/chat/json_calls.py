@@ -44,8 +44,7 @@ def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
 
 def parse_arguments(arguments: str) -> object:
     """Return the arguments of a call in the history as an object; null and blank text become an
-    empty one. Returns the text itself if it is not a JSON object, or is nested too deeply to
-    render."""
+    empty one. Returns the text itself if it is not a JSON object, or nests too deeply to render."""
     if not arguments.strip():
         return {}
     try:

@@ -42,8 +42,7 @@ _ALWAYS_TOKENIZED = 1 << 18
 """Prompts of up to this many characters are always tokenized, which takes 0.3 s: the refusal then
 tells clients by how much they exceed the context."""
 _SAMPLED = 8
-"""Characters per context token to sample at the beginning of a longer prompt: usual text has 2 or 3
-per token."""
+"""Characters per context token to sample from a longer prompt: usual text has 2 or 3 per token."""
 _DENSE = 2
 """A text cannot fit if its beginning fills this many contexts: tokens at the end of the beginning
 may merge with the rest, but that does not halve their number."""
@@ -68,8 +67,7 @@ class Attachments:
         self._lock = Lock()
 
     def check(self, fresh: Sequence[Attachment], tenant: str) -> None:
-        """Raise InvalidRequestError for the `fresh` attachments of `tenant`, if the policy refuses
-        any."""
+        """Raise InvalidRequestError if the policy refuses any `fresh` attachment of `tenant`."""
         if not fresh or self._policy == "note":
             return
         with self._lock:
@@ -173,8 +171,7 @@ class Preparation:
         return rendered.tokens
 
     def _budget(self, chat: Chat, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
-        """Return the budget for an answer's reasoning; None if there is no limit or the model has
-        no marks."""
+        """Return the budget for an answer's reasoning; None without a limit or marks."""
         marks, end_tokens = self._format.thought_marks, self._format.thought_end_tokens
         if tokens is None or marks is None or not end_tokens:
             return None
@@ -217,7 +214,7 @@ class Preparation:
     def _max_tokens(
         self, n_prompt: int, wanted: int | None, context: int | None, *, is_chat: bool
     ) -> int:
-        """Return the answer's max_tokens: as requested, but within the model's and the request's
+        """Return the answer's max_tokens: as requested, within the model's and request's
         context."""
         limit = min(self._context_tokens, context or self._context_tokens)
         room = limit - n_prompt
@@ -243,8 +240,7 @@ def _ordered(prompt: Prompt) -> Prompt:
 
 
 def _require_renderable(chat: Chat) -> None:
-    """Raise InvalidRequestError for more messages or tools than a template renders in a second or
-    two."""
+    """Raise InvalidRequestError for more messages or tools than render in a second or two."""
     for name, n, most in (
         ("messages", len(chat.messages), _MOST_MESSAGES),
         ("tools", len(chat.tools), _MOST_TOOLS),

@@ -25,8 +25,7 @@ _ESCAPED: Final = {
 }  # fmt: skip
 
 _Part = Literal["start", "string", "after", "other"]
-"""The position in a value: before it, inside it as a string, after that string, or in any other
-value."""
+"""The position in a value: before it, inside it as a string, after that, or in any other value."""
 
 
 class SpelledArguments(ABC):
@@ -247,8 +246,7 @@ class ListedArguments(SpelledArguments):
 
 
 def _value(spelling: CallList, text: str) -> str | None:
-    """Return the JSON of a value without quotes; None if its text is not a value of another
-    type."""
+    """The JSON of a value without quotes; None if its text is not a value of another type."""
     if spelling.escapes:
         return any_json(text)
     try:

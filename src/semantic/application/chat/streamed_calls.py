@@ -60,8 +60,7 @@ class FoundHead:
 
 
 def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
-    """Return the head among `heads` that is complete at position `at`, or else has arrived
-    furthest."""
+    """The head among `heads` that is complete at position `at`, or else has arrived furthest."""
     founds = [_find(head, text, at) for head in heads]
     whole = next((found for found in founds if found.read == "all"), None)
     some = [found for found in founds if found.read == "some"]
@@ -307,8 +306,7 @@ class StreamedCalls:
         return None
 
     def _skip_member(self) -> bool | None:
-        """Skip a member after the arguments. Returns False if it needs more text, None if there is
-        none."""
+        """Skip a member after the arguments. False if it needs more text, None if there is none."""
         more = False if len(self._text) - self._at < _LONGEST_MEMBER else None
         found = _MEMBER.match(self._text, self._at)
         if found is None:
@@ -323,8 +321,7 @@ class StreamedCalls:
         return True
 
     def _repeated(self) -> tuple[str, ...]:
-        """Return the start mark if only the answer's end ends the calls: it may then be
-        repeated."""
+        """The start mark if only the answer's end ends the calls: it may then be repeated."""
         start = self._syntax.marks.start
         return (start,) if start and not self._end_marks else ()
 

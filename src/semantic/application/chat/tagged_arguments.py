@@ -220,8 +220,7 @@ class _Value:
         return bool(begin) and self._text.lstrip().startswith(begin) and end not in self._text
 
     def without_call_end(self) -> str | None:
-        """Return the rest of the value if the end of the call follows it without an end tag, else
-        None."""
+        """The rest of the value if the end of the call follows it without an end tag, else None."""
         end, text = self._tags.call_end, self._text.rstrip()
         return self._trimmed(text.removesuffix(end)) if end and text.endswith(end) else None
 

@@ -50,8 +50,7 @@ class Writes:
             return frozenset(self._waiting)
 
     def add(self, n_bytes: int, write: Callable[[], None]) -> Future[None] | None:
-        """Call `write`, which holds `n_bytes`, on a thread. Returns None if there is no room for
-        it."""
+        """Call `write`, which holds `n_bytes`, on a thread. None if there is no room for it."""
         with self._lock:
             if self._is_closed or self._n_bytes + n_bytes > self._max_bytes:
                 return None

@@ -45,8 +45,7 @@ class QueueLimits:
 
 
 def limit_bytes(pool: BlockPool) -> int:
-    """Return the bytes that `pool` can allocate; if it counts blocks, assume equally many per
-    layer."""
+    """The bytes that `pool` can allocate; if it counts blocks, assume equally many per layer."""
     by_bytes = [] if pool.max_bytes is None else [pool.max_bytes]
     if pool.total_blocks is not None:
         of_all_layers = sum(layer.bytes_per_block for layer in pool.spec.layers)

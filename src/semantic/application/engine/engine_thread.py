@@ -281,8 +281,7 @@ class EngineThread:
 
     def _iterate(self, engine: BlockPoolBatchEngine) -> Failure | None:
         """Empty the queues and run one step; return the exception that broke the engine, if any.
-        Only this thread removes items from the queues, so that they can only grow in the
-        meantime."""
+        Only this thread removes items from the queues, so that they can only grow meanwhile."""
         for _ in range(len(self._calls)):
             self._calls.popleft().run(engine)
         self._cancel_overdue(engine)

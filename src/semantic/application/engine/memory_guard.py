@@ -109,8 +109,7 @@ class MemoryGuard:
         self._order.append((name, free))
 
     def lacks_room(self) -> int | None:
-        """Return the memory in use before any request if it leaves no room for requests; else
-        None."""
+        """The memory in use before any request if it leaves no room for requests; else None."""
         used = self._memory.in_use()
         self._least = used + 2 * used // (_PARTS - 2)
         return used if used > self.max_bytes - self._part else None
@@ -271,8 +270,7 @@ class MemoryGuard:
 
 
 def _words(new: Sequence[str]) -> str:
-    """Return the measures against pressure in words: freed caches, narrowed sizes, refused
-    requests."""
+    """The measures against pressure in words: freed caches, narrowed sizes, refused requests."""
     narrowed = [name for name in new if name in ("chunks", "batch")]
     given_up = [name for name in new if name not in _LASTING]
     words = [f"given up: {', '.join(given_up)}"] if given_up else []

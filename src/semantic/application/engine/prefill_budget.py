@@ -188,8 +188,7 @@ class PrefillBudget:
     def _shared(
         self, width: int, chunks: Sequence[int], most: int, rate: float, *, even: bool
     ) -> SharedPass:
-        """Return a pass over at most `width` tokens of each prompt, with the prompts that
-        benefit."""
+        """Return a pass over at most `width` tokens of each prompt, for those that benefit."""
         fixed, share = self._cost.fixed, self._cost.beside
         slot = share * width / rate
         gains = [

@@ -78,15 +78,14 @@ class PrefillOrder:
         return sorted(requests, key=self._least_computed)
 
     def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
-        """Count a chunk of `n_tokens` for the request's agent; the chunks of one pass are one
-        turn."""
+        """Count a chunk of `n_tokens` for the request's agent; a pass is one turn for all its
+        chunks."""
         self._turn += not same_pass
         self._computed[request.owner] = self._computed.get(request.owner, 0) + n_tokens
         self._waits_since[request.owner] = self._last_turn[request.number] = self._turn
 
     def _inherit(self, leader: Request, request: Request) -> None:
-        """Raise the priority of `leader` to that of a request of the same tenant that waits for
-        it."""
+        """Raise the priority of `leader` to that of a waiting request of the same tenant."""
         own = self._priority.get(leader.number)
         if own is not None and leader.tenant == request.tenant:
             self._priority[leader.number] = max(own, request.hints.priority)
@@ -153,8 +152,7 @@ class Prompts(Protocol):
         prompts do not wait for a long prompt's turn."""
 
     def may_join(self, request: Request) -> bool:
-        """Return whether one pass can compute the rest of this prompt together with other
-        prompts."""
+        """Return whether one pass can compute the rest of this prompt together with others."""
 
     def side_by_side(self, request: Request, limit: int) -> int:
         """Return the tokens of the next chunk, at most `limit`, if other prompts can share its
@@ -312,8 +310,7 @@ class Scheduler:
         left: int,
         prompts: Prompts,
     ) -> list[Chunk]:
-        """Return chunks of `first` and of the other requests that benefit from a common pass; or
-        none."""
+        """Return chunks of `first` and of requests that benefit from a common pass; or none."""
         beside, even = prompts.side_by_side, not prompts.pads_chunks
         n_first = beside(first, left) if rest else 0
         if not n_first:
@@ -344,8 +341,7 @@ class Scheduler:
         return 0 if fitting < fewest and step.decoding else max(fewest, fitting)
 
     def _fitting(self, n_tokens: int, context: int) -> int:
-        """Return how many of `n_tokens` fit in memory in a pass whose last token is at
-        `context`."""
+        """Return how many of `n_tokens` fit in memory in a pass that ends at `context`."""
         if self._guard is None or n_tokens < 1:
             return n_tokens
         expected = self._memory.expected(n_tokens, context)
@@ -366,8 +362,7 @@ class Scheduler:
     def prefilled(
         self, step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0
     ) -> None:
-        """Account for a pass that computed these tokens and needed `n_bytes` of memory, 0 if
-        unknown."""
+        """Account for a pass that computed these tokens and needed `n_bytes`, 0 if unknown."""
         longest = max((request.computed for request, _ in n_tokens), default=0)
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         total, n_beside = sum(n for _, n in n_tokens), 0
@@ -415,8 +410,7 @@ class Scheduler:
         return request.phase is Phase.DECODE and request.capacity > before
 
     def _preempt(self, request: Request) -> None:
-        """Free the request's blocks; it returns to the queue with its tokens, ahead of new
-        requests."""
+        """Free the request's blocks; it rejoins the queue with its tokens, before new requests."""
         self._allocator.release(request)
         self.running.remove(request)
         request.preempt()

@@ -97,8 +97,7 @@ class Sequences:
         return results
 
     def decode(self) -> list[tuple[Request, SampledToken]]:
-        """Decode one token for each decoding request. A BackendError means that all of them
-        failed."""
+        """Decode one token for each decoding request. A BackendError fails all of them."""
         return [(self._requests[token.sequence], token) for token in self._model.decode()]
 
     def pause(self, request: Request) -> int:
@@ -133,8 +132,7 @@ class Sequences:
         return None if self._prefixes is None else self._prefixes.shared.waits_for(request)
 
     def may_join(self, request: Request) -> bool:
-        """Return whether one pass can compute the rest of the request's prompt with other
-        prompts."""
+        """Return whether one pass can compute the rest of the prompt with other prompts."""
         return (
             request.sequence is not None
             and not request.scoring
@@ -283,8 +281,7 @@ class Sequences:
         return self._loads_checkpoint(request) or self._loads_blocks(request)
 
     def _loads_checkpoint(self, request: Request) -> bool:
-        """Return whether the request is now loading everything up to another request's
-        checkpoint."""
+        """Return whether the request now loads everything up to another one's checkpoint."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.has_next_checkpoint(request):
             return False
@@ -295,8 +292,7 @@ class Sequences:
         return request.phase is Phase.LOAD
 
     def _loads_blocks(self, request: Request) -> bool:
-        """Return whether the request is now loading blocks of other requests that follow its
-        own."""
+        """Return whether the request now loads blocks of other requests that follow its own."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.load_next_blocks(request):
             return False

@@ -36,8 +36,7 @@ class EngineCall(Generic[E]):
 
 
 def engine_call(function: Callable[[E], T]) -> tuple[EngineCall[E], Future[T]]:
-    """Return a call of `function` and the future of its result; cancelling the future skips the
-    call."""
+    """Return a call of `function` and its future; cancelling the future skips the call."""
     result: Future[T] = Future()
 
     def run(engine: E) -> None:
@@ -111,8 +110,7 @@ class StepLoop:
             self.changed.notify_all()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Call `function` on the thread, between two turns; return the future of its result or
-        exception."""
+        """Call `function` on the thread, between two turns; return the future of its result."""
         call: EngineCall[None]
         call, result = engine_call(lambda _: function())
         self.add(_Call(call))
@@ -161,8 +159,7 @@ class StepLoop:
         return await asyncio.wrap_future(self.call(limit))
 
     def evict_idle(self, n_bytes: int) -> bool:
-        """See `Lane.evict_idle`: evicts from the first lane that has any. Only for the loop's
-        thread."""
+        """See `Lane.evict_idle`; for the first lane that has any. On the loop's thread only."""
         with self.changed:
             lanes = list(self._lanes)
         room = sys.maxsize if self.guard is None else self.guard.left()
@@ -222,8 +219,7 @@ class FairTurns(Generic[K]):
         return min(self._had, key=self._had.__getitem__)
 
     def account(self, key: K, seconds: float, weight: float) -> None:
-        """Record that `key`, which `next` returned, has had `seconds`, and count them by
-        `weight`."""
+        """Record that `key`, returned by `next`, has had `seconds`, counted by `weight`."""
         self._had[key] += seconds / weight
         for one, wait in self._waits.items():
             wait.seconds += seconds

@@ -79,8 +79,7 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Validate the parameters, set a seed if sampling needs one, and assign the grammar to the
-        tenant."""
+        """Validate, set a seed if sampling needs one, and assign the grammar to the tenant."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:

@@ -1,6 +1,5 @@
 """ModelManager: loads and unloads the models of a server, one at a time, as requests need them. For
-one event loop. Makes no decisions itself, see `residency`; knows nothing about frameworks or
-transports."""
+one event loop. Makes no decisions itself, see `residency`, not frameworks or transports."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ _RETRY_AFTER = 5
 
 
 class RunnableServing(ServingPort, Protocol):
-    """A served model that accepts requests until it is closed; `memory` limits the whole
-    process."""
+    """A served model that accepts requests until closed; `memory` limits the whole process."""
 
     embedding: EmbeddingPort | None
     memory: MemoryLimit | None
@@ -380,8 +378,7 @@ class ModelManager:
 
 
 async def _error_of(work: Coroutine[object, object, None]) -> BaseException | None:
-    """Return the exception that `work` raises, or None: a failure of one model must not affect
-    others."""
+    """Return the exception of `work`, or None: one model's failure must not affect others."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,))

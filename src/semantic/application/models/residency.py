@@ -151,7 +151,7 @@ class Residency:
         return model.uses, len(model.tickets)
 
     def expires(self, name: str) -> float | None:
-        """Return the time when the model will be unloaded if no request comes; None if
+        """Return the time when the model will be unloaded for lack of requests; None if
         undecided."""
         return self._models[name].expires()
 

@@ -159,8 +159,7 @@ class ChatSession:
         write(f"{len(messages)} messages in {path}\n")
 
     def _usage(self) -> Iterator[str]:
-        """Yield the size of the agent's cache, the cost of its last turn, and the size of the
-        store."""
+        """Yield the size of the agent's cache, the cost of its last turn, and the store's size."""
         name = show_name(self._agent.name)
         try:
             summary = self._agent.info().summary

@@ -76,8 +76,7 @@ def _cached_models() -> Iterator[str]:
 
 
 def _hub_cache() -> Path:
-    """Return the folder of huggingface_hub's models; importing that package would be too slow
-    here."""
+    """Return the folder of huggingface_hub's models; importing that package is too slow."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given)
     if given := os.environ.get("HF_HOME"):
