@@ -61,8 +61,7 @@ class DeferredBody(Protocol):
     def __len__(self) -> int: ...
 
     def wait(self) -> memoryview:
-        """Wait for all bytes and return them. Any thread may wait. Raises OSError if the copy
-        fails."""
+        """Wait for all bytes and return them. Any thread may call it. Raises OSError on failure."""
 
 
 Body = bytes | DeferredBody
@@ -218,8 +217,7 @@ class Wear:
 
     @property
     def share(self) -> float | None:
-        """The fraction of the drive's rated life that this store has used; None if the rating is
-        unknown."""
+        """The fraction of the drive's rated life that this store has used; None if unknown."""
         return None if self.rated is None else self.total / self.rated
 
 

@@ -20,8 +20,8 @@ SequenceId = NewType("SequenceId", int)
 """Identifies a sequence that is open in a backend."""
 
 BLOCK_TOKENS = 256
-"""Tokens per block. MLX's own caches grow in steps of 256, so blocks and arrays end at the same
-token."""
+"""Tokens per block. MLX's own caches grow in steps of 256, so that blocks and arrays end
+together."""
 
 
 def whole_blocks(n_tokens: int) -> int:
@@ -40,8 +40,7 @@ class LayerKind(StrEnum):
     SLIDING_WINDOW = "sliding_window"
     """The last `window` tokens."""
     STATE = "state"
-    """A state after the last token that cannot go back to an earlier one (recurrent, latent,
-    mixed)."""
+    """A state after the last token that cannot be cut back (recurrent, latent, mixed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,7 @@ class DescribesCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCacheSpec:
-    """A model's cache of one sequence, layer by layer, as the model's `make_cache()` describes
-    it."""
+    """A model's cache of one sequence, layer by layer, as its `make_cache()` describes it."""
 
     layers: tuple[LayerSpec, ...]
     reusable_tokens: int | None = None
@@ -110,8 +108,7 @@ class ModelCacheSpec:
     there is no limit. A request reuses nothing beyond them."""
 
     readers: ClassVar[list[Callable[[object], ModelCacheSpec | None]]] = []
-    """Functions that read a framework's model objects; the composition root adds one per
-    framework."""
+    """Functions that read frameworks' model objects; the composition root adds one for each."""
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -66,16 +66,14 @@ class Request:
 
 
 def conversation(messages: Messages) -> tuple[Message, ...]:
-    """Return a conversation's messages. Raises InvalidRequestError for an empty or malformed
-    conversation."""
+    """Return a conversation's messages. Raises InvalidRequestError if it is empty or malformed."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"expected a text or a list of messages, got {messages!r:.80}")
     return tuple(message_of(one) for one in messages)
 
 
 def check_options(options: ChatOptions) -> None:
-    """Raise InvalidRequestError for an unknown option, an option given twice, or an invalid
-    value."""
+    """Raise InvalidRequestError for unknown, duplicate or invalid options."""
     unknown = sorted(options.keys() - set(_KNOWN))
     if unknown:
         raise InvalidRequestError(

@@ -311,8 +311,7 @@ class AnswerStream:
         return _Items(self._stream.events(), self._loop)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the answer's text, piece by piece. Raises BackendError if the answer
-        fails."""
+        """Iterate over the answer's text in pieces. Raises BackendError if the answer fails."""
         return _Items(self._stream.__aiter__(), self._loop)
 
     def cancel(self) -> None:
@@ -320,8 +319,7 @@ class AnswerStream:
         self._loop.begin(self._stream.cancel())
 
     def close(self) -> None:
-        """Cancel the rest of the answer and stop reading. Does nothing once the engine is
-        closed."""
+        """Cancel the rest of the answer and stop reading. Does nothing if the engine is closed."""
         if not self._loop.is_closed:
             self._loop.run(self._stream.close())
 

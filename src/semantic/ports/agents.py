@@ -50,8 +50,7 @@ class ExchangePort(Protocol):
     """Writes and reads archives of one model's agents. Thread-safe."""
 
     def export(self, manifest: Manifest, check: Check) -> OutgoingArchive:
-        """Read each stored block of an agent once, then return an archive of the agent with its
-        blocks."""
+        """Read each stored block of an agent once, then return an archive of all."""
 
     def receive(self, accept: Callable[[str], None]) -> IncomingArchive:
         """Begin to receive an archive. `accept` is called with the agent's own name before any body
@@ -203,8 +202,7 @@ class AgentsPort(Protocol):
         """Return the tenants that have a saved agent or a request, sorted."""
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
-        """Return the running and waiting requests of `tenant`, or of all tenants if it is None, in
-        order of arrival."""
+        """Return running and waiting requests of `tenant` (None: of all) in order of arrival."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
         """End a request of `tenant` (None: any tenant) at the next step and keep its tokens.

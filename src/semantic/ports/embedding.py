@@ -105,5 +105,4 @@ class Embedder(Protocol):
         """A text's `tokens` cut at the end to `max_tokens`, with the special tokens around them."""
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
-        """Begin to compute a batch of texts, given as tokens. Only the computing thread calls
-        it."""
+        """Begin to compute a batch of texts, given as tokens. Called by the computing thread."""

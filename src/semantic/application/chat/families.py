@@ -305,8 +305,7 @@ FAMILIES: Final = (
 def family_of(
     template: str, vocabulary: Container[str], parser: str | None = None
 ) -> Family | None:
-    """Return the family of a model, or None if unknown. With a known `parser`, only its families
-    are considered."""
+    """Return the family of a model, or None if unknown. A known `parser` limits the families."""
     named = [family for family in FAMILIES if parser in family.names]
     for family in named or FAMILIES:
         if family.template and all(text in template for text in family.template):

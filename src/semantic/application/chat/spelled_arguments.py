@@ -97,8 +97,7 @@ class SpelledArguments(ABC):
 
 
 class ListedArguments(SpelledArguments):
-    """The arguments of one call in a list. Only strings show their type before they are
-    complete."""
+    """The arguments of one call in a list. Only strings show their type while incomplete."""
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()
@@ -256,8 +255,8 @@ def _value(spelling: CallList, text: str) -> str | None:
 
 
 def _in_json(spelling: CallList, text: str) -> str:
-    """Return `text` with its keys and strings in JSON's quotes. Raises ValueError if a string is
-    open."""
+    """Return `text` with its keys and strings in JSON's quotes. Raises ValueError for an open
+    string."""
     written, quote = [], spelling.quotes[0]
     for number, part in enumerate(text.split(quote)):
         if number % 2:

@@ -50,8 +50,7 @@ _DECODER: Final = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class FoundHead:
-    """A call's head at some position in a text: how much of it has arrived, and where the arguments
-    begin."""
+    """A call's head in a text: how much of it has arrived, and where the arguments begin."""
 
     read: Read
     head: CallHead = OBJECT_HEAD
@@ -236,8 +235,7 @@ class StreamedCalls:
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
         """Return the rest when the answer ends. A call that was `cut`, or ended by a stop string
-        (`stopped`), keeps its certain part; if its arguments had not begun, it keeps its name if
-        complete."""
+        (`stopped`), keeps its certain part; without arguments, it keeps a complete name."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:
@@ -282,7 +280,7 @@ class StreamedCalls:
         self._written.append(CallPart(name, ""))
 
     def _skip_end(self) -> bool | None:
-        """Skip text that ends a call. Returns False if it needs more text, None if a call may begin
+        """Skip text that ends a call. False if it needs more text, None if a call may begin
         here."""
         self._at = behind_space(self._text, self._at)
         rest = self._text[self._at :]

@@ -165,8 +165,7 @@ class TaggedArguments(SpelledArguments):
         self._has_members = True
 
     def _rest_of_value(self, cut: str | None) -> str:
-        """Return the JSON that ends the open argument. Its remaining text is `cut`, or all of it if
-        None."""
+        """Return the JSON that ends the open argument; its remaining text is `cut`, if given."""
         value = self._value
         text = value.rest if cut is None else cut
         if value.is_sent:
@@ -239,8 +238,8 @@ class _Value:
 
     @property
     def _n_certain(self) -> int:
-        """Number of characters before a possible end of the value, or of a call that lacks the
-        value's end."""
+        """Characters before a possible end of the value, or of a call that lacks the value's
+        end."""
         end, text = self._tags.call_end, self._text
         at = len(text)
         bare = text.rstrip()

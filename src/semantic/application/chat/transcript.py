@@ -30,8 +30,8 @@ def transcript_of(messages: Sequence[Message]) -> str:
 
 
 def messages_in(note: str) -> tuple[Message, ...] | None:
-    """Return the messages in a note, the last of which is the user's or a tool's; None for any
-    other text."""
+    """Return the messages in a note, ending with the user's or a tool's; None for any other
+    text."""
     line = note.rpartition("\n")[2]
     if not line.startswith(_START):  # other texts may be long
         return None

@@ -19,16 +19,14 @@ _TURN_BYTES = 768
 _QUEUE_BYTES = 16 << 20
 """Most bytes of turns waiting for the disk; any further turn is in memory only."""
 _CLOSE_SECONDS = 2.0
-"""Seconds that `close` waits for writes: another process may hold the file's lock for a long
-time."""
+"""Seconds that `close` waits for writes: another process may hold the file's lock for long."""
 _ANY = ""
 """The tenant of all turns in the cache: a point does not reveal its tenant."""
 _UPLOADS = 8
 """Concurrent uploads of turns."""
 
 _Packed = tuple[Turn, bytes]
-"""A turn without its tokens, and the packed tokens: a tuple of integers needs ten times the
-memory."""
+"""A turn without its tokens, and the packed tokens: a tuple of integers needs ten times as much."""
 
 
 class Writes:

@@ -121,8 +121,7 @@ class Admission:
         )
 
     def _retry_after(self, excess: int) -> int:
-        """Return the seconds until one submission and `excess` bytes leave the queue at the recent
-        rate."""
+        """Return the seconds until a submission and `excess` bytes leave, at the recent rate."""
         (since, _), *left = self._left
         if not left:
             return _DEFAULT_RETRY

@@ -200,8 +200,7 @@ class BlockPoolBatchEngine:
         self._scheduler.is_shared = by_tenants
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit the size of chunks and of the batch, and start only work that it has
-        room for."""
+        """Let `guard` limit chunks and batch, and start only work that it has room for."""
         self._scheduler.keep_within(guard)
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)
@@ -308,8 +307,7 @@ class BlockPoolBatchEngine:
             self._ahead.expect(key, hints.back_in)
 
     def _read_ahead(self, request: Request) -> None:
-        """Record that the request's agent is back, and read its prefix ahead while the request
-        waits."""
+        """Record that the request's agent is back, and read its prefix ahead while it waits."""
         if self._ahead is None or self._prefixes is None:
             return
         key = self._allocator.key(request.agent_id, request.tenant)
@@ -333,8 +331,7 @@ class BlockPoolBatchEngine:
         return [self._complete(request, "error", error=reason)]
 
     def _open_admitted(self) -> list[EngineEvent]:
-        """Open the sequences of newly admitted requests, which turns reserved blocks into
-        memory."""
+        """Open the sequences of newly admitted requests: reserved blocks become memory."""
         events: list[EngineEvent] = []
         for request in self._scheduler.in_phase(Phase.PREFILL):
             if request.sequence is None:
@@ -344,8 +341,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
-        """Continue requests whose load is complete; wait for a load only if nothing else can
-        run."""
+        """Continue requests whose load is complete; wait for one only if nothing else can run."""
         loading = self._scheduler.in_phase(Phase.LOAD)
         if loading and len(loading) == self.n_running:
             self._sequences.wait_for_load(loading, _LOAD_WAIT)

@@ -343,8 +343,7 @@ class EngineThread:
         return outcome is None
 
     def _update_queue(self, engine: BlockPoolBatchEngine) -> None:
-        """Remove requests from the queue that hold blocks or have finished; preempted ones do not
-        return."""
+        """Dequeue requests that hold blocks or have finished; preempted ones do not return."""
         waiting = engine.waiting
         for uid in [uid for uid in self._never_ran if uid not in waiting]:
             self._dequeue(self._never_ran.pop(uid))

@@ -161,8 +161,7 @@ class FairQueue:
     # The next request of each agent, in order
 
     def _in_order(self, running: Sequence[Request]) -> Iterator[_Place]:
-        """Yield requests in order, lazily, as callers try few. The queue must not change
-        meanwhile."""
+        """Yield requests in order, lazily: callers try few. The queue must not change meanwhile."""
         agents = Counter((request.tenant, request.agent_id) for request in running)
         tenants = Counter(request.tenant for request in running)
         yield from (place for _, _, place in self._early)
@@ -221,8 +220,7 @@ class FairQueue:
             self._sort(place.request)
 
     def _leave(self, place: _Place, served: int | None = None) -> None:
-        """Remove a request. A tenant or agent without waiting requests counts as new when it
-        returns."""
+        """Remove a request. A tenant or agent without any counts as new when it returns."""
         request = place.request
         del self._places[request.uid]
         self._step_out(place)

@@ -47,8 +47,7 @@ class Memory:
 
 
 class Narrowing:
-    """A size that the guard can halve repeatedly, at most `most` times; `times` says how often it
-    is halved now."""
+    """A size that the guard can halve, at most `most` times; it is halved `times` times now."""
 
     def __init__(self, name: str, most: int) -> None:
         self.name = name
@@ -238,8 +237,7 @@ class MemoryGuard:
         self._widen_at = now + self._pause
 
     def _widen(self, now: float) -> None:
-        """Double the batch, or the chunks once the batch is whole, if there was room for a
-        while."""
+        """Double the batch, or once it is whole the chunks, if there was room for a while."""
         if now < self._widen_at:
             return
         narrowed = next((one for one in (self.batch, self.chunks) if one.times), None)
@@ -299,8 +297,8 @@ class StepMemory:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """Record that a pass over `n_tokens`, ending at `context`, needed `n_bytes`; 0 if not
-        measured."""
+        """Record that a pass over `n_tokens`, up to `context`, needed `n_bytes`; 0 if
+        unmeasured."""
         if n_tokens < 1 or n_bytes < 1:
             return
         place = context.bit_length()

@@ -28,8 +28,8 @@ _ASSUMED_BESIDE = 0.25
 """Cost assumed before any measurement for a token computed next to another prompt's tokens, as a
 fraction of the cost of a token alone."""
 _FIRST_BESIDE = 3
-"""Other prompts in the first pass over several prompts; later passes may have up to twice as many
-as any pass before."""
+"""Other prompts in the first pass over several; later passes may have up to twice as many as
+before."""
 _WORTH = 0.25
 """Fraction of a pass that a pass over several prompts must save, as it has costs of its own."""
 _FORGOTTEN = 0.995
