@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _TIER_FRACTION = 8
-"""Divisor: the store's memory tier takes at most this fraction of the budget."""
+"""The store's memory tier gets at most this fraction of the budget: one part in 8."""
 _MIN_TIER_BYTES = 64 << 20
 
 

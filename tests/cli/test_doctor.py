@@ -155,7 +155,7 @@ def test_models_that_do_not_fit_together_take_turns_and_one_that_never_fits_is_a
     short = doctor.check_together(replace(plan, capacity=plan.n_bytes - 1))
     assert (short.verdict, short.detail.startswith("not all 2 models at once, ")) == ("ok", True)
     never = doctor.check_together(replace(plan, capacity=1))
-    assert (never.verdict, never.detail.startswith("a takes ")) == ("failed", True)
+    assert (never.verdict, never.detail.startswith("a needs ")) == ("failed", True)
 
 
 def test_a_model_that_does_not_load_is_a_finding_and_no_success() -> None:
@@ -287,7 +287,7 @@ def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_ar
     folder = small_model(tmp_path / "model")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     with pytest.raises(
-        CapacityError, match=r"the weights of .*model have .* GiB: expected at most"
+        CapacityError, match=r"the weights of .*model need .* GiB: expected at most"
     ):
         promised(Settings(str(folder), process_bytes=weights))
     given = promised(Settings(str(folder), process_bytes=2 * weights + GIB))

@@ -160,7 +160,7 @@ def test_a_bad_schema_is_refused_before_anything_changes() -> None:
 
 def test_a_grammar_says_where_an_answer_ends() -> None:
     params = SamplingParams(grammar=json_grammar(PERSON), ignore_eos=True)
-    with pytest.raises(InvalidRequestError, match="ignore_eos cannot be used with a grammar"):
+    with pytest.raises(InvalidRequestError, match="ignore_eos cannot be combined with a grammar"):
         rig().engine.submit("ann", [1], sampling=params)
 
 

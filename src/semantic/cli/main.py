@@ -76,7 +76,7 @@ _ORDER = (
     *("demo", "run", "chat", "serve", "doctor", "top", "memory"),
     *("agents", "cache", "config", "models", "fleet", "service", "launch"),
 )
-"""Order of the help; commands and groups of unknown packages come last."""
+"""Order of commands in the help; commands and groups of other packages come last."""
 
 
 def _joined(tables: Sequence[CommandTable]) -> CommandTable:
@@ -125,7 +125,7 @@ def group(
 ) -> None:
     """Many LLM agents share one local model, and no token is computed twice.
 
-    The options below may stand before or after the command.
+    The options below may come before or after the command.
     """
     del version
     given = {name: value for name, value in asdict(engine).items() if _is_given(ctx, name)}

@@ -136,7 +136,7 @@ class PromptMatch:
     """How far a prompt matches an agent's tokens, and how much of that the store has.
 
     The first `common_tokens` are equal. `present` has a flag for each block that covers them, and
-    `stored_tokens` are those before the first missing block. `expected` (the agent's) and `got`
+    `stored_tokens` is the number before the first missing block. `expected` (the agent's) and `got`
     are the first tokens that differ; None where one of the two ends.
     """
 

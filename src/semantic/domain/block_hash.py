@@ -114,7 +114,7 @@ class Scope:
 
     @cached_property
     def root(self) -> BlockHash:
-        """The parent of every first block."""
+        """The parent hash of every first block."""
         if self.salt:
             return BlockHash(digest("root-salted-v1", self.namespace, self.tenant, self.salt))
         return BlockHash(digest("root-v1", self.namespace, self.tenant))
@@ -145,7 +145,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class BlockLink:
-    """One block of a chain: the inputs of its hash. `start` is its first token's position."""
+    """One block of a chain: the inputs of its hash. `start` is the position of its first token."""
 
     scope: Scope
     hash: BlockHash

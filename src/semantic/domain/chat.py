@@ -26,7 +26,7 @@ JsonSchema = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call by the assistant. `arguments` is JSON text, unchanged."""
+    """A tool call by the assistant. `arguments` is JSON text, exactly as received."""
 
     id: str
     name: str
@@ -263,7 +263,7 @@ def thought_digest(reasoning: str) -> bytes:
 
 
 def agrees(turn: Turn, message: Message) -> bool:
-    """Return whether the reasoning in `message`, if any, is that of `turn`."""
+    """Return whether `message` has no reasoning, or the same as `turn`."""
     return not message.reasoning.strip() or thought_digest(message.reasoning) == turn.thought
 
 

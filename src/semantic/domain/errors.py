@@ -45,7 +45,7 @@ class SemanticError(Exception):
 
 
 class RequestError(SemanticError):
-    """The server cannot serve the request as it is; a retry is useless."""
+    """The request cannot be served as it is; a retry is useless."""
 
 
 class InvalidRequestError(RequestError, ValueError):
@@ -91,7 +91,7 @@ class PoolExhaustedError(CapacityError, ValueError):
 
 
 class OverloadedError(CapacityError):
-    """The queue is full; retry after `retry_after` seconds."""
+    """The queue is full; the client may retry after `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)

@@ -18,7 +18,7 @@ _MAX_PART_LENGTH = 100
 _DIGEST_DIGITS = 32
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
 LONGEST_ABSENCE: Final = 86_400.0
-"""Seconds: the most that `Hints.back_in` may be."""
+"""The most seconds that `Hints.back_in` may be."""
 MOST_PRIORITY: Final = 8
 """The highest `Hints.priority`; the lowest is its negative."""
 
@@ -81,7 +81,7 @@ def home_of(name: str) -> str:
 
 
 def is_tag(text: object) -> TypeGuard[str]:
-    """Return whether `text` is valid as the tag of a session, an agent or a client."""
+    """Return whether `text` is a valid tag for a session, an agent or a client."""
     return isinstance(text, str) and 1 <= len(text) <= MAX_TAG_LENGTH and text.isprintable()
 
 

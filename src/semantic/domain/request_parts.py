@@ -34,7 +34,7 @@ _SYSTEM: frozenset[Role] = frozenset({"system", "developer"})
 
 
 class PartKind(StrEnum):
-    """The kind of part that differs."""
+    """The kind of a part that differs."""
 
     OPTION = "option"
     TOOL = "tool"

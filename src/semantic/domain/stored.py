@@ -92,7 +92,7 @@ class BlockRead:
 
     @property
     def segments(self) -> list[memoryview]:
-        """The parts of the targets that the body fills, without empty ones."""
+        """The beginnings of the targets that the body fills, without empty ones."""
         n_tokens = len(self.header.link.tokens)
         return [
             target.cast("B")[: target.nbytes // BLOCK_TOKENS * n_tokens]

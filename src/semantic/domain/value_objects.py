@@ -36,9 +36,9 @@ class LayerKind(StrEnum):
     """The content of a layer's cache. Configuration files and reports use these values."""
 
     FULL = "global"
-    """Every past token."""
+    """The keys and values of every past token."""
     SLIDING_WINDOW = "sliding_window"
-    """The last `window` tokens."""
+    """The keys and values of the last `window` tokens."""
     STATE = "state"
     """A state after the last token that cannot be cut back (recurrent, latent, mixed)."""
 
@@ -65,7 +65,7 @@ class LayerSpec:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block of this layer: K and V of 256 tokens, or the state."""
+        """Bytes of one block of this layer: keys and values of 256 tokens, or the state."""
         if self.kind is LayerKind.STATE:
             return self.state_bytes
         per_token = self.kv_heads * (self.k_head_dim + self.v_head_dim) * self.itemsize
@@ -332,7 +332,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's log-probability (natural log) and those of the likeliest alternatives."""
+    """A token's log-probability (natural logarithm) and those of the likeliest alternatives."""
 
     token: int
     logprob: float

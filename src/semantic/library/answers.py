@@ -26,7 +26,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The answer without reasoning and tool calls."""
+        """The text of the answer, without reasoning and tool calls."""
         return self.message.content
 
     @property

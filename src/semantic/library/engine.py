@@ -180,7 +180,7 @@ class Engine:
         return self._loop.run(self._engine.agents(model))
 
     def stores(self) -> Sequence[StoreStats]:
-        """Size and counts of each tier of the store."""
+        """Return the size and the event counts of each tier of the store."""
         return self._engine.stores()
 
     def import_agent(

@@ -19,7 +19,7 @@ Check = Callable[[], None]
 
 
 class OutgoingArchive(Protocol):
-    """An archive to send."""
+    """An archive to be sent."""
 
     @property
     def n_bytes(self) -> int:

@@ -273,7 +273,7 @@ class BatchBackend(Protocol):
         memory. Copies nothing if there are no surplus blocks."""
 
     def close(self, sequence: SequenceId) -> None:
-        """Free `sequence` and its memory, at any time."""
+        """Free `sequence` and its memory. May be called at any time."""
 
     # Block bodies: the bytes of blocks in a store. Not for a sequence that is decoding.
 

@@ -96,7 +96,7 @@ class MappedPort(Protocol):
         frame. Raises RuntimeError."""
 
     def leave(self, call: int) -> None:
-        """Forget the offer for a call."""
+        """Forget where rank 0 wants the body of a call."""
 
 
 class ChannelPort(Protocol):

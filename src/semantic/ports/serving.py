@@ -1,5 +1,6 @@
 """ServingPort: a served model's interface for APIs; answers are streams of events. Runs on an event
-loop and never blocks it. An API translates and decides nothing. `Figures` are for monitoring."""
+loop and never blocks it. An API only translates, and decides nothing. `Figures` are for
+monitoring."""
 
 from __future__ import annotations
 
@@ -196,7 +197,7 @@ class MemoryFigures:
 
 
 class MemoryLimit(Protocol):
-    """The limit of the process' memory."""
+    """The limit on the process' memory."""
 
     @property
     def memory(self) -> MemoryFigures | None:

@@ -166,7 +166,7 @@ class CacheStorePort(Protocol):
         last."""
 
     def stats(self) -> Sequence[StoreStats]:
-        """One entry per tier."""
+        """Return statistics, one entry per tier."""
 
     def flush(self) -> None:
         """Return once everything accepted is as durable as this store can make it."""
@@ -226,7 +226,7 @@ class BlockObserver(Protocol):
         """Requests no longer find the block."""
 
     def listed_anew(self) -> None:
-        """A tier's contents may have changed in any way."""
+        """A tier's contents may have changed in any way: list them again."""
 
 
 class ListedTier(Protocol):

@@ -32,7 +32,7 @@ from semantic.ports.serving import Ask
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 _MAX_AGENTS = 10_000
-"""Agents to remember, at most 2 kB each."""
+"""Most agents to remember, at most 2 kB each."""
 _NAME_BYTES = 6
 _AUTO_NAME = re.compile(r"auto-[0-9a-f]{12}")
 

@@ -13,7 +13,7 @@ from semantic.domain.stored import Found, Manifest, Place
 from semantic.ports.store import AgentIndexPort, StorePort
 
 _MAX_BLOCKS = 1 << 17
-"""Blocks whose hashes the cache holds, 200 bytes each."""
+"""Most blocks whose hashes the cache holds, at 200 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def footprints(
     manifests: Sequence[Manifest],
     chain: Callable[[Manifest], Chain] = chain_of,
 ) -> list[AgentFootprint]:
-    """Return the footprints of some agents. Other agents do not add to the cost."""
+    """Return the footprints of some agents. The cost does not depend on other agents."""
     chains = [chain(manifest) for manifest in manifests]
     users = store.agents.users(list({block.hash: None for blocks in chains for block in blocks}))
     stored = store.find([key for blocks in chains for key in _keys(blocks)])

@@ -90,7 +90,7 @@ def _length(at: int) -> int:
 _MAX_SIBLINGS = 64
 """Most agents to compare per identity: a user may have thousands."""
 _WITH_TOOLS = frozenset({"claude-code", "codex", "opencode"})
-"""Clients whose conversations have tools: a first request without tools is for a title."""
+"""Clients whose conversations have tools: their first request without tools asks for a title."""
 
 _MIN_SHARED_MESSAGES = 2
 """Number of equal messages from which two requests without tools count as one conversation."""

@@ -129,7 +129,7 @@ class Origin:
 
     @property
     def has_tools(self) -> bool:
-        """True if its requests offer tools."""
+        """True if the requests offer tools."""
         return self.kind.startswith(_TOOLS)
 
     def note(self) -> str:

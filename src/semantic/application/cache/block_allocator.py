@@ -239,7 +239,8 @@ class BlockAllocator:
         return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def grow(self, request: Request) -> bool:
-        """Allocate room for one more token of a decoding request; False if the pool is full."""
+        """Allocate room for one more token of a decoding request. Returns False if the pool is
+        full."""
         if request.n_tokens < request.capacity:
             return True
         return self._extend(request, whole_blocks(request.n_tokens + 1))
@@ -291,7 +292,7 @@ class BlockAllocator:
         return None if cache is None else cache.token_ids
 
     def drop_idle(self, agent_id: str, tenant: str) -> bool:
-        """Free the agent's idle cache; False if it has none."""
+        """Free the agent's idle cache. Returns False if it has none."""
         cache = self._idle.take(self.key(agent_id, tenant))
         if cache is None:
             return False
@@ -300,7 +301,7 @@ class BlockAllocator:
         return True
 
     def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> bool:
-        """Share an agent's idle cache with a new agent; False if there is none."""
+        """Share an agent's idle cache with a new agent. Returns False if there is none."""
         cache = self._idle.get(self.key(agent_id, tenant))
         if cache is None:
             return False
@@ -448,7 +449,7 @@ class AgentCaches:
         return Reuse(history=history, manifest=manifest)
 
     def forget(self, agent_id: str, tenant: str) -> bool:
-        """Drop the agent's idle cache and its manifest; False if it has neither."""
+        """Drop the agent's idle cache and its manifest. Returns False if it has neither."""
         with self._lock:
             dropped = self._allocator.drop_idle(agent_id, tenant)
         saved = self._prefixes is not None and self._prefixes.forget(agent_id, tenant)

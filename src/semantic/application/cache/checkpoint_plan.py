@@ -24,7 +24,7 @@ _TIMES_WHERE_LIKELY = 8
 """Where requests are likely to continue, checkpoints may use this many times the bytes of keys and
 values: at a prompt's end, of those before it; at all junctions together, of the computed ones."""
 _FREE_JUNCTIONS = 4
-"""Checkpoints at junctions that a group of requests may take before it computes anything."""
+"""Checkpoints at junctions that a group of requests may take before it has computed anything."""
 _STATES_ALONE = 512
 """Tokens. The grid of a model that caches only states; checkpoints are then all that is stored."""
 

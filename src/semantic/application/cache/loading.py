@@ -190,7 +190,7 @@ class BreakEven:
 
 
 def total(n_bytes: Mapping[Tier, int]) -> int:
-    """Return the bytes of all tiers."""
+    """Return the sum of the bytes of all tiers."""
     return sum(n_bytes.values())
 
 
@@ -233,7 +233,7 @@ def _deviation(ratio: float) -> float:
 
 
 Target = tuple[BlockHeader, BodyTarget]
-"""A body and its destination."""
+"""A body to read and its destination."""
 
 _THREADS = 4
 """Number of concurrent loads. The store also reads the bodies of each load in parallel."""

@@ -55,7 +55,7 @@ class StoredPrefix:
 
     @property
     def headers(self) -> tuple[BlockHeader, ...]:
-        """All bodies to read."""
+        """The headers of all bodies to read."""
         last = () if self.checkpoint is None else (self.checkpoint,)
         return (*self.full, *self.window, *last)
 

@@ -141,7 +141,8 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Use the pool's prefix, which is at least as long; the one from `find` is the fallback."""
+        """Use the pool's prefix, which is at least as long; keep the one from `find` as the
+        fallback."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
@@ -230,7 +231,7 @@ class PrefixStore:
 
     @property
     def ahead_bytes(self) -> int:
-        """See `Prefixes.ahead_bytes`: half of the memory tier."""
+        """See `Prefixes.ahead_bytes`. It is half of the memory tier."""
         tiers = (one.max_bytes for one in self._store.stats() if one.tier is Tier.MEMORY)
         return sum(tiers) // 2
 

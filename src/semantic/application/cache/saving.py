@@ -24,7 +24,7 @@ class RequestState:
     """The prefix store's state of one request."""
 
     links: list[BlockLink] = field(default_factory=list)
-    """Hash chain of the request's full blocks, as far as computed."""
+    """Hash chain of the request's full blocks, as far as it has been computed."""
     stored_blocks: int = 0
     """Number of leading blocks that the store has or was offered."""
     prefix: StoredPrefix | None = None
@@ -70,7 +70,7 @@ class Export:
 
 
 class BlockSaver:
-    """Puts the blocks of one model's sequences."""
+    """Stores the blocks of one model's sequences."""
 
     def __init__(self, model: BatchBackend, store: CacheStorePort) -> None:
         self._model = model

@@ -289,7 +289,7 @@ class BlockPoolBatchEngine:
             self._prefixes.flush()
 
     def close(self, *, keep_store: bool = False) -> None:
-        """End the engine; flush and close the store, unless another engine continues with it."""
+        """End the engine; flush and close the store, unless another engine keeps using it."""
         if self._ahead is not None:
             self._ahead.close()
         if self._prefixes is not None:

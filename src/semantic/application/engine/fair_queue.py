@@ -17,7 +17,7 @@ from semantic.application.request import Request
 _MAX_PASSED = 8
 """Requests that may overtake the first one while it does not fit; after that, none may."""
 _MAX_TRIED = 8
-"""Requests tried per admission: each try searches the idle caches."""
+"""Requests to try per admission: each try searches the idle caches."""
 _PER_PRIORITY = 256
 """Admissions that one level of priority is worth: more than a queue usually holds, so that a higher
 priority goes first, but a lower one does not wait forever."""

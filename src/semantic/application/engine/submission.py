@@ -95,7 +95,7 @@ class RequestValidator:
         if params.grammar is not None:
             if params.ignore_eos:
                 raise InvalidRequestError(
-                    "ignore_eos cannot be used with a grammar, which decides where an answer ends"
+                    "ignore_eos cannot be combined with a grammar, which says where an answer ends"
                 )
             own = replace(params.grammar, tenant=tenant)
             self._model.check_grammar(own)
@@ -108,7 +108,7 @@ class RequestValidator:
         if cache is None or cache.model_id == self._model_id:
             return
         raise CacheReconstructionError(
-            f"the cache of agent {cache.agent_id!r} comes from model "
+            f"the cache of agent {cache.agent_id!r} was computed by model "
             f"{cache.model_id or '(unnamed)'}, but this engine runs {self._model_id}"
         )
 

@@ -37,7 +37,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The next change: load the model `name`, or unload it."""
+    """The next change: load the model `name` if `loads`, else unload it."""
 
     name: str
     loads: bool
