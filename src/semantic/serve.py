@@ -410,7 +410,7 @@ def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> i
             return number
     names = ", ".join(one.names[0] for one in models)
     found = "one of the models" if base is None else f"one of the models, got {base}"
-    raise InvalidRequestError(f"--adapter {given}: expected BASE+NAME=PATH with {found}: {names}")
+    raise InvalidRequestError(f"--adapter {given}: BASE+NAME=PATH must name {found}: {names}")
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:

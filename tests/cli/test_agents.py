@@ -127,7 +127,7 @@ def test_the_owner_of_the_folder_manages_the_agents_of_every_tenant() -> None:
     assert agents("rm", "secret").code == 2
     assert asked("rm", "secret", "--tenant", of)["removed"] is True
     assert asked("ls", "--all-tenants")["other_tenants"] == 0
-    assert f"no agents of a tenant {of}; expected one of local" in agents("ls", "--tenant", of).err
+    assert f"there are no agents of tenant {of}; expected one of local" in agents("ls", "--tenant", of).err
 
 
 def test_ls_says_whose_agents_they_are() -> None:
@@ -212,7 +212,7 @@ def test_of_several_models_one_must_be_named(ada: Manifest) -> None:
     assert f"{own[:12]} (tiny)" in ran.err
     assert f"{others[:12]} (other)" in ran.err
     assert len(ran.error_lines) == 1
-    assert "has none whose id begins with 'zz'" in agents("rm", "ada", "--model-id", "zz").err
+    assert "'zz' begins the id of none" in agents("rm", "ada", "--model-id", "zz").err
     assert agents("rm", "ada", "--model-id", others[:6].upper()).code == 0
     assert asked("show", "ada")["model"] == "tiny"
 

@@ -81,7 +81,7 @@ def test_the_limit_is_shown_lowered_and_reset() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--limit", "99"), "expected at most the 16 that there is"),
+        (("--limit", "99"), "expected at most 16, all memory"),
         (("--limit", "-1"), "--limit must be above 0"),
         (("--limit", "4", "--reset"), "expected either --limit or --reset"),
     ],

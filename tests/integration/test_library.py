@@ -366,7 +366,7 @@ def test_an_agent_of_a_server_is_saved_without_its_messages(
         ([{"role": "user"}], {}, 'expected a Message or an object with "role" and "content"'),
         ("a", {"done": 1}, "done must be True or False, got 1"),
         ("a", {"back_in": "5"}, "back_in must be a number of seconds, got '5'"),
-        ("a", {"back_in": 1, "done": True}, "back_in: expected none for a finished agent"),
+        ("a", {"back_in": 1, "done": True}, "back_in must not be given for a finished agent"),
         ("a", {"priority": 0.5}, "priority must be an integer, got 0.5"),
         ("a", {"priority": 9}, "priority: expected -8 to 8, got 9"),
         ("a", {"size": 1}, "unknown option 'size'; expected one of max_tokens, "),

@@ -36,7 +36,7 @@ AgentName = Annotated[
 ModelId = Annotated[
     str | None,
     typer.Option(
-        help="Select by model id those of several agents with this name; a prefix is enough.",
+        help="Select among agents with this name by model id; a prefix is enough.",
         show_default=False,
     ),
 ]
@@ -55,13 +55,13 @@ TenantName = Annotated[
 NamePrefix = Annotated[
     str | None,
     typer.Option(
-        "--prefix", metavar="TEXT", help="Agents whose names begin so.", show_default=False
+        "--prefix", metavar="TEXT", help="Agents whose names begin with this.", show_default=False
     ),
 ]
 ParentName = Annotated[
     str | None,
     typer.Option(
-        "--parent", metavar="NAME", help="Agents that come from this one.", show_default=False
+        "--parent", metavar="NAME", help="Agents forked or started by this.", show_default=False
     ),
 ]
 IsPinned = Annotated[
@@ -95,8 +95,8 @@ def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
     found = [scope for scope in every if tenant_id(store.secret, scope.tenant) == tenant]
     if not found:
         known = sorted({tenant_id(store.secret, scope.tenant) for scope in every})
-        listed = f"expected one of {', '.join(known)}" if known else "there are none at all"
-        raise InvalidRequestError(f"no agents of a tenant {show_name(tenant)}; {listed}")
+        listed = f"expected one of {', '.join(known)}" if known else "the store has none"
+        raise InvalidRequestError(f"there are no agents of tenant {show_name(tenant)}; {listed}")
     return found
 
 
@@ -151,11 +151,11 @@ def find_agent(
     if len(found) == 1:
         return found[0]
     problem = (
-        f"has none whose id begins with {model_id!r:.80}" if not found else "exists for several"
+        f"exists, but {model_id!r:.80} begins the id of none" if not found else "exists for several"
     )
     raise InvalidRequestError(
         f"agent {show_name(name)} {problem} of these models: {_models(named)}; "
-        "--model-id takes the first digits"
+        "--model-id selects one by its first digits"
     )
 
 

@@ -99,7 +99,7 @@ def _confirm(agents: Sequence[Manifest]) -> None:
 
 def _text(agents: Sequence[Manifest], removed: Sequence[bool]) -> str:
     lines = [
-        f"{show_name(agent.agent_id)} is {'forgotten' if done else 'gone already'}"
+        f"{show_name(agent.agent_id)} is {'forgotten' if done else 'already gone'}"
         for agent, done in zip(agents, removed, strict=True)
     ]
     return "\n".join(lines) or "no agents"
@@ -126,7 +126,7 @@ _HEADINGS = (
 def ls(
     store: StoreOptions,
     limit: Annotated[
-        int, typer.Option(min=1, help="List at most this many, the last saved ones.")
+        int, typer.Option(min=1, help="List at most this many agents, last saved first.")
     ] = _LISTED,
     tenant: TenantName = None,
     all_tenants: Annotated[

@@ -49,7 +49,7 @@ def stats(
         return
     typer.echo("\n".join(store_lines(tiers)))
     if is_fleet:
-        typer.echo(f"object store: {found[0] if found else 'no janitor was here'}")
+        typer.echo(f"object store: {found[0] if found else 'no janitor has run'}")
 
 
 def check(
@@ -138,7 +138,7 @@ def _found(report: CheckReport) -> Iterator[str]:
     for problem in report.damaged:
         yield f"damaged: {show_name(problem.path, whole=True)}: {problem.damage}"
     for path in report.newer:
-        yield f"of a later version: {show_name(path, whole=True)}"
+        yield f"written by a later version: {show_name(path, whole=True)}"
     for path in report.foreign:
         yield f"not ours: {show_name(path, whole=True)}"
 

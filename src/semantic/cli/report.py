@@ -150,7 +150,7 @@ def _wear_lines(wear: Wear) -> Iterator[str]:
         days = ", ".join(f"{show_bytes(wear.days[one])} on {one}" for one in earlier)
         yield f"  before: {days}"
     if wear.holds_back:
-        yield f"  the limit of {show_bytes(wear.max_a_day or 0)} a day holds writes back"
+        yield f"  the daily limit of {show_bytes(wear.max_a_day or 0)} holds writes back"
 
 
 def to_line(document: Json) -> str:

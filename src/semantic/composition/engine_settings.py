@@ -102,9 +102,9 @@ class Flag:
 # Headings of the help, and texts that a server shares.
 ENGINE: Final = "Model and memory"
 STORE: Final = "Store"
-TOP_P_HELP: Final = "Nucleus sampling; 1 is off, 0 the likeliest token."
-TOP_K_HELP: Final = "Only the k likeliest; 0 is off."
-MIN_P_HELP: Final = "Only tokens this likely compared with the likeliest; 0 is off."
+TOP_P_HELP: Final = "Nucleus sampling; 1 is off, 0 always chooses the likeliest token."
+TOP_K_HELP: Final = "Sample only from the k likeliest tokens; 0 is off."
+MIN_P_HELP: Final = "Sample only tokens at least this likely, relative to the likeliest; 0 is off."
 
 _MODEL_HELP: Final = (
     "A model folder, a hub id (org/name), an alias or the model inside the package."
@@ -126,7 +126,7 @@ ADAPTER: Final = Flag(
 ADAPTERS: Final = Flag(
     ENGINE,
     "A folder with an adapter that mlx-lm trained, served as BASE+NAME on the weights of "
-    "its base; of several models BASE+NAME=PATH. Repeatable.",
+    "its base; with several models, BASE+NAME=PATH. Repeatable.",
     "--adapter",
     "--adapter-path",
     "--lora-modules",
@@ -147,13 +147,13 @@ STORE_FOLDER: Final = Flag(
 NO_STORE: Final = Flag(STORE, "Store nothing on disk: caches end with the program.", "--no-store")
 DISK_GB: Final = Flag(
     STORE,
-    "Quota of the store on disk, in GiB. Default: what it uses and a tenth of the free "
+    "Quota of the store on disk, in GiB. Default: what it uses plus a tenth of the free "
     "space, at most 32.",
 )
 DISK_RATED_TBW: Final = Flag(
     STORE,
-    "Terabytes that the store's drive may write in its life, by its maker's rating (TBW): "
-    "shows which part the store has used. Default: unknown.",
+    "Terabytes that the store's drive is rated to write in its life (TBW), as its maker says: "
+    "shows how much of that the store has used. Default: unknown.",
 )
 RAM_GB: Final = Flag(
     STORE,
@@ -180,6 +180,6 @@ REMOTE_STORE: Final = Flag(
 )
 REMOTE_GB: Final = Flag(
     STORE,
-    "GiB that the fleet may have in --remote-store: one of the processes with this "
+    "GiB that the fleet may use in --remote-store: one of the processes with this "
     "option evicts the least recently used. Default: no limit.",
 )

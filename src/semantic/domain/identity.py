@@ -118,7 +118,7 @@ class Hints:
                 f"back_in: expected seconds from 0 to {LONGEST_ABSENCE:.0f}, got {self.back_in}"
             )
         if self.done:
-            raise InvalidRequestError("back_in: expected none for a finished agent")
+            raise InvalidRequestError("back_in must not be given for a finished agent")
 
 
 NO_HINTS: Final = Hints()

@@ -121,7 +121,7 @@ def test_a_load_that_fails_is_told_to_all_who_wait_and_is_tried_again_by_the_nex
         told = "the model b cannot be loaded: "
         assert [str(one) for one in failed] == [f"{told}out of luck"] * 3
         assert {one.public for one in failed if isinstance(one, ModelLoadError)} == {
-            f"{told}the server's log has the reason"
+            f"{told}see the server's log"
         }
         assert models.status("a").state == "loaded"
         del loader.failures["b"]

@@ -1,8 +1,8 @@
 """AgentDirectory: lists, describes, forks, pins and deletes the agents of one model.
 
 Combines the engine, which runs agents, with the store, which saves them. Methods that take the
-engine run on its thread, between two steps; the others may run on any thread. Knows
-nothing about transports.
+engine run on its thread, between two steps; the others may run on any thread. Knows nothing about
+transports.
 """
 
 from __future__ import annotations

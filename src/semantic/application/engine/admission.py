@@ -115,8 +115,8 @@ class Admission:
             return
         excess = own_bytes + 2 * n_bytes + self._bytes.used - self._bytes.most
         raise TenantLimitError(
-            f"{own} of your requests are waiting, for {own_bytes} bytes: expected less, to leave "
-            "as much to others",
+            f"{own} of your requests are waiting, for {own_bytes} bytes: expected less, so that as "
+            "much stays free for others",
             retry_after=self._retry_after(excess),
         )
 

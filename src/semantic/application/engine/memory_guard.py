@@ -122,11 +122,11 @@ class MemoryGuard:
         if wanted < self._least:
             raise InvalidRequestError(
                 f"{given}: expected at least {self._least / _GIB:.3g}, most of which the process "
-                "has without a request"
+                "uses even without requests"
             )
         if self._most is not None and wanted > max(self._most, self._first):
             raise InvalidRequestError(
-                f"{given}: expected at most the {self._most / _GIB:.3g} that there is"
+                f"{given}: expected at most {self._most / _GIB:.3g}, all memory"
             )
         self.max_bytes = self._limit = wanted
         self.on_limit(wanted)

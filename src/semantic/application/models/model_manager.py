@@ -341,7 +341,7 @@ class ModelManager:
             return
         error = await _error_of(self._load(change.name))
         if isinstance(error, WeightsTooLargeError):
-            logger.info("the model %s takes more than was known: %s", change.name, error)
+            logger.info("the model %s needs more memory than expected: %s", change.name, error)
             self._residency.unloaded(change.name)  # others may make room, if it fits at all
             error = await _error_of(self._resize(change.name))
         if error is not None:
@@ -397,7 +397,7 @@ def _load_error(name: str, error: BaseException) -> BaseException:
     logger.warning("%s%s: %s", words, type(error).__name__, error)
     if isinstance(error, CapacityError) or not isinstance(error, SemanticError | OSError):
         return error
-    reason = error if isinstance(error, InvalidRequestError) else "the server's log has the reason"
+    reason = error if isinstance(error, InvalidRequestError) else "see the server's log"
     return ModelLoadError(f"{words}{error}", public=f"{words}{reason}")
 
 

@@ -98,10 +98,10 @@ def pull(
     model: ModelName,
     anyway: Annotated[
         bool,
-        typer.Option("--anyway", help="Also a model that does not load on this machine."),
+        typer.Option("--anyway", help="Download the model even if it cannot load on this machine."),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Also hash the weights that are here already.")
+        bool, typer.Option("--check", help="Also check the hashes of weights already here.")
     ] = False,
     pool_gb: PoolGb = None,
     as_json: AsJson = False,
@@ -300,7 +300,7 @@ def _details(facts: ModelFacts) -> Iterator[str]:
 def _where(place: Place) -> str:
     if place.folder is None:
         return f"on the hub, not fetched; commit {place.commit}"
-    missing = ", incomplete: `semantic models pull` goes on" if place.missing else ""
+    missing = ", incomplete: `semantic models pull` continues" if place.missing else ""
     return f"{place.source}, {place.folder}{missing}"
 
 

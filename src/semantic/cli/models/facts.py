@@ -105,7 +105,7 @@ def facts_of(
     """Return the facts about the model in `place`, read from its configuration."""
     own = tuple(aliases.get(place.name, ()))
     if place.folder is None or (place.missing and place.weights_bytes is None):
-        return ModelFacts(place, own, problem="its files are not complete")
+        return ModelFacts(place, own, problem="its files are incomplete")
     return _described(place, own, place.folder, pool_bytes)
 
 
