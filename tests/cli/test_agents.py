@@ -127,7 +127,10 @@ def test_the_owner_of_the_folder_manages_the_agents_of_every_tenant() -> None:
     assert agents("rm", "secret").code == 2
     assert asked("rm", "secret", "--tenant", of)["removed"] is True
     assert asked("ls", "--all-tenants")["other_tenants"] == 0
-    assert f"there are no agents of tenant {of}; expected one of local" in agents("ls", "--tenant", of).err
+    assert (
+        f"there are no agents of tenant {of}; expected one of local"
+        in agents("ls", "--tenant", of).err
+    )
 
 
 def test_ls_says_whose_agents_they_are() -> None:

@@ -99,7 +99,7 @@ def _confirm(agents: Sequence[Manifest]) -> None:
 
 def _text(agents: Sequence[Manifest], removed: Sequence[bool]) -> str:
     lines = [
-        f"{show_name(agent.agent_id)} is {'forgotten' if done else 'already gone'}"
+        f"{show_name(agent.agent_id)} is {'forgotten' if done else 'gone already'}"
         for agent, done in zip(agents, removed, strict=True)
     ]
     return "\n".join(lines) or "no agents"

@@ -49,7 +49,7 @@ def stats(
         return
     typer.echo("\n".join(store_lines(tiers)))
     if is_fleet:
-        typer.echo(f"object store: {found[0] if found else 'no janitor has run'}")
+        typer.echo(f"object store: {found[0] if found else 'no janitor was here'}")
 
 
 def check(
