@@ -88,7 +88,7 @@ def test_messages_replace_the_conversation(engine: semantic.Engine) -> None:
 def test_a_stream_has_the_text_of_the_whole_answer(engine: semantic.Engine) -> None:
     text = "Count from 3 to 7."
     with engine.chat("streamed", text, stream=True) as stream:
-        with pytest.raises(BackendError, match="has not ended"):
+        with pytest.raises(BackendError, match="has not finished"):
             _ = stream.answer
         pieces = list(stream)
     assert len(pieces) > 5
