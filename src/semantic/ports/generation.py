@@ -353,7 +353,7 @@ class ModelProviderPort(Protocol):
 
 
 class StepObserver(Protocol):
-    """Is told the duration of an engine's steps, on the engine's thread; must return at once."""
+    """Observes the duration of an engine's steps, on the engine's thread; must return at once."""
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
         """Record a finished step, in which `n_decoding` requests decoded; `prefilled`: it also

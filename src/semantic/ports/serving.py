@@ -48,8 +48,8 @@ class Ask:
 
 
 ToolSupport = Literal["native", "text", "unknown"]
-"""How a model is told about tools: "native" by its chat template, as "text" if the template does
-not support tools, or "unknown" if its calls cannot be parsed."""
+"""How a model learns of tools: "native" by its chat template, as "text" if the template does not
+support tools, or "unknown" if its calls cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,9 +215,9 @@ class StorePort(CacheStorePort, Protocol):
 
 
 class BlockObserver(Protocol):
-    """Is told which whole blocks (`BlockHeader.is_whole_block`) a tier has. The tier calls it in
-    the order of the changes, under its locks and from any thread: a method must return at once and
-    must not call a store. It returns False for a change that it lost."""
+    """Learns which whole blocks (`BlockHeader.is_whole_block`) a tier has. The tier calls it in the
+    order of the changes, under its locks and from any thread: a method must return at once and must
+    not call a store. It returns False for a change that it lost."""
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
         """From now on, and perhaps earlier, requests find the block."""

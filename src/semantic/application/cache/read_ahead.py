@@ -59,8 +59,9 @@ class _Job:
 
 
 class ReadAhead:
-    """Reads for one engine. Thread-safe. The thread starts with the first expected agent. Requests
-    load first. Unused reads take at most `Prefixes.ahead_bytes`. Skips caches in the pool."""
+    """Reads prefixes ahead for one engine. Thread-safe. The thread starts with the first expected
+    agent. Requests load first. Unused reads take at most `Prefixes.ahead_bytes`. Skips caches in
+    the pool."""
 
     def __init__(
         self,

@@ -263,10 +263,10 @@ class Scheduler:
         )
 
     def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
-        """Return the chunks of the next forward pass; an empty list ends the step's prefill. There
-        are several chunks only if each is the rest of a prompt and they join in a pass, or if they
-        run side by side. Once a prompt is complete, only prompts that fit entirely continue: a
-        first token never waits for a long chunk."""
+        """Chunked prefill: return the chunks of the next forward pass; none ends the step's
+        prefill. There are several chunks only if each is the rest of a prompt and they join in a
+        pass, or if they run side by side. Once a prompt is complete, only prompts that fit entirely
+        continue: a first token never waits for a long chunk."""
         if step.first_token_due:
             return []
         prefilling = self.in_phase(Phase.PREFILL)

@@ -1,5 +1,5 @@
 """ModelManager: loads and unloads the models of a server, one at a time, as requests need them. For
-one event loop. Makes no decisions itself, see `residency`, not frameworks or transports."""
+one event loop. `residency` makes the decisions. Knows nothing about frameworks or transports."""
 
 from __future__ import annotations
 
