@@ -61,9 +61,9 @@ class Embeddings:
         workers: FairThreads,
         turns: FairThreads,
     ) -> None:
-        """`call` runs a function on the computing thread; `workers` run work that needs no model;
-        `turns` wait for the model. Both have two threads, so that one task that is not short runs
-        at a time."""
+        """`call` runs a function on the computing thread; `workers` do work that needs no model,
+        and `turns` wait for the model. Both have two threads, so that only one task that is not
+        short runs at a time."""
         self.model = model
         self._embedder = embedder
         self._call = call

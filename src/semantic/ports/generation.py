@@ -147,7 +147,7 @@ class BodyTarget(Protocol):
 
     def open(self) -> list[memoryview]:
         """Return the memory to write the body to: a few segments of 256 tokens each. The body's
-        segments go into them in order. Raises BackendError."""
+        segments are stored in them in order. Raises BackendError."""
 
     def close(self, n_tokens: int = 0) -> None:
         """Accept the written body of `n_tokens` tokens (0 for none), and free the memory. The

@@ -43,7 +43,8 @@ class PrefixStore:
     """Shares computed blocks between requests with equal prefixes, and across restarts.
 
     The stepping thread calls it. Submitting threads call `find` and `decline` under the engine's
-    lock, and the methods for agents without it. `shared` assigns computation of missing blocks.
+    lock, and the methods for agents without it. `shared` decides which request computes missing
+    blocks.
     """
 
     def __init__(
