@@ -87,10 +87,7 @@ ROUNDS = (
     Round("64 long", 64, LONG_WORDS, 128),
     Round("64 short", 64, SHORT_WORDS, 256),
 )
-SMALL_ROUNDS = (
-    Round("4 long", 4, (200, 300), 16, turns=2),
-    Round("8 short", 8, SHORT_WORDS, 16),
-)
+SMALL_ROUNDS = (Round("4 long", 4, (200, 300), 16, turns=2), Round("8 short", 8, SHORT_WORDS, 16))
 BESIDE = {"8k beside 7": 5800, "32k beside 7": 23200}
 """Words of the long prompt."""
 MOST_TTFT = {"8k beside 7": 1.0, "32k beside 7": 4.0}

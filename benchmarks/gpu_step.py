@@ -242,10 +242,7 @@ class Steps:
             mx.synchronize(self._backend.stream)
         events = [event for event in profile.events() if str(event.device_type).endswith("CUDA")]
         busy = sum(event.device_time_total for event in events) / 1e3
-        return {
-            "kernels": round(len(events) / PROFILED, 1),
-            "busy_ms": round(busy / PROFILED, 3),
-        }
+        return {"kernels": round(len(events) / PROFILED, 1), "busy_ms": round(busy / PROFILED, 3)}
 
 
 @contextmanager

@@ -53,12 +53,7 @@ def run() -> Result:
         "model_swaps",
         QUESTION,
         model="semantic-tiny, enlarged",
-        parameters={
-            "rounds": ROUNDS,
-            "layers": LAYERS[0],
-            "seconds": SECONDS,
-            "agents": AGENTS,
-        },
+        parameters={"rounds": ROUNDS, "layers": LAYERS[0], "seconds": SECONDS, "agents": AGENTS},
         seed=0,
     )
     with TemporaryDirectory() as made:

@@ -172,12 +172,7 @@ def beside_long(sides: Sides, sizes: Sizes) -> Iterator[Row]:
 def taking_turns(sides: Sides, sizes: Sizes) -> Iterator[Row]:
     """The cached share of prompt tokens, of agents that take turns."""
     for n in sizes.agents:
-        yield from in_turns(
-            sides,
-            f"cached share, {n} agents",
-            0,
-            partial(_cached_share, sizes, n),
-        )
+        yield from in_turns(sides, f"cached share, {n} agents", 0, partial(_cached_share, sizes, n))
 
 
 def overhead(

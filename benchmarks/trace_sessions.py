@@ -71,11 +71,7 @@ def recorded_sessions(path: Path) -> list[RecordedSession]:
 
 
 def sessions(
-    recorded: Sequence[RecordedSession],
-    words: Sequence[str],
-    *,
-    most_turns: int,
-    piece_tokens: int,
+    recorded: Sequence[RecordedSession], words: Sequence[str], *, most_turns: int, piece_tokens: int
 ) -> list[Session]:
     """The first `most_turns` requests of each session as prompts made of `words`.
 

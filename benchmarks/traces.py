@@ -215,10 +215,7 @@ def run(recorded: Sequence[RecordedSession], shape: Shape, python: Path) -> Resu
     )
     words = single_words(load_tokenizer("semantic-tiny"), VOCAB)
     replayed = sessions(
-        recorded[: shape.sessions],
-        words,
-        most_turns=shape.turns,
-        piece_tokens=shape.piece_tokens,
+        recorded[: shape.sessions], words, most_turns=shape.turns, piece_tokens=shape.piece_tokens
     )
     samples: list[Row] = []
     with TemporaryDirectory(prefix="semantic-traces-") as folder:

@@ -35,11 +35,7 @@ def main() -> None:
     scripts = sorted(Path(folder).glob("*.py"))
     found = {script.stem: outcome(script, next(iter(rest), None)) for script in scripts}
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    known[name] = {
-        "faults": len(found),
-        "gone": list(found.values()).count("gone"),
-        "found": found,
-    }
+    known[name] = {"faults": len(found), "gone": list(found.values()).count("gone"), "found": found}
     RESULT.write_text(json.dumps(known, indent=1) + "\n")
     print(json.dumps(known[name], indent=1))
 

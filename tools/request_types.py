@@ -138,8 +138,7 @@ ANTHROPIC: Final = Wire(
         Root(_BETA, "BetaToolResultBlockParam"),
         Root(_BETA, "BetaToolParam"),
         Root(
-            f"{_BETA}.beta_system_message_output_config_param",
-            "BetaSystemMessageOutputConfigParam",
+            f"{_BETA}.beta_system_message_output_config_param", "BetaSystemMessageOutputConfigParam"
         ),
     ),
 )

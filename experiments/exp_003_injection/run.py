@@ -32,11 +32,7 @@ CRITERION = (
     "loop with its own caches, without an error, and loading a cache takes less than 500 ms at p95"
 )
 LIMIT_MS = 500.0
-PARAMETERS: dict[str, Scalar] = {
-    "models": ",".join(subjects.NAMES),
-    "new_tokens": 24,
-    "loads": 20,
-}
+PARAMETERS: dict[str, Scalar] = {"models": ",".join(subjects.NAMES), "new_tokens": 24, "loads": 20}
 Row: TypeAlias = dict[str, Scalar]
 STORED = "blocks that another process stored"
 

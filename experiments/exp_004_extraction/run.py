@@ -40,11 +40,7 @@ CRITERION = (
     "equal the bytes saved, all but one token of the conversation is reused there, and the tokens "
     "before and after equal those of one uninterrupted greedy generation by mlx-lm"
 )
-PARAMETERS: dict[str, Scalar] = {
-    "models": ",".join(subjects.NAMES),
-    "before": 16,
-    "after": 16,
-}
+PARAMETERS: dict[str, Scalar] = {"models": ",".join(subjects.NAMES), "before": 16, "after": 16}
 Row: TypeAlias = dict[str, Scalar]
 
 AGENTS = {
@@ -129,11 +125,7 @@ def stored_journey(subject: subjects.Subject, parameters: Mapping[str, Scalar]) 
 
 
 def compared(
-    subject: subjects.Subject,
-    here: CompletedGeneration,
-    there: Continued,
-    digest: str,
-    after: int,
+    subject: subjects.Subject, here: CompletedGeneration, there: Continued, digest: str, after: int
 ) -> Row:
     """One agent's answers in both processes beside the uninterrupted one."""
     prompt, before = subject.prompt(*AGENTS[here.agent_id]), len(here.tokens)

@@ -147,12 +147,7 @@ def bytes_moved(caches: object, agent: AgentBlocks) -> int:
 
 
 def _restore(
-    layout: Layout,
-    token: Token,
-    agent: AgentBlocks,
-    capacity: int,
-    *,
-    exclusive: bool,
+    layout: Layout, token: Token, agent: AgentBlocks, capacity: int, *, exclusive: bool
 ) -> Way:
     caches = layer_caches(layout, token)
     return lambda: caches.restored(agent, layout.context, capacity, exclusive=exclusive)

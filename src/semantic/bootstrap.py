@@ -15,11 +15,7 @@ from semantic.composition.framework import mlx_provider, read_device
 from semantic.composition.memory_shares import default_pool_of, memory_left, promised
 from semantic.composition.named_models import model_of, suggesting
 from semantic.composition.process_stores import new_step_observer, open_store, open_turns
-from semantic.domain.errors import (
-    InvalidRequestError,
-    SemanticError,
-    StoreError,
-)
+from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -178,11 +174,7 @@ def rebuild_app(app: App) -> App:
 
 
 def _new_app(
-    model: BatchBackend,
-    tokenizer: Tokenizer,
-    pool: BlockPool,
-    store: StorePort,
-    settings: Settings,
+    model: BatchBackend, tokenizer: Tokenizer, pool: BlockPool, store: StorePort, settings: Settings
 ) -> App:
     from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 

@@ -22,12 +22,7 @@ from semantic.application.models.model_names import unknown_model
 from semantic.application.models.on_demand import ManagedModels
 from semantic.application.models.residency import Patience, Residency, Weights
 from semantic.application.serving import Serving
-from semantic.bootstrap import (
-    OnStoreUnavailable,
-    Shared,
-    make_pool,
-    open_shared,
-)
+from semantic.bootstrap import OnStoreUnavailable, Shared, make_pool, open_shared
 from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import free_memory
 from semantic.composition.memory_shares import (
@@ -240,10 +235,7 @@ async def load_resident(
 
 
 def _residency(
-    settings: ModelsSettings,
-    known: Sequence[ServedModel],
-    loader: _Loader,
-    capacity: int,
+    settings: ModelsSettings, known: Sequence[ServedModel], loader: _Loader, capacity: int
 ) -> Residency:
     """Return the policy, with all models added. Raises InvalidRequestError like `load_models`."""
     _require_different(known)

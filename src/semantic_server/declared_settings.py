@@ -81,8 +81,7 @@ class DeclaredSettings:
         Path | None, Flag(_ADDRESS, "A file of operators' keys, one per line.")
     ] = None
     allowed_hosts: Annotated[
-        Texts,
-        Flag(_ADDRESS, "A host name that requests may name. Repeatable.", "--allowed-host"),
+        Texts, Flag(_ADDRESS, "A host name that requests may name. Repeatable.", "--allowed-host")
     ] = ()
     allowed_origins: Annotated[
         Texts,
@@ -103,20 +102,12 @@ class DeclaredSettings:
     model: Annotated[Texts, Len(min_length=1), MODELS] = (DEFAULT_MODEL,)
     allowed_models: Annotated[
         Texts,
-        Flag(
-            ENGINE,
-            "A model that loads when a request names it. Repeatable.",
-            "--allow-model",
-        ),
+        Flag(ENGINE, "A model that loads when a request names it. Repeatable.", "--allow-model"),
     ] = ()
     adapters: Annotated[Texts, ADAPTERS] = ()
     kept_models: Annotated[
         Texts,
-        Flag(
-            ENGINE,
-            "One of the given models that stays loaded. Repeatable.",
-            "--keep-model",
-        ),
+        Flag(ENGINE, "One of the given models that stays loaded. Repeatable.", "--keep-model"),
     ] = ()
     allow_pull: Annotated[
         Texts,
@@ -159,8 +150,7 @@ class DeclaredSettings:
         Count | None, Flag(ENGINE, "Maximum tokens of a prompt and its answer together.")
     ] = None
     max_batch: Annotated[
-        Count,
-        Flag(ENGINE, "Maximum requests in one batch.", "--max-batch", "--max-num-seqs"),
+        Count, Flag(ENGINE, "Maximum requests in one batch.", "--max-batch", "--max-num-seqs")
     ] = 32
     max_waiting: Annotated[
         Count, Flag(ENGINE, "Maximum requests in the queue; more get a 503.")
@@ -235,8 +225,7 @@ class DeclaredSettings:
         ),
     ] = None
     reasoning_parser: Annotated[
-        str | None,
-        Flag(_ANSWERS, "How the first model marks reasoning; none if it never reasons."),
+        str | None, Flag(_ANSWERS, "How the first model marks reasoning; none if it never reasons.")
     ] = None
     force_usage: Annotated[
         bool,
@@ -279,6 +268,5 @@ class DeclaredSettings:
     ] = 5
     log_format: Annotated[Literal["text", "json"], Flag(_LOG, "text or json.")] = "text"
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Flag(_LOG, "debug, info, warning or error."),
+        Literal["debug", "info", "warning", "error"], Flag(_LOG, "debug, info, warning or error.")
     ] = "info"

@@ -199,11 +199,7 @@ STRANGERS: Final = (
         "0.24.4",
         (".bin/qwen",),
         (("--auth-type", "openai", "-p", "Say hello."),),
-        {
-            "OPENAI_BASE_URL": "{url}/v1",
-            "OPENAI_API_KEY": "none",
-            "OPENAI_MODEL": "one-sentence",
-        },
+        {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "one-sentence"},
     ),
     Stranger(
         "cline",

@@ -22,11 +22,7 @@ Document = dict[str, object]
 CLAUDE: Document = {
     "is_error": False,
     "result": "Done.",
-    "usage": {
-        "input_tokens": 5,
-        "cache_creation_input_tokens": 15,
-        "cache_read_input_tokens": 80,
-    },
+    "usage": {"input_tokens": 5, "cache_creation_input_tokens": 15, "cache_read_input_tokens": 80},
     "modelUsage": {"m": {"contextWindow": 4096}},
 }
 CODEX: list[Document] = [
@@ -38,10 +34,7 @@ OPENCODE: list[Document] = [
     {"type": "text", "part": {"type": "text", "text": "Done."}},
     {
         "type": "step_finish",
-        "part": {
-            "type": "step-finish",
-            "tokens": {"input": 15, "cache": {"read": 80, "write": 5}},
-        },
+        "part": {"type": "step-finish", "tokens": {"input": 15, "cache": {"read": 80, "write": 5}}},
     },
 ]
 

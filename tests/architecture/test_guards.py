@@ -297,10 +297,7 @@ def test_a_crowded_folder_is_recognised() -> None:
 
 
 def test_namesakes_are_recognised() -> None:
-    wires = [
-        "semantic_server/http/anthropic/request.py",
-        "semantic_server/http/openai/chat.py",
-    ]
+    wires = ["semantic_server/http/anthropic/request.py", "semantic_server/http/openai/chat.py"]
     assert namesakes(wires) == {}
     others = ["adapters/mlx/request.py", "application/request.py"]
     assert namesakes(others) == {"request.py": others}

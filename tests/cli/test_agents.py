@@ -169,11 +169,7 @@ def test_looking_loads_no_framework_and_no_model(ada: Manifest) -> None:
         "if m in sys.modules])"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(),
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
     )
     assert ran.stdout.endswith("[]\n")
     assert ada.agent_id in ran.stdout

@@ -484,12 +484,7 @@ def test_a_symbolic_link_stays_one(server: Server, home: Path, tmp_path: Path) -
 )
 @pytest.mark.parametrize("more", [("--show",), ("--write",)])
 def test_a_file_that_is_not_understood_is_left_alone(
-    client: str,
-    text: str | bytes,
-    words: str,
-    more: tuple[str, ...],
-    server: Server,
-    home: Path,
+    client: str, text: str | bytes, words: str, more: tuple[str, ...], server: Server, home: Path
 ) -> None:
     file = put(file_of(client, home), text)
     before = file.read_bytes()

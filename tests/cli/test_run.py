@@ -29,9 +29,7 @@ def requests(folder: Path, *lines: object) -> str:
 
 
 @pytest.mark.process
-def test_the_answer_and_nothing_else_goes_to_stdout_and_torch_is_not_loaded(
-    tmp_path: Path,
-) -> None:
+def test_the_answer_and_nothing_else_goes_to_stdout_and_torch_is_not_loaded(tmp_path: Path) -> None:
     """transformers imports torch if it finds it, which takes seconds; the answer needs none of
     it."""
     (tmp_path / "torch").mkdir()

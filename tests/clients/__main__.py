@@ -30,13 +30,7 @@ from tests.clients.conftest import PACKAGES_VARIABLE, SERVER_VARIABLE, URL_VARIA
 from tests.clients.environments import EnvironmentFailedError, packages_of, pin, python_of
 from tests.clients.sessions import hold_sessions
 from tests.support.embedding_model import write_embedding_model
-from tests.support.serve_process import (
-    OURS,
-    ROOT,
-    ServeProcess,
-    ServerFailedError,
-    served,
-)
+from tests.support.serve_process import OURS, ROOT, ServeProcess, ServerFailedError, served
 
 _MINUTES: Final = 10
 """A client that takes longer hangs."""

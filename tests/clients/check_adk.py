@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from google.adk.agents import LlmAgent  # type: ignore[import-untyped]
-from google.adk.agents.run_config import (  # type: ignore[import-untyped]
-    RunConfig,
-    StreamingMode,
-)
+from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[import-untyped]
 from google.adk.events import Event  # type: ignore[import-untyped]
 from google.adk.models.lite_llm import LiteLlm  # type: ignore[import-untyped]
 from google.adk.runners import InMemoryRunner  # type: ignore[import-untyped]
@@ -53,10 +50,7 @@ def events(agent: LlmAgent, *said: str, config: RunConfig | None = None) -> list
 
 def test_turns_are_not_computed_again(url: str) -> None:
     found = events(LlmAgent(name="mira", model=make(url)), talk.HELLO, talk.NAME)
-    assert [event.content.parts[0].text for event in found] == [
-        talk.HELLO_ANSWER,
-        talk.NAME_ANSWER,
-    ]
+    assert [event.content.parts[0].text for event in found] == [talk.HELLO_ANSWER, talk.NAME_ANSWER]
     first, second = (event.usage_metadata for event in found)
     assert second.cached_content_token_count >= first.prompt_token_count
 

@@ -148,11 +148,7 @@ def test_tool_loop(client: anthropic.Anthropic, *, stream: bool) -> None:
             {
                 "role": "user",
                 "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": call.id,
-                        "content": talk.WEATHER_FOUND,
-                    }
+                    {"type": "tool_result", "tool_use_id": call.id, "content": talk.WEATHER_FOUND}
                 ],
             },
         ],

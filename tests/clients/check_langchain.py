@@ -7,12 +7,7 @@ import json
 
 import openai
 import pytest
-from langchain_core.messages import (  # type: ignore[import-not-found]
-    AIMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
-)
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage  # type: ignore[import-not-found]
 from langchain_core.tools import StructuredTool  # type: ignore[import-not-found]
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings  # type: ignore[import-not-found]
 from pydantic import BaseModel

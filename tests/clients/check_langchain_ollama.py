@@ -6,12 +6,7 @@ import asyncio
 
 import ollama  # type: ignore[import-not-found]
 import pytest
-from langchain_core.messages import (  # type: ignore[import-not-found]
-    AIMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
-)
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage  # type: ignore[import-not-found]
 from langchain_core.tools import StructuredTool  # type: ignore[import-not-found]
 from langchain_ollama import ChatOllama, OllamaEmbeddings, OllamaLLM  # type: ignore[import-not-found]
 from pydantic import BaseModel

@@ -7,11 +7,7 @@ import json
 
 import openai
 import pytest
-from openai.types.chat import (
-    ChatCompletion,
-    ChatCompletionMessageParam,
-    ChatCompletionToolParam,
-)
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel
 
 from tests.clients import talk

@@ -6,13 +6,7 @@ import asyncio
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import (  # type: ignore[import-not-found]
-    Agent,
-    ModelHTTPError,
-    ModelSettings,
-    NativeOutput,
-    ToolOutput,
-)
+from pydantic_ai import Agent, ModelHTTPError, ModelSettings, NativeOutput, ToolOutput  # type: ignore[import-not-found]
 from pydantic_ai.models import Model  # type: ignore[import-not-found]
 from pydantic_ai.models.anthropic import AnthropicModel  # type: ignore[import-not-found]
 from pydantic_ai.models.openai import OpenAIChatModel  # type: ignore[import-not-found]

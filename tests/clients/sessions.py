@@ -29,11 +29,7 @@ class Spoken(Address):
     hears: IO[str]
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        headers: dict[str, str] | None = None,
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> Reply:
         """Raises AssertionError when the SDK took its answer for a failure."""
         del method, headers

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from semantic.composition.engine_settings import Settings
-from semantic.domain.answer import (
-    AnswerEnd,
-    AnswerEvent,
-    AnswerStarted,
-    PromptProgress,
-    TextDelta,
-)
+from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, PromptProgress, TextDelta
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError
 from semantic.domain.value_objects import SamplingParams

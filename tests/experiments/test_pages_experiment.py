@@ -108,8 +108,7 @@ class Careless(PortableAttention):
 
 
 @pytest.mark.parametrize(
-    ("attention", "right"),
-    [(PortableAttention(), True), (Forgetful(), False), (Careless(), False)],
+    ("attention", "right"), [(PortableAttention(), True), (Forgetful(), False), (Careless(), False)]
 )
 def test_a_copy_that_is_wrong_is_noticed(
     attention: PortableAttention, right: bool, monkeypatch: pytest.MonkeyPatch

@@ -268,9 +268,7 @@ ANSWERS: Final[dict[str, dict[str, Answer]]] = {
         think=_THINK,
     ),
     "kimi_k2": _answers(
-        *_KIMI,
-        joined="<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
-        think=_THINK,
+        *_KIMI, joined="<|tool_calls_section_begin|>{}<|tool_calls_section_end|>", think=_THINK
     ),
     "mistral": _answers(
         *(f"[TOOL_CALLS]{name}[ARGS]{_json(given)}" for name, given in CALLS),

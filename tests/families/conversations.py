@@ -105,11 +105,7 @@ CONVERSATIONS: Final = {
     "empty contents": (system(""), user("Q1"), answer(""), user("Q2")),
     "empty result": (user("Q1"), answer("", "C1"), result("C1", ""), user("Q2")),
     "reasoning": (user("Q1"), answer("A1", reasoning="T1"), user("Q2")),
-    "named result": (
-        user("Q1"),
-        answer("", "C1"),
-        replace(result("C1", "R1"), name="look"),
-    ),
+    "named result": (user("Q1"), answer("", "C1"), replace(result("C1", "R1"), name="look")),
 }
 """By name. Texts are a letter and a number, each once: S system, Q question, A answer, C argument,
 R result, T thought."""

@@ -84,10 +84,7 @@ def ask(
 
 @contextmanager
 def ranks(
-    store: Path,
-    *flags: str,
-    first: Sequence[str] = SERVE,
-    of_second: Sequence[str] = (),
+    store: Path, *flags: str, first: Sequence[str] = SERVE, of_second: Sequence[str] = ()
 ) -> Iterator[list[ServeProcess]]:
     """Both ranks, each started as `mlx.launch` does; none is left."""
     commands = (*first, str(store), *flags), (*SERVE, str(store), *flags, *of_second)

@@ -177,11 +177,7 @@ def asked(server: ServeProcess, path: str, body: Json, key: str = "one") -> Json
     request = urllib.request.Request(
         f"{server.url}/v1/{path}",
         json.dumps(body).encode(),
-        {
-            "Content-Type": "application/json",
-            "Authorization": f"Bearer {key}",
-            "X-Agent-ID": "ann",
-        },
+        {"Content-Type": "application/json", "Authorization": f"Bearer {key}", "X-Agent-ID": "ann"},
     )
     with urllib.request.urlopen(request, timeout=120) as reply:
         found: Json = json.load(reply)

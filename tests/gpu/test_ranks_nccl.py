@@ -34,8 +34,7 @@ CHECKS = {
 
 
 @pytest.mark.skipif(
-    not (mx.cuda.is_available() and mx.distributed.is_available("nccl")),
-    reason="NCCL needs CUDA",
+    not (mx.cuda.is_available() and mx.distributed.is_available("nccl")), reason="NCCL needs CUDA"
 )
 @pytest.mark.parametrize("check", CHECKS)
 def test_over_nccl_ranks_do_what_they_do_over_a_ring(check: str) -> None:

@@ -191,9 +191,7 @@ def test_others_begin_at_a_junction_after_it_was_met(architecture: str, folder: 
     ("in_block", "architecture"),
     [
         *((1, "gemma3"), (16, "lfm2"), (255, "gemma3")),
-        *more_rows(
-            *((1, "lfm2"), (15, "gemma3"), (15, "lfm2"), (16, "gemma3"), (255, "lfm2")),
-        ),
+        *more_rows(*((1, "lfm2"), (15, "gemma3"), (15, "lfm2"), (16, "gemma3"), (255, "lfm2"))),
     ],
 )
 def test_the_turn_before_is_gone_back_to_when_a_longer_block_has_replaced_its_last(

@@ -22,15 +22,7 @@ import pytest
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES
 from semantic.bootstrap import App, build_engine
 from semantic.composition.engine_settings import Settings
-from tests.support.durable import (
-    MIB,
-    TINY_MEMORY,
-    Asked,
-    Durable,
-    history,
-    running,
-    text,
-)
+from tests.support.durable import MIB, TINY_MEMORY, Asked, Durable, history, running, text
 from tests.support.lanes import more
 from tests.support.rig import Done
 
@@ -400,11 +392,7 @@ few_architectures = pytest.mark.parametrize("architecture", ["gemma3", *more("ll
 
 @hits(COUNTED)
 def test_damaged_blocks_are_counted_and_computed_again(
-    architecture: str,
-    damage: Damage,
-    is_open: bool,
-    saved: Callable[[str], Saved],
-    tmp_path: Path,
+    architecture: str, damage: Damage, is_open: bool, saved: Callable[[str], Saved], tmp_path: Path
 ) -> None:
     after = Aftermath(architecture, saved(architecture), tmp_path)
     if not is_open:
@@ -421,11 +409,7 @@ def test_damaged_blocks_are_counted_and_computed_again(
 
 @hits(LOST)
 def test_lost_blocks_are_computed_again(
-    architecture: str,
-    damage: Damage,
-    is_open: bool,
-    saved: Callable[[str], Saved],
-    tmp_path: Path,
+    architecture: str, damage: Damage, is_open: bool, saved: Callable[[str], Saved], tmp_path: Path
 ) -> None:
     after = Aftermath(architecture, saved(architecture), tmp_path)
     if not is_open:

@@ -23,13 +23,7 @@ from semantic.adapters.stores.write_queue import Backoff
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_responses
-from semantic.domain.answer import (
-    AnswerEnd,
-    AnswerEvent,
-    AnswerStarted,
-    ReasoningDelta,
-    TextDelta,
-)
+from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, ReasoningDelta, TextDelta
 from semantic.domain.chat import Chat, Message, Turn
 from semantic.domain.errors import OverloadedError
 from semantic.domain.responses import StoredResponse
@@ -242,9 +236,7 @@ async def said(serving: Serving, chat: Chat) -> tuple[str, AnswerEnd, int]:
 
 
 @pytest.mark.process
-def test_a_conversation_goes_on_at_another_server_in_the_tokens_of_the_first(
-    fleet: Fleet,
-) -> None:
+def test_a_conversation_goes_on_at_another_server_in_the_tokens_of_the_first(fleet: Fleet) -> None:
     """Its turns move too: the history is not rendered again."""
     rules = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(1, 60))
     first = Chat((Message("system", rules), Message("user", "What is 3 + 4?")))

@@ -224,10 +224,7 @@ def in_pages(model: Module) -> list[list[object]]:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("add_in_product", [False, True])
 def test_a_shortened_step_computes_the_same(
-    name: str,
-    caches: Callable[[Module], list[list[object]]],
-    compiled: bool,
-    add_in_product: bool,
+    name: str, caches: Callable[[Module], list[list[object]]], compiled: bool, add_in_product: bool
 ) -> None:
     model = fresh(name)
     ours = shortened(model, compiled=compiled, add_in_product=add_in_product)

@@ -124,9 +124,7 @@ def test_a_stream_that_is_dropped_is_cancelled(engine: semantic.Engine) -> None:
     assert agent.history()[1].content.startswith(begun)
 
 
-def test_what_is_dropped_in_the_thread_of_the_loop_is_closed_there(
-    engine: semantic.Engine,
-) -> None:
+def test_what_is_dropped_in_the_thread_of_the_loop_is_closed_there(engine: semantic.Engine) -> None:
     """The interpreter may collect garbage in any thread."""
     begun = iter(engine.chat("collected", "Count from 1 to 99.", stream=True))
     held = [begun]

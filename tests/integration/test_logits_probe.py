@@ -80,10 +80,7 @@ def accepted() -> bool:
     ],
 )
 def test_rounding_is_what_mlx_lms_own_batch_differs_by(
-    differing: Callable[..., None],
-    pages: Sequence[float],
-    mlx_lm: Sequence[float],
-    right: bool,
+    differing: Callable[..., None], pages: Sequence[float], mlx_lm: Sequence[float], right: bool
 ) -> None:
     differing(pages=pages, mlx_lm=mlx_lm)
     assert accepted() is right

@@ -13,13 +13,7 @@ from starlette.testclient import TestClient
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
-from semantic.domain.answer import (
-    AnswerEnd,
-    AnswerEvent,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallStarted,
-)
+from semantic.domain.answer import AnswerEnd, AnswerEvent, TextDelta, ToolCallDelta, ToolCallStarted
 from semantic.domain.chat import Chat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.embedding import Embedded

@@ -222,9 +222,7 @@ def test_whatever_agents_do_together(switches: Switches) -> None:
 # When a batch is padded
 
 
-def started(
-    *lengths: int,
-) -> tuple[list[SequenceId], PaddedBatch, MLXBackend, list[list[int]]]:
+def started(*lengths: int) -> tuple[list[SequenceId], PaddedBatch, MLXBackend, list[list[int]]]:
     """Sequences of so many tokens that have begun to decode, and their prompts."""
     backend = padded_backend("llama")
     asked = prompts(*lengths, seed=20)

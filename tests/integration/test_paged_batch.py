@@ -11,12 +11,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     BatchMetadata,
@@ -32,15 +27,7 @@ from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.lanes import examples, more
 from tests.support.one_batch import said_by
-from tests.support.paged_sequences import (
-    DIM,
-    HEADS,
-    Running,
-    decode,
-    layers_of,
-    opened,
-    values_of,
-)
+from tests.support.paged_sequences import DIM, HEADS, Running, decode, layers_of, opened, values_of
 from tests.support.reference import generate, same_answer
 from tests.support.rig import cache_bytes
 from tests.support.tiny_models import VOCAB, tiny_model

@@ -34,10 +34,7 @@ _LIKE_OTHERS = ("llama bf16", "gemma3")
 every_architecture = pytest.mark.parametrize("architecture", list(BY_WINDOW))
 every_kind = pytest.mark.parametrize(
     "architecture",
-    [
-        *("gemma3 bf16", "gpt_oss", "windows", "deepseek_v3"),
-        *more("llama", "llama bf16", "gemma3"),
-    ],
+    [*("gemma3 bf16", "gpt_oss", "windows", "deepseek_v3"), *more("llama", "llama bf16", "gemma3")],
 )
 """One of each kind of caches that is in pages: halves, sinks, several windows, and latents."""
 
@@ -190,9 +187,7 @@ def test_a_load_that_was_given_up_leaves_an_empty_sequence(architecture: str) ->
 
 
 @pytest.mark.parametrize("architecture", ["gemma3", "gpt_oss", "windows"])
-def test_a_load_that_lacks_something_is_refused_and_nothing_stays_behind(
-    architecture: str,
-) -> None:
+def test_a_load_that_lacks_something_is_refused_and_nothing_stays_behind(architecture: str) -> None:
     pages = backend(architecture + SUFFIX)
     before = cache_bytes(pages)
     saved = save(pages, held := prefilled(pages, tokens(700)))
@@ -221,9 +216,7 @@ def test_what_slid_out_of_a_window_is_not_written() -> None:
 
 
 @every_kind
-def test_a_sequence_that_was_preempted_has_the_bytes_of_one_that_was_not(
-    architecture: str,
-) -> None:
+def test_a_sequence_that_was_preempted_has_the_bytes_of_one_that_was_not(architecture: str) -> None:
     model = backend(architecture + SUFFIX)
     prompt = tokens(250)
     portions = (5, 1, 30, 44) if THOROUGH or architecture == "windows" else (5, 1, 14)

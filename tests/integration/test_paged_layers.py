@@ -30,14 +30,7 @@ from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.prefix import earliest_cut
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 from tests.support.lanes import examples, more_rows
-from tests.support.paged_sequences import (
-    Running,
-    blocks_of,
-    decode,
-    layers_of,
-    opened,
-    restored,
-)
+from tests.support.paged_sequences import Running, blocks_of, decode, layers_of, opened, restored
 
 SEVERAL: tuple[int | None, ...] = (None, 300, None, 40, 300, 200)
 """Windows whose rings have two columns, one and two, and full attention."""
@@ -383,8 +376,7 @@ class Sequences(RuleBasedStateMachine):
 
 def test_whatever_happens_everybody_keeps_their_own_tokens() -> None:
     run_state_machine_as_test(
-        Sequences,
-        settings=settings(max_examples=examples(5, thorough=100), stateful_step_count=20),
+        Sequences, settings=settings(max_examples=examples(5, thorough=100), stateful_step_count=20)
     )
 
 

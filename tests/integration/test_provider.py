@@ -102,10 +102,7 @@ def test_weights_beside_those_that_the_index_names_are_ignored(
     ("index", "words"),
     [
         (b'{"weight_map": {"a": "../model.safetensors"}}', "which is not in its folder"),
-        (
-            b'{"weight_map": {"a": "model.safetensors", "b": "b.safetensors"}}',
-            "is missing",
-        ),
+        (b'{"weight_map": {"a": "model.safetensors", "b": "b.safetensors"}}', "is missing"),
         (b'{"weight_map": {"a": 1}}', "is not an index of weights"),
         (b'{"weight_map": ["a"]}', "is not an index of weights"),
         (b"{", "is not an index of weights"),

@@ -15,13 +15,7 @@ import pytest
 
 from semantic.application.chat.answer_reader import AnswerMessage
 from semantic.composition.engine_settings import Settings
-from semantic.domain.answer import (
-    AnswerEnd,
-    AnswerStarted,
-    PromptProgress,
-    PromptScored,
-    TextDelta,
-)
+from semantic.domain.answer import AnswerEnd, AnswerStarted, PromptProgress, PromptScored, TextDelta
 from semantic.domain.chat import Chat, Message, Tool, ToolChoice
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask

@@ -127,9 +127,7 @@ def test_models_that_swap_under_load_answer_as_each_alone_and_lose_no_agent(
     assert run(work) > len(NAMES), "at least one was loaded again"
 
 
-def test_two_that_fit_decode_beside_each_other_and_beside_a_load(
-    folders: tuple[Path, ...],
-) -> None:
+def test_two_that_fit_decode_beside_each_other_and_beside_a_load(folders: tuple[Path, ...]) -> None:
     async def work() -> None:
         models = await load_models(two_of(folders, fit=3, loaded=2))
         await models.load(NAMES[1])

@@ -79,9 +79,7 @@ WRITTEN = {
     ),
     "minicpm5": Written('"{}">', '<param name="{}">{}</param>'),
     "muse_spark": Written(
-        '<atem:invoke name="{}">',
-        '<atem:parameter name="{}">{}</atem:parameter>',
-        "</atem:invoke>",
+        '<atem:invoke name="{}">', '<atem:parameter name="{}">{}</atem:parameter>', "</atem:invoke>"
     ),
     "kimi_k3": Written(
         '<|open|>call tool="{}" index="1"<|sep|>',

@@ -108,11 +108,7 @@ def converse(served: Served, lengths: tuple[int, ...]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("name", "in_pages"),
-    [
-        ("mistral3", True),
-        ("smollm3", False),
-        *more_rows(("mistral3", False), ("smollm3", True)),
-    ],
+    [("mistral3", True), ("smollm3", False), *more_rows(("mistral3", False), ("smollm3", True))],
 )
 def test_a_window_that_only_the_mask_has(name: str, in_pages: bool) -> None:
     served = Served(name, in_pages=in_pages)

@@ -175,7 +175,7 @@ FORMATS = {
                 "<|tool_call>call:{{ tool_call.name ~ '{' }}"
                 + _ITEMS
                 + "{{ key }}:{{ value | tojson }}{% if not loop.last %},{% endif %}{% endfor %}"
-                "}<tool_call|>",
+                "}<tool_call|>"
             ),
             '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>',
             special=("<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", '<|"|>'),
@@ -198,7 +198,7 @@ FORMATS = {
                 "<longcat_tool_call>{{ tool_call.name }}"
                 + _ITEMS
                 + "<longcat_arg_key>{{ key }}</longcat_arg_key><longcat_arg_value>{{ value }}"
-                "</longcat_arg_value>{% endfor %}</longcat_tool_call>",
+                "</longcat_arg_value>{% endfor %}</longcat_tool_call>"
             ),
             "<longcat_tool_call>get_weather<longcat_arg_key>city</longcat_arg_key>"
             "<longcat_arg_value>Oslo</longcat_arg_value><longcat_arg_key>days</longcat_arg_key>"
@@ -216,7 +216,7 @@ FORMATS = {
                 "<|tool_call_start|>[{{ tool_call.name }}("
                 + _ITEMS
                 + "{{ key }}={{ value | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}"
-                ")]<|tool_call_end|>",
+                ")]<|tool_call_end|>"
             ),
             '<|tool_call_start|>[get_weather(city="Oslo", days=2)]<|tool_call_end|>',
             special=("<|tool_call_start|>", "<|tool_call_end|>"),
@@ -226,7 +226,7 @@ FORMATS = {
             _template(
                 "<|tool_calls_section_begin|><|tool_call_begin|>functions.{{ tool_call.name }}:0"
                 "<|tool_call_argument_begin|>{{ tool_call.arguments | tojson }}<|tool_call_end|>"
-                "<|tool_calls_section_end|>",
+                "<|tool_calls_section_end|>"
             ),
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
             '<|tool_call_argument_begin|>{"city": "Oslo", "days": 2}<|tool_call_end|>'
@@ -264,7 +264,7 @@ FORMATS = {
             _template(
                 '<function name="{{ tool_call.name }}">'
                 + _ITEMS
-                + '<param name="{{ key }}">{{ value }}</param>{% endfor %}</function>',
+                + '<param name="{{ key }}">{{ value }}</param>{% endfor %}</function>'
             ),
             '<function name="get_weather"><param name="city">Oslo</param>'
             '<param name="days">2</param></function>',
@@ -275,7 +275,7 @@ FORMATS = {
                 '<atem:function_calls><atem:invoke name="{{ tool_call.name }}">'
                 + _ITEMS
                 + '<atem:parameter name="{{ key }}">{{ value }}</atem:parameter>{% endfor %}'
-                "</atem:invoke></atem:function_calls>",
+                "</atem:invoke></atem:function_calls>"
             ),
             '<atem:function_calls><atem:invoke name="get_weather"><atem:parameter name="city">Oslo'
             '</atem:parameter><atem:parameter name="days">2</atem:parameter></atem:invoke>'

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from semantic.application.chat.call_grammar import (
-    CallLanguage,
-    arguments_schema,
-    call_grammar,
-)
+from semantic.application.chat.call_grammar import CallLanguage, arguments_schema, call_grammar
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
@@ -26,11 +22,7 @@ class FakeChatFormat:
     thought.
     """
 
-    def __init__(
-        self,
-        thought_marks: Marks | None = None,
-        call_marks: Marks = CALL_MARKS,
-    ) -> None:
+    def __init__(self, thought_marks: Marks | None = None, call_marks: Marks = CALL_MARKS) -> None:
         self._thought_marks = thought_marks
         self._call_marks = call_marks
         self._tokenizer = ByteTokenizer()

@@ -62,11 +62,7 @@ class Address:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        headers: dict[str, str] | None = None,
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> Reply:
         """Send one request on a new connection; a body that is not bytes is sent as JSON."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()

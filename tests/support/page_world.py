@@ -53,11 +53,7 @@ class ManyAgents(NoAgents):
     pages: int = 0
 
     async def page(
-        self,
-        tenant: Tenant,
-        limit: int,
-        after: str | None = None,
-        only: AgentFilter = EVERY_AGENT,
+        self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
         """See `AgentsPort.page`."""
         del tenant

@@ -144,11 +144,7 @@ def blocks_of(
 
 
 def restored(
-    layers: PagedLayers,
-    blocks: AgentBlocks,
-    *,
-    exclusive: bool,
-    length: int | None = None,
+    layers: PagedLayers, blocks: AgentBlocks, *, exclusive: bool, length: int | None = None
 ) -> Running:
     """A sequence that begins with the first `length` tokens of `blocks`, or with all of them.
 

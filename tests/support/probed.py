@@ -92,12 +92,7 @@ def _comparing_once(
 
 
 def _computes_once(
-    kind: PageKind,
-    attention: PagedAttention,
-    n_heads: int,
-    sinks: frozenset[bool],
-    *,
-    latent: bool,
+    kind: PageKind, attention: PagedAttention, n_heads: int, sinks: frozenset[bool], *, latent: bool
 ) -> bool:
     key = (type(attention), kind, n_heads, sinks, latent)
     if key not in _passed and computes_attention(kind, attention, n_heads, sinks, latent=latent):

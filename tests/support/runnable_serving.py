@@ -21,12 +21,7 @@ from semantic.ports.agents import (
 )
 from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort
-from semantic.ports.serving import (
-    EngineFigures,
-    EngineState,
-    Figures,
-    MemoryLimit,
-)
+from semantic.ports.serving import EngineFigures, EngineState, Figures, MemoryLimit
 from tests.support.fake_serving import FakeServing
 
 
@@ -52,11 +47,7 @@ class NoAgents:
         return False
 
     async def page(
-        self,
-        tenant: Tenant,
-        limit: int,
-        after: str | None = None,
-        only: AgentFilter = EVERY_AGENT,
+        self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
         """See `AgentsPort.page`."""
         del tenant, limit, after, only

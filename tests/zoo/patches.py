@@ -111,17 +111,9 @@ PATCHES: Final[Mapping[str, Configuration]] = {
         "index_topk": 32,
     },
     "ernie4_5_moe": {"moe_num_shared_experts": 1},
-    "exaone4": {
-        "sliding_window_pattern": "LG",
-        "layer_types": _ALTERNATING,
-        "rope_scaling": _ROPE,
-    },
+    "exaone4": {"sliding_window_pattern": "LG", "layer_types": _ALTERNATING, "rope_scaling": _ROPE},
     "exaone_moe": {"layer_types": _ALTERNATING, "is_moe_layer": [False, True]},
-    "falcon_h1": {
-        **_MAMBA,
-        "mamba_d_ssm": 64,
-        "mamba_chunk_size": 16,
-    },
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64, "mamba_chunk_size": 16},
     "gear": {
         "num_hidden_layers": 4,
         "layer_types": ["full_attention", "conv", "sliding_attention", "full_attention"],
@@ -273,9 +265,7 @@ PATCHES: Final[Mapping[str, Configuration]] = {
     "nanbeige": {"num_loops": 2},
     "nemotron": {"hidden_act": "relu2"},
     "nemotron-nas": {
-        "block_configs": [
-            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
-        ]
+        "block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}}]
         * _LAYERS
     },
     "nemotron_h": {
@@ -311,11 +301,7 @@ PATCHES: Final[Mapping[str, Configuration]] = {
     },
     "pixtral": {"text_config": {"sliding_window": None}},
     "plamo": {"n_shared_head": 2},
-    "plamo2": {
-        "hidden_size_per_head": 16,
-        "mamba_num_heads": 4,
-        "mamba_step": 2,
-    },
+    "plamo2": {"hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_step": 2},
     "qwen3": {"rope_theta": 10000.0},
     "qwen3_5": {"text_config": {"num_experts": 0, "full_attention_interval": 2}},
     "qwen3_5_moe": {"text_config": {"full_attention_interval": 2}},

@@ -250,10 +250,7 @@ _SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
         ("What can you do?", "How can you help me?", "Help!", "Help me.", "What do you do?"),
         ABILITIES,
     ),
-    (
-        ("Are you human?", "Are you a robot?", "Are you a person?", "What are you?"),
-        SELF,
-    ),
+    (("Are you human?", "Are you a robot?", "Are you a person?", "What are you?"), SELF),
     (("Who made you?", "Where do you come from?"), "I am part of semantic."),
     (("Yes.", "Okay.", "Ok.", "Good.", "Great!", "Sure.", "Fine.", "Nice."), "Good."),
     (("No.", "Nope.", "No, thank you."), "All right."),

@@ -15,11 +15,7 @@ from typing import Protocol, TypeVar
 
 from semantic.application.fair_threads import FairThreads
 from semantic.domain.block_hash import pack_tokens
-from semantic.domain.errors import (
-    ContextOverflowError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from semantic.domain.errors import ContextOverflowError, InvalidRequestError, OverloadedError
 from semantic.domain.fair_share import FairLru, FairRoom
 from semantic.domain.identity import digest
 from semantic.ports.embedding import Embedded, Embedder, EmbeddingModel, EmbeddingRun, Vector

@@ -347,10 +347,7 @@ class Request:
     def as_cache(self, length: int, model_id: str) -> AgentBlocks:
         """Return its blocks as a cache of its first `length` tokens."""
         cache = AgentBlocks(
-            self.agent_id,
-            token_ids=self.tokens[:length],
-            model_id=model_id,
-            owner=self.owner,
+            self.agent_id, token_ids=self.tokens[:length], model_id=model_id, owner=self.owner
         )
         for layer in self.blocks:
             for block in layer:

@@ -12,13 +12,7 @@ from semantic.cli.edge import EXIT_INTERRUPTED, print_error
 from semantic.cli.options import Adapter, EngineOptions, MaxTokens, SamplingOptions
 from semantic.cli.progress import ProgressBar, print_store_unavailable
 from semantic.cli.shell.completion import complete_agents
-from semantic.cli.terminal import (
-    is_interactive,
-    on_interrupt,
-    require_text,
-    stdin_lines,
-    write,
-)
+from semantic.cli.terminal import is_interactive, on_interrupt, require_text, stdin_lines, write
 from semantic.domain.errors import InvalidRequestError, SemanticError
 
 if TYPE_CHECKING:

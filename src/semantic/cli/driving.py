@@ -61,12 +61,7 @@ class Driver:
         """Queue a request. Raises the same errors as `GenerationEnginePort.submit`."""
         started = self._clock()
         uid = self._engine.submit(
-            agent_id,
-            prompt,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            tenant=tenant,
-            note=note,
+            agent_id, prompt, max_tokens=max_tokens, sampling=sampling, tenant=tenant, note=note
         )
         self.timings[uid] = Timing(started)
         self._in_flight.add(uid)

@@ -167,9 +167,7 @@ class FleetOptions:
     def settings(self, remote_bytes: int | None = None) -> Settings:
         """Return the options as bootstrap's settings, with the budget of the object store."""
         return Settings(
-            remote=self.remote_store,
-            remote_bytes=remote_bytes,
-            fleet_secret=self.fleet_secret_file,
+            remote=self.remote_store, remote_bytes=remote_bytes, fleet_secret=self.fleet_secret_file
         )
 
 
@@ -199,8 +197,7 @@ class SamplingOptions:
     min_p: Annotated[float, option(Flag(_SAMPLING, MIN_P_HELP))] = 0.0
     seed: Annotated[int | None, option(Flag(_SAMPLING, "Makes sampling repeatable."))] = None
     stop: Annotated[
-        list[str] | None,
-        option(Flag(_SAMPLING, "End the answer before this text. Repeatable.")),
+        list[str] | None, option(Flag(_SAMPLING, "End the answer before this text. Repeatable."))
     ] = None
 
     def params(self) -> SamplingParams:

@@ -23,12 +23,7 @@ from semantic.cli.report import answer_json, to_line
 from semantic.cli.terminal import read_file, read_stdin, require_text, write
 from semantic.domain.errors import BackendError, InvalidRequestError, SemanticError
 from semantic.domain.services import BlockPool
-from semantic.domain.value_objects import (
-    CompletedGeneration,
-    PoolView,
-    SamplingParams,
-    TokenEvent,
-)
+from semantic.domain.value_objects import CompletedGeneration, PoolView, SamplingParams, TokenEvent
 from semantic.ports.generation import EngineEvent, Tokenizer
 
 
@@ -36,8 +31,7 @@ def run(
     engine: EngineOptions,
     sampling: SamplingOptions,
     prompt: Annotated[
-        str | None,
-        typer.Argument(help="The prompt; - reads it from stdin.", show_default=False),
+        str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)
     ] = None,
     file: Annotated[
         Path | None,
@@ -298,11 +292,7 @@ class AnswerQueue:
     """Reorder buffer: writes the answers of one batch in the order of `uids`."""
 
     def __init__(
-        self,
-        uids: Iterable[str],
-        output: Output,
-        pool: BlockPool,
-        timings: Mapping[str, Timing],
+        self, uids: Iterable[str], output: Output, pool: BlockPool, timings: Mapping[str, Timing]
     ) -> None:
         self._pending = deque(uids)
         self._output = output

@@ -12,9 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from semantic.composition.engine_settings import Settings
-from semantic.domain.errors import (
-    OperatorError,
-)
+from semantic.domain.errors import OperatorError
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx import BlasStatus

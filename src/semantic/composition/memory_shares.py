@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING
 from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import read_device
 from semantic.composition.named_models import find_model
-from semantic.domain.errors import (
-    CapacityError,
-    InvalidRequestError,
-)
+from semantic.domain.errors import CapacityError, InvalidRequestError
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx.device import Device
@@ -107,10 +104,7 @@ def least_process_bytes(weights: int) -> int:
 
 
 def promised(
-    settings: Settings,
-    others: Sequence[str] = (),
-    embedding: str | None = None,
-    sharing: int = 1,
+    settings: Settings, others: Sequence[str] = (), embedding: str | None = None, sharing: int = 1
 ) -> Settings:
     """Return `settings` with the memory limit of the process filled in, if it is not set, for one
     of `sharing` processes on the machine; on MLX's thread. Each of `others`, and the model of

@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING
 from semantic.application.models.model_names import most_similar
 from semantic.composition.engine_settings import ADAPTER_MARK, DEFAULT_MODEL, NamedAdapter, Settings
 from semantic.composition.framework import mlx_provider
-from semantic.domain.errors import (
-    InvalidRequestError,
-    ModelNotFoundError,
-    OperatorError,
-)
+from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OperatorError
 
 if TYPE_CHECKING:
     from semantic.adapters.hub.remote import RemoteModel

@@ -24,11 +24,7 @@ class BlockPool:
     (`mark_evictable`); a block is evictable if all references to it are."""
 
     def __init__(
-        self,
-        spec: ModelCacheSpec,
-        total_blocks: int | None = None,
-        *,
-        max_bytes: int | None = None,
+        self, spec: ModelCacheSpec, total_blocks: int | None = None, *, max_bytes: int | None = None
     ) -> None:
         if total_blocks is None and max_bytes is None:
             raise InvalidRequestError("a pool needs total_blocks or max_bytes")

@@ -169,15 +169,7 @@ class Manifest:
         return int(microseconds), packed_name(self.agent_id)
 
 
-COUNTERS = (
-    "hits",
-    "misses",
-    "written",
-    "dropped",
-    "evicted",
-    "damaged",
-    "write_errors",
-)
+COUNTERS = ("hits", "misses", "written", "dropped", "evicted", "damaged", "write_errors")
 """Events that every tier counts if it writes blocks itself."""
 QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
 

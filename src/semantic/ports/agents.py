@@ -209,11 +209,7 @@ class AgentsPort(Protocol):
         Returns False if there is no such request."""
 
     async def page(
-        self,
-        tenant: Tenant,
-        limit: int,
-        after: str | None = None,
-        only: AgentFilter = EVERY_AGENT,
+        self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
         """Return at most `limit` saved agents, last saved first, beginning after the agent `after`.
         The cost grows with the agents that `only` skips, not with all agents. The first page begins

@@ -31,14 +31,7 @@ from semantic.adapters.stores.disk.files import Counts
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.agents.footprint import walk
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
-from semantic.domain.stored import (
-    BlockHeader,
-    Found,
-    Manifest,
-    StoredBlock,
-    StoreStats,
-    Tier,
-)
+from semantic.domain.stored import BlockHeader, Found, Manifest, StoredBlock, StoreStats, Tier
 from semantic.ports.store import AgentIndexPort
 from semantic_fleet.objects.names import depth_of, has_tail, name_of_body
 from semantic_fleet.objects.objects import Objects, UnavailableError

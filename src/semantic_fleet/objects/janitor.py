@@ -28,14 +28,7 @@ from semantic.domain.fair_share import most_each
 from semantic_fleet.objects.lease import PERIOD, RENEWALS, Lease, LostLeaseError
 from semantic_fleet.objects.objects import PAGE, Listed, Objects, UnavailableError
 from semantic_fleet.objects.sealing import TENANTS, live_folder
-from semantic_fleet.objects.uses import (
-    EVICTED,
-    LOGS,
-    UseReader,
-    announce,
-    name_of,
-    used_at,
-)
+from semantic_fleet.objects.uses import EVICTED, LOGS, UseReader, announce, name_of, used_at
 
 PASS_SECONDS = 60.0, 600.0
 """Least and most seconds between two passes; within these limits, the time to fill the budget."""

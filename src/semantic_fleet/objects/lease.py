@@ -37,11 +37,7 @@ class Lease:
     """One process's view of the lease. Not thread-safe. Every call may raise UnavailableError."""
 
     def __init__(
-        self,
-        objects: Objects,
-        *,
-        period: float = PERIOD,
-        clock: Callable[[], float] = clock,
+        self, objects: Objects, *, period: float = PERIOD, clock: Callable[[], float] = clock
     ) -> None:
         self._objects = objects
         self._period = period

@@ -25,12 +25,7 @@ from semantic.domain.stored import BlockHeader, Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic_fleet.objects.catalog import Catalog
 from semantic_fleet.objects.names import Folder, generation_of, manifest_identity
-from semantic_fleet.objects.objects import (
-    PAGE,
-    Listed,
-    Objects,
-    UnavailableError,
-)
+from semantic_fleet.objects.objects import PAGE, Listed, Objects, UnavailableError
 from semantic_fleet.objects.reading import Bodies
 from semantic_fleet.objects.sealing import Vault, seal, unsealed
 

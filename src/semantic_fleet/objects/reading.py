@@ -32,13 +32,7 @@ from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Sco
 from semantic.domain.stored import BlockHeader, BlockLayout, BlockRead, StoredBlock
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic_fleet.objects.catalog import Catalog, Notices, Tally
-from semantic_fleet.objects.names import (
-    Folder,
-    body_identity,
-    has_tail,
-    last_name,
-    tail_identity,
-)
+from semantic_fleet.objects.names import Folder, body_identity, has_tail, last_name, tail_identity
 from semantic_fleet.objects.objects import PAGE, Listed, Objects, UnavailableError
 from semantic_fleet.objects.sealing import (
     SealingMemory,

@@ -21,14 +21,7 @@ from queue import SimpleQueue
 
 from semantic.domain.errors import BackendError
 from semantic.ports.ranks import ChannelPort, CollectivePort, Frame, MappedPort, Op
-from semantic_fleet.ranks.channel import (
-    Channel,
-    Keys,
-    PeerLostError,
-    admit,
-    is_of_this_user,
-    join,
-)
+from semantic_fleet.ranks.channel import Channel, Keys, PeerLostError, admit, is_of_this_user, join
 
 logger = logging.getLogger("semantic.server")
 

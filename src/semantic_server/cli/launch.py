@@ -42,8 +42,7 @@ class LaunchOptions:
     ] = None
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
     show: Annotated[
-        bool,
-        typer.Option("--show", help="Show what --write would change in the agent's settings."),
+        bool, typer.Option("--show", help="Show what --write would change in the agent's settings.")
     ] = False
     write: Annotated[
         bool,
@@ -196,11 +195,7 @@ def _start(agent: CodingAgent, options: LaunchOptions, arguments: Sequence[str] 
 
 
 def _launch(
-    agent: CodingAgent,
-    options: LaunchOptions,
-    arguments: Sequence[str] | None,
-    *,
-    as_json: bool,
+    agent: CodingAgent, options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool
 ) -> None:
     if _starts(options, arguments, as_json=as_json):
         _start(agent, options, arguments)

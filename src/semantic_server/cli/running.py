@@ -96,11 +96,7 @@ def unload(
     _print(change_model(url, key_variable, model, "unload"), as_json=as_json)
 
 
-RUNNING_MODEL_COMMANDS: dict[str, Callable[..., None]] = {
-    "ps": ps,
-    "load": load,
-    "unload": unload,
-}
+RUNNING_MODEL_COMMANDS: dict[str, Callable[..., None]] = {"ps": ps, "load": load, "unload": unload}
 
 
 def unloaded_when(pinned: bool, expires_in: float | None) -> str:

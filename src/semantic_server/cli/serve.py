@@ -24,11 +24,7 @@ from semantic.cli.terminal import write
 from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import read_device
 from semantic.composition.memory_shares import default_process_bytes, guard_memory, promised
-from semantic.composition.named_models import (
-    model_of,
-    own_names,
-    remember_served,
-)
+from semantic.composition.named_models import model_of, own_names, remember_served
 from semantic.composition.plugins import placement
 from semantic.composition.process_stores import default_store_folder, fleet_secret, open_responses
 from semantic.domain.errors import InvalidRequestError, OperatorError, SemanticError, StoreError
@@ -199,9 +195,7 @@ CONFIG_COMMANDS: dict[str, Callable[..., None]] = {"show": show}
 
 
 async def load_model(
-    settings: ServerSettings,
-    store_unavailable: OnStoreUnavailable | None = None,
-    sharing: int = 1,
+    settings: ServerSettings, store_unavailable: OnStoreUnavailable | None = None, sharing: int = 1
 ) -> RunnableServing:
     """Return the models that `settings` name, ready for requests; see `promised_of` for `sharing`.
     Raises the same errors as `serve.load_serving` and `serve_models.load_models`."""

@@ -19,12 +19,7 @@ from semantic.domain.errors import (
     OverloadedError,
 )
 from semantic_server.clients.config_file import JSON, TOML, FileFormat, Settings
-from semantic_server.clients.server_connection import (
-    not_ours,
-    read_address,
-    read_key,
-    send,
-)
+from semantic_server.clients.server_connection import not_ours, read_address, read_key, send
 
 _PATH: Final = "/v1/models"
 _MAX_RESPONSE_BYTES: Final = 1 << 20
@@ -235,12 +230,7 @@ def _claude_start(server: RunningServer, environment: Environment) -> Start:
 
 
 CLAUDE: Final = CodingAgent(
-    "claude",
-    "@anthropic-ai/claude-code",
-    JSON,
-    _claude_file,
-    _claude_settings,
-    _claude_start,
+    "claude", "@anthropic-ai/claude-code", JSON, _claude_file, _claude_settings, _claude_start
 )
 
 

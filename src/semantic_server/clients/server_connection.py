@@ -16,12 +16,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Final, Literal
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
-from semantic.domain.errors import (
-    CapacityError,
-    InvalidRequestError,
-    OperatorError,
-    SemanticError,
-)
+from semantic.domain.errors import CapacityError, InvalidRequestError, OperatorError, SemanticError
 
 _MODELS: Final = "/v1/models"
 _LOAD_SECONDS: Final = 3600.0
@@ -250,10 +245,7 @@ def _exchange(
     if upload is None:
         connection.request("GET", path, headers=headers)
         return connection.getresponse()
-    headers |= {
-        "Content-Length": str(upload.n_bytes),
-        "Content-Type": "application/octet-stream",
-    }
+    headers |= {"Content-Length": str(upload.n_bytes), "Content-Type": "application/octet-stream"}
     connection.connect()
     # The server stops receiving a refused body: the response says why.
     with suppress(BrokenPipeError, ConnectionResetError):

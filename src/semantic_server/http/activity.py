@@ -77,9 +77,7 @@ class Recorder:
     """The requests of each tenant. For one event loop; not thread-safe."""
 
     def __init__(
-        self,
-        woken: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.time,
+        self, woken: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.time
     ) -> None:
         """The recorder calls `woken` for each accepted request; `clock` returns Unix time."""
         self._woken = woken

@@ -42,12 +42,7 @@ from semantic_server.http.context import (
     settings_of,
     until_disconnect,
 )
-from semantic_server.http.errors import (
-    ClientDisconnectedError,
-    FieldError,
-    logger,
-    request_id_of,
-)
+from semantic_server.http.errors import ClientDisconnectedError, FieldError, logger, request_id_of
 from semantic_server.http.identity import is_operator, require_operator, tenant_of
 from semantic_server.http.request_body import read_as
 

@@ -212,11 +212,7 @@ def anthropic_error(problem: Problem, request_id: str | None = None) -> dict[str
         message = "prompt is too long: {} tokens > {} maximum".format(*problem.tokens)
     fallback = "api_error" if _is_ours(problem) else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(problem.status, fallback)
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message},
-        "request_id": request_id,
-    }
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def ollama_error(problem: Problem) -> dict[str, object]:

@@ -20,15 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semantic.domain.fair_share import FairRoom
-from semantic.domain.identity import (
-    AIPERF,
-    CLAUDE_CODE,
-    CODEX,
-    OPENCODE,
-    Identity,
-    is_tag,
-    name_of,
-)
+from semantic.domain.identity import AIPERF, CLAUDE_CODE, CODEX, OPENCODE, Identity, is_tag, name_of
 from semantic_server.http.errors import (
     RETRY_SECONDS,
     FieldError,

@@ -224,9 +224,7 @@ class _EngineCollector(Collector):
             of(lambda one: one.pool_bytes),
         )
         yield self._count(
-            "vllm:num_preemptions",
-            "Preempted requests.",
-            of(lambda one: one.preemptions),
+            "vllm:num_preemptions", "Preempted requests.", of(lambda one: one.preemptions)
         )
         yield self._count(
             "semantic_engine_rebuilds",
@@ -315,9 +313,7 @@ def _of_memory(memory: MemoryFigures | None) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(most, "Bytes that the process may use now.", memory.limit_bytes)
     steps = CounterMetricFamily(
-        "semantic_memory_steps",
-        "Steps taken against a shortage of memory.",
-        labels=("step",),
+        "semantic_memory_steps", "Steps taken against a shortage of memory.", labels=("step",)
     )
     for step, count in memory.counts.items():
         steps.add_metric((step,), count)

@@ -100,10 +100,7 @@ async def list_models(
     ]
     listed = found[:limit]
     return Models(
-        data=listed,
-        has_more=limit < len(found),
-        first_id=listed[0].id,
-        last_id=listed[-1].id,
+        data=listed, has_more=limit < len(found), first_id=listed[0].id, last_id=listed[-1].id
     )
 
 

@@ -16,14 +16,7 @@ from semantic.domain.stored import StoreStats, Wear
 from semantic.ports.agents import RequestState, RunningRequest, TenantId
 from semantic.ports.models import ModelState, ModelStatus
 from semantic.ports.serving import EngineFigures, EngineState
-from semantic_server.http.activity import (
-    LiveRequest,
-    PhaseName,
-    Sample,
-    Savings,
-    Span,
-    of_tenant,
-)
+from semantic_server.http.activity import LiveRequest, PhaseName, Sample, Savings, Span, of_tenant
 from semantic_server.http.agents import TenantParameter
 from semantic_server.http.context import agents_of, context_of, event_stream, settings_of
 from semantic_server.http.errors import WireError, sse_event
@@ -161,8 +154,7 @@ class Written(BaseModel):
     held_back: Annotated[bool, Field(description="True once the limit is reached.")]
     failed: Annotated[int, Field(description="Failed writes, as on a full disk.")]
     rated_share: Annotated[
-        float | None,
-        Field(description="Share of the drive's rated writes; null without a rating."),
+        float | None, Field(description="Share of the drive's rated writes; null without a rating.")
     ]
 
 

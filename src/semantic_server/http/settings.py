@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import platformdirs
-from pydantic import (
-    SecretStr,
-    ValidationError,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
+from pydantic import SecretStr, ValidationError, field_serializer, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,

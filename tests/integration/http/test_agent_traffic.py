@@ -380,9 +380,7 @@ def test_the_first_message_edited_though_tools_are_written_in_another_order(
             assert part(edited) == ("message", "changed", 1, "user")
 
 
-def test_an_answer_that_a_stop_string_cut_is_not_said_to_be_another(
-    server: RunningServer,
-) -> None:
+def test_an_answer_that_a_stop_string_cut_is_not_said_to_be_another(server: RunningServer) -> None:
     agent = WIRES["chat"](server, "stopped", thinks=False)
     agent.ask("Hello.")
     whole = agent.ask("Say more.").text.strip()

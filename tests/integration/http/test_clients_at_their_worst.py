@@ -19,12 +19,7 @@ from pydantic import SecretStr
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.ports.serving import Figures
 from semantic_server.http.app import create_app
-from semantic_server.http.connections import (
-    ConnectionLimits,
-    Connections,
-    DeadlineProtocol,
-    Phase,
-)
+from semantic_server.http.connections import ConnectionLimits, Connections, DeadlineProtocol, Phase
 from semantic_server.http.context import ServerContext
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing

@@ -10,15 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server_client import Answer
-from benchmarks.server_load import (
-    QUICK,
-    Found,
-    Load,
-    Said,
-    pool_for,
-    read_metrics,
-    violations,
-)
+from benchmarks.server_load import QUICK, Found, Load, Said, pool_for, read_metrics, violations
 from semantic import load
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer

@@ -79,11 +79,7 @@ class OfOneTenant(NoAgents):
         return (self.tenant,)
 
     async def page(
-        self,
-        tenant: Tenant,
-        limit: int,
-        after: str | None = None,
-        only: AgentFilter = EVERY_AGENT,
+        self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
         if tenant != self.tenant:
             raise AgentNotFoundError(f"there is no tenant {tenant}")

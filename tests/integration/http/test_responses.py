@@ -53,10 +53,7 @@ class Place(BaseModel):
 
 def client_of(process: ServeProcess, key: str = KEYS[0]) -> OpenAI:
     return OpenAI(
-        base_url=f"{process.url}/v1",
-        api_key=key,
-        max_retries=0,
-        _strict_response_validation=True,
+        base_url=f"{process.url}/v1", api_key=key, max_retries=0, _strict_response_validation=True
     )
 
 

@@ -22,11 +22,7 @@ import pytest
 from anthropic import Anthropic
 from anthropic.types import Message, MessageParam, ToolParam
 from openai import OpenAI
-from openai.types.chat import (
-    ChatCompletion,
-    ChatCompletionMessageParam,
-    ChatCompletionToolParam,
-)
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel
 from pydantic_core import from_json
 

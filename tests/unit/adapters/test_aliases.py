@@ -52,8 +52,7 @@ def test_what_could_be_a_path_an_option_or_a_hub_id_is_no_name(file: Path, name:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["[aliases", "[aliases]\na = 1\n", "aliases = 3\n", "[others]\na = 'x'\n", "\udcff"],
+    "text", ["[aliases", "[aliases]\na = 1\n", "aliases = 3\n", "[others]\na = 'x'\n", "\udcff"]
 )
 def test_a_file_of_another_form_is_refused_and_left_as_it_is(file: Path, text: str) -> None:
     file.parent.mkdir()
@@ -109,12 +108,7 @@ def test_a_folder_goes_before_an_alias_and_a_hub_id_is_none(
     assert named_models.model_of("coder") == "org/Coder-7B"
     assert [
         named_models.model_of(one) for one in ("org/coder", "./coder", "semantic-tiny", "")
-    ] == [
-        "org/coder",
-        "./coder",
-        "semantic-tiny",
-        "",
-    ]
+    ] == ["org/coder", "./coder", "semantic-tiny", ""]
     (tmp_path / "coder").mkdir()
     monkeypatch.chdir(tmp_path)
     assert named_models.model_of("coder") == "coder"

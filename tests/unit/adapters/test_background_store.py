@@ -10,11 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from semantic.adapters.stores.background import (
-    MAX_TOUCHES,
-    QUEUED_BLOCK_BYTES,
-    BackgroundStore,
-)
+from semantic.adapters.stores.background import MAX_TOUCHES, QUEUED_BLOCK_BYTES, BackgroundStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.write_order import LINGER, UploadPace
 from semantic.adapters.stores.write_queue import FAILURES, FIRST_PAUSE, MAX_PAUSE

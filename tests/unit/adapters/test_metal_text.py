@@ -164,12 +164,7 @@ def sequence_in(pages: PagePool, n_tokens: int) -> PagedSequence:
 
 
 def attend(
-    kind: PageKind,
-    group: int,
-    lengths: tuple[int, ...],
-    *,
-    with_sinks: bool,
-    latent: bool = False,
+    kind: PageKind, group: int, lengths: tuple[int, ...], *, with_sinks: bool, latent: bool = False
 ) -> None:
     """One step of sequences with so many tokens, through the kernels for Metal."""
     shape = kind.shape

@@ -24,16 +24,7 @@ from semantic_fleet.objects.names import name_of_body
 from semantic_fleet.objects.objects import Objects
 from semantic_fleet.objects.remote_store import RemoteStore
 from tests.support.file_memory import traced
-from tests.support.store_blocks import (
-    LAYOUT,
-    SCOPE,
-    block,
-    chain,
-    header,
-    keys,
-    manifest,
-    scope_of,
-)
+from tests.support.store_blocks import LAYOUT, SCOPE, block, chain, header, keys, manifest, scope_of
 
 SECRET = bytes(range(32))
 BODY = 32 << 20

@@ -12,12 +12,7 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.agents.footprint import Chains, chain_of
 from semantic.application.cache.agent_notes import origin_of
 from semantic.domain.block_hash import BlockKey, Part, Scope
-from semantic.domain.errors import (
-    AgentNotFoundError,
-    BackendError,
-    InvalidRequestError,
-    StoreError,
-)
+from semantic.domain.errors import AgentNotFoundError, BackendError, InvalidRequestError, StoreError
 from semantic.domain.identity import Identity
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Manifest, Place

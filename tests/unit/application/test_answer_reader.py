@@ -334,11 +334,7 @@ def test_what_surrounds_the_arguments_may_be_wrong(text: str, calls: list[str]) 
 
 @pytest.mark.parametrize(
     ("inside", "arguments"),
-    [
-        ('{"a": nope}', '{"a": nope}'),
-        ('{"a": "b', '{"a": "b'),
-        ('{"a": [1', '{"a": [1'),
-    ],
+    [('{"a": nope}', '{"a": nope}'), ('{"a": "b', '{"a": "b'), ('{"a": [1', '{"a": [1')],
 )
 @pytest.mark.parametrize("after", ["", "</tool_call>", f"</tool_call>\n{CALL}"])
 def test_arguments_that_turn_out_to_be_no_json_are_as_they_were_written(

@@ -18,12 +18,7 @@ from semantic.domain.errors import (
 )
 from semantic.domain.identity import Hints
 from semantic.domain.services import BlockPool
-from semantic.domain.value_objects import (
-    ModelCacheSpec,
-    PrefillEvent,
-    SamplingParams,
-    TokenEvent,
-)
+from semantic.domain.value_objects import ModelCacheSpec, PrefillEvent, SamplingParams, TokenEvent
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FULL, STATE, FakeBackend
 from tests.support.pools import available, holders

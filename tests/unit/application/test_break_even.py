@@ -270,8 +270,7 @@ def test_what_is_faster_is_read_also_after_a_bad_first_load(
 
 
 @pytest.mark.parametrize(
-    ("model", "place", "most"),
-    [(LARGE, ONE_GBE, 0.06), (ON_CPU, TEN_MBIT, 0.08)],
+    ("model", "place", "most"), [(LARGE, ONE_GBE, 0.06), (ON_CPU, TEN_MBIT, 0.08)]
 )
 def test_what_is_slower_costs_a_small_part_of_computing(
     model: Model, place: Place, most: float

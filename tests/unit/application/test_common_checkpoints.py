@@ -144,9 +144,7 @@ def test_prompts_of_any_length_at_once(layers: tuple[LayerSpec, ...], n: int) ->
         assert sum(value > 0 for value in cached.values()) >= len(cached) - 1
 
 
-def test_two_hundred_requests_compute_once_what_they_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_hundred_requests_compute_once_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
 
     def counted(left: Request, right: Request) -> bool:

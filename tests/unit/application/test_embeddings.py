@@ -9,11 +9,7 @@ import pytest
 
 from semantic.application import embeddings
 from semantic.application.embeddings import Embeddings, batches
-from semantic.domain.errors import (
-    ContextOverflowError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from semantic.domain.errors import ContextOverflowError, InvalidRequestError, OverloadedError
 from semantic.ports.embedding import Embedded
 from tests.support.fake_embedder import MODEL, FakeEmbedder, at_once, counted
 from tests.support.served_agents import AtOnce

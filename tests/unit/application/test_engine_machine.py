@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from semantic.domain.entities import AgentBlocks, KVBlock
-from semantic.domain.errors import (
-    CacheReconstructionError,
-    InvalidRequestError,
-    PoolExhaustedError,
-)
-from semantic.domain.value_objects import (
-    ModelCacheSpec,
-    PrefillEvent,
-    TokenEvent,
-    whole_blocks,
-)
+from semantic.domain.errors import CacheReconstructionError, InvalidRequestError, PoolExhaustedError
+from semantic.domain.value_objects import ModelCacheSpec, PrefillEvent, TokenEvent, whole_blocks
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.lanes import examples
 from tests.unit.application.world import (
@@ -392,7 +383,7 @@ class CrowdedEngineMachine(EngineMachine):
     @rule(
         method=st.sampled_from(
             ["open", "prefill", "start", "decode", "restore", "reserve", "extract", "close"]
-        ),
+        )
     )
     def something_will_break(self, method: str) -> None:
         self.world.backend.fail_next(method)

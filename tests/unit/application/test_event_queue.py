@@ -16,9 +16,7 @@ def event(number: int) -> PrefillEvent:
     return PrefillEvent(f"request-{number}", "agent", number, 10)
 
 
-def test_a_step_of_many_requests_is_one_call_into_the_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_of_many_requests_is_one_call_into_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Callable[..., object]] = []
 
     async def steps() -> list[list[EngineEvent]]:

@@ -10,12 +10,7 @@ import pytest
 
 from semantic.domain.answer import AnswerEnd
 from semantic.domain.chat import Chat, Message
-from semantic.domain.errors import (
-    BackendError,
-    ModelLoadError,
-    ModelNotFoundError,
-    OverloadedError,
-)
+from semantic.domain.errors import BackendError, ModelLoadError, ModelNotFoundError, OverloadedError
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, EngineState, ServingPort
 from tests.support.fake_models import FakeLoader, FakeUnit, fake_models

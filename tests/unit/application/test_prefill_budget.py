@@ -39,12 +39,7 @@ class Machine:
         return self.overhead + new + n / self.rate * (1 + at / self.half_at)
 
     def run(
-        self,
-        budget: PrefillBudget,
-        prompt: int,
-        *,
-        decoding: int = 1,
-        concurrent: bool = False,
+        self, budget: PrefillBudget, prompt: int, *, decoding: int = 1, concurrent: bool = False
     ) -> list[float]:
         """Compute a prompt beside running agents; seconds of each step."""
         gaps = []

@@ -95,13 +95,7 @@ def test_any_pieces_give_the_same(parts: list[str]) -> None:
 # --- lists ------------------------------------------------------------------------------------
 
 LIST = CallList(
-    re.compile(r"(?P<key>\w+)"),
-    "=",
-    ('"', "'"),
-    ")",
-    opening="([{",
-    closing=")]}",
-    escapes=True,
+    re.compile(r"(?P<key>\w+)"), "=", ('"', "'"), ")", opening="([{", closing=")]}", escapes=True
 )
 LIST_HEAD = CallHead((), re.compile(r"(?P<name>\w+)"), re.compile(r"\w*"), (("(",),))
 

@@ -93,9 +93,7 @@ class Shared:
 
     def start(self, life: Life, slices: Slices[BlockPoolBatchEngine] | None = None) -> EngineThread:
         thread = EngineThread(
-            lambda: life.world.engine if slices is None else slices,
-            loop=self.loop,
-            keep_store=True,
+            lambda: life.world.engine if slices is None else slices, loop=self.loop, keep_store=True
         )
         life.thread = thread
         thread.start()

@@ -88,10 +88,7 @@ def test_text_becomes_tokens() -> None:
         (lambda: accept(max_tokens=cast(int, "9")), "max_tokens must be at least 1, got '9'"),
         (lambda: accept(max_tokens=True), "max_tokens must be at least 1, got True"),
         (lambda: accept(append=True), "append: agent 'a' has no cache to append to"),
-        (
-            lambda: accept(append=True, cache=cache()),
-            "append: agent 'a' has no cache to append to",
-        ),
+        (lambda: accept(append=True, cache=cache()), "append: agent 'a' has no cache to append to"),
         (
             lambda: accept(sampling=SamplingParams(logit_bias={VOCAB: 1.0})),
             "logit_bias: token ids must be below 96, got 96",
@@ -111,7 +108,7 @@ def test_a_bad_field_is_named_with_what_was_expected(
 
 @pytest.mark.parametrize(("model_id", "named"), [("other", "other"), ("", r"\(unnamed\)")])
 def test_a_cache_of_another_model_is_refused(model_id: str, named: str) -> None:
-    with pytest.raises(CacheReconstructionError, match=f"comes from model {named}, .* runs fake"):
+    with pytest.raises(CacheReconstructionError, match=f"computed by model {named}, .* runs fake"):
         accept(cache=cache(1, model_id=model_id))
 
 
@@ -140,11 +137,7 @@ def test_only_the_beginning_of_a_conversation_gets_special_tokens() -> None:
     backend = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=tokenizer.vocab_size)
     validator = RequestValidator(backend, tokenizer)
     prompts = [
-        validator.accept(
-            Submission("a", "hi", 1, append=append),
-            Reuse(history=(4,)),
-            0,
-        ).prompt
+        validator.accept(Submission("a", "hi", 1, append=append), Reuse(history=(4,)), 0).prompt
         for append in (False, True)
     ]
     assert prompts == [(BOS, 104, 105), (4, 104, 105)]
@@ -196,7 +189,7 @@ def test_a_grammar_is_checked_and_goes_with_no_ignored_end() -> None:
     grammar = Grammar("json_schema", "{}")
     with pytest.raises(InvalidRequestError, match="tokens here have no text"):
         accept(sampling=SamplingParams(grammar=grammar))
-    with pytest.raises(InvalidRequestError, match="ignore_eos excludes a grammar"):
+    with pytest.raises(InvalidRequestError, match="ignore_eos cannot be combined"):
         accept(sampling=SamplingParams(grammar=grammar, ignore_eos=True))
 
 

@@ -32,13 +32,7 @@ from semantic.adapters.exchange.document import (
 )
 from semantic.domain.block_hash import BlockKey, BlockLink, Part, Scope, tenant_tag
 from semantic.domain.errors import CapacityError, InvalidRequestError, SemanticError, StoreError
-from semantic.domain.stored import (
-    BlockHeader,
-    Manifest,
-    OnProgress,
-    StoredBlock,
-    no_progress,
-)
+from semantic.domain.stored import BlockHeader, Manifest, OnProgress, StoredBlock, no_progress
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.store import StorePort
 
@@ -85,10 +79,7 @@ class Exported:
 
 
 def export_agent(
-    store: StorePort,
-    manifest: Manifest,
-    given: Path,
-    on_progress: OnProgress = no_progress,
+    store: StorePort, manifest: Manifest, given: Path, on_progress: OnProgress = no_progress
 ) -> Exported:
     """Write an agent and its stored bodies to two new files. `on_progress` counts bytes of bodies.
     Raises InvalidRequestError, leaving neither file, if a file exists or is not writable, or if a

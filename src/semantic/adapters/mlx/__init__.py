@@ -73,10 +73,7 @@ def keep_file_limit() -> None:
 DISTRIBUTION = "semantic-engine"
 """The package's name on package indexes; Python imports it as `semantic`."""
 
-_RECEIPTS = {
-    "uv-receipt.toml": "uv tool install",
-    "pipx_metadata.json": "pipx install --force",
-}
+_RECEIPTS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
 """Files that each installer leaves in an environment, and the installer's command to reinstall."""
 
 

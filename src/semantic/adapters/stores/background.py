@@ -18,22 +18,9 @@ from semantic.adapters.stores.memory import data_of, fill
 from semantic.adapters.stores.neighbours import Children
 from semantic.adapters.stores.write_order import UploadPace
 from semantic.adapters.stores.write_queue import WriteQueue
-from semantic.domain.block_hash import (
-    PUBLIC_TENANT,
-    BlockHash,
-    BlockKey,
-    Part,
-    tenant_tag,
-)
+from semantic.domain.block_hash import PUBLIC_TENANT, BlockHash, BlockKey, Part, tenant_tag
 from semantic.domain.errors import InvalidRequestError
-from semantic.domain.stored import (
-    BlockHeader,
-    BlockRead,
-    Found,
-    StoredBlock,
-    StoreStats,
-    Tier,
-)
+from semantic.domain.stored import BlockHeader, BlockRead, Found, StoredBlock, StoreStats, Tier
 from semantic.ports.store import StorePort
 
 QUEUED_BLOCK_BYTES = 1024

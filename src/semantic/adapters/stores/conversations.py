@@ -17,13 +17,7 @@ from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens, unpack_tokens
 from semantic.domain.chat import Point, Turn
 from semantic.domain.errors import StoreError
 from semantic.domain.identity import digest
-from semantic.domain.responses import (
-    StoredResponse,
-    encoded,
-    key_of,
-    owner_of,
-    response_in,
-)
+from semantic.domain.responses import StoredResponse, encoded, key_of, owner_of, response_in
 from semantic.ports.store import ResponsesPort
 
 

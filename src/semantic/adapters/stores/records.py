@@ -248,10 +248,7 @@ class RecordDatabase:
     def _open(self) -> sqlite3.Connection:
         self._file = self._prepare_files()
         db = sqlite3.connect(
-            self._path,
-            timeout=_WAIT_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
+            self._path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
         )
         with ExitStack() as undo:
             undo.callback(db.close)

@@ -14,14 +14,7 @@ from mmap import mmap
 from semantic.adapters.stores.agent_index import TierAgents
 from semantic.domain.block_hash import BlockHash, BlockKey, Part
 from semantic.domain.errors import InvalidRequestError
-from semantic.domain.stored import (
-    BlockHeader,
-    BlockRead,
-    Body,
-    Found,
-    StoredBlock,
-    StoreStats,
-)
+from semantic.domain.stored import BlockHeader, BlockRead, Body, Found, StoredBlock, StoreStats
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.store import StorePort
 

@@ -22,11 +22,7 @@ from semantic.application.agents.footprint import (
     footprints,
     walk,
 )
-from semantic.application.cache.agent_notes import (
-    parent_in,
-    parent_of,
-    session_and_client_in,
-)
+from semantic.application.cache.agent_notes import parent_in, parent_of, session_and_client_in
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import Part, Scope, tenant_id, tenant_tag

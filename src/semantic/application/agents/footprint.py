@@ -86,9 +86,7 @@ class AgentFootprint:
 
 
 def footprints(
-    store: StorePort,
-    manifests: Sequence[Manifest],
-    chain: Callable[[Manifest], Chain] = chain_of,
+    store: StorePort, manifests: Sequence[Manifest], chain: Callable[[Manifest], Chain] = chain_of
 ) -> list[AgentFootprint]:
     """Return the footprints of some agents. The cost does not depend on other agents."""
     chains = [chain(manifest) for manifest in manifests]

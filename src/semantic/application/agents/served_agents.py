@@ -254,18 +254,12 @@ class ServedAgents:
         )
 
     async def page(
-        self,
-        tenant: Tenant,
-        limit: int,
-        after: str | None = None,
-        only: AgentFilter = EVERY_AGENT,
+        self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
         owner = await self._owner(tenant)
         asking = {} if only.state is None else await self._activity(owner, ())
         saved, has_more, last = await self._work(
-            tenant,
-            lambda: self._directory.saved(owner, limit, after, only, asking),
-            is_short=False,
+            tenant, lambda: self._directory.saved(owner, limit, after, only, asking), is_short=False
         )
         seen = await self._activity(owner, [one.agent_id for one in saved])
         is_first = after is None

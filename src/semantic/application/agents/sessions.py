@@ -166,12 +166,7 @@ class SessionAgents:
         return best or _new_name(origin, group, busy)
 
     def remember(
-        self,
-        tag: bytes,
-        name: str,
-        origin: Origin | None,
-        tokens: Sequence[int],
-        thread: str = "",
+        self, tag: bytes, name: str, origin: Origin | None, tokens: Sequence[int], thread: str = ""
     ) -> bool:
         """Record the last prompt of an agent. Returns False if the agent belongs to no identity.
         Without `origin` the agent keeps its own. `thread` contains the digests of its messages."""

@@ -24,12 +24,7 @@ from semantic.domain.identity import Hints
 from semantic.domain.prefix import reusable_prefix
 from semantic.domain.services import BlockPool
 from semantic.domain.stored import Manifest
-from semantic.domain.value_objects import (
-    BLOCK_TOKENS,
-    CacheKey,
-    ModelCacheSpec,
-    whole_blocks,
-)
+from semantic.domain.value_objects import BLOCK_TOKENS, CacheKey, ModelCacheSpec, whole_blocks
 from semantic.ports.generation import Clock
 
 _LONGEST_EXPECTED = 300.0

@@ -64,10 +64,7 @@ class ReadAhead:
     the pool."""
 
     def __init__(
-        self,
-        prefixes: Prefixes,
-        in_pool: Callable[[CacheKey], bool],
-        clock: Clock = time.monotonic,
+        self, prefixes: Prefixes, in_pool: Callable[[CacheKey], bool], clock: Clock = time.monotonic
     ) -> None:
         """`in_pool` says whether an agent's cache is in the pool; any thread may call it."""
         self._prefixes = prefixes

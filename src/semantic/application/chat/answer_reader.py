@@ -8,13 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
-from semantic.application.chat.answer_text import (
-    CallText,
-    MarkFinder,
-    ReadCall,
-    TokenText,
-    Trimmer,
-)
+from semantic.application.chat.answer_text import CallText, MarkFinder, ReadCall, TokenText, Trimmer
 from semantic.application.chat.streamed_calls import (
     LIST_START,
     CallPart,

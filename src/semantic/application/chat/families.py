@@ -228,11 +228,7 @@ FAMILIES: Final = (
         Marks("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
         spellings.XTML_TAGS,
         tokens=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
-        silent=(
-            "<|open|>response<|sep|>",
-            "<|close|>response<|sep|>",
-            "<|close|>message<|sep|>",
-        ),
+        silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
     Family(
         ("openai", "openai_gptoss", "harmony"),

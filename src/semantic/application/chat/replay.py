@@ -161,11 +161,7 @@ class Replay:
         return Replayed(self._format.render(chat), at[-1], answers=found, tool_texts=texts)
 
     def record(
-        self,
-        replayed: Replayed,
-        prompt: Sequence[int],
-        message: Message,
-        generated: Sequence[int],
+        self, replayed: Replayed, prompt: Sequence[int], message: Message, generated: Sequence[int]
     ) -> Future[None] | None:
         """Record a turn: `message` answers `replayed`. Its tokens are `prompt`, then `generated`.
         Returns the result of `TurnsPort.put`."""

@@ -88,11 +88,7 @@ class BlockPoolBatchEngine:
         self._idle = IdleCaches(pool, clock)
         if store is not None:
             self._prefixes = PrefixStore(
-                model,
-                store,
-                prefill_seconds=budget.seconds,
-                model_name=model_name,
-                clock=clock,
+                model, store, prefill_seconds=budget.seconds, model_name=model_name, clock=clock
             )
             self._ahead = ReadAhead(self._prefixes, lambda key: self._idle.get(key) is not None)
         self.pool = pool

@@ -44,9 +44,7 @@ class PrefillOrder:
         self._priority: dict[int, int] = {}  # own, or higher from behind, by request
 
     def next(
-        self,
-        requests: Sequence[Request],
-        behind: Sequence[tuple[Request, Request | None]] = (),
+        self, requests: Sequence[Request], behind: Sequence[tuple[Request, Request | None]] = ()
     ) -> Request | None:
         """Return the next of the requests that are ready to prefill. `behind` pairs each request
         that waits with the request that it waits for. Forgets counts and waits of agents and
@@ -164,11 +162,7 @@ class Scheduler:
     are called under the engine's lock."""
 
     def __init__(
-        self,
-        allocator: BlockAllocator,
-        budget: PrefillBudget,
-        clock: Clock,
-        max_batch: int,
+        self, allocator: BlockAllocator, budget: PrefillBudget, clock: Clock, max_batch: int
     ) -> None:
         """At most `max_batch` requests run together."""
         self._allocator = allocator
@@ -303,12 +297,7 @@ class Scheduler:
         return self._joined(Chunk(request, left), self._order.by_least_computed(joining))
 
     def _side_by_side(
-        self,
-        step: Step,
-        first: Request,
-        rest: Sequence[Request],
-        left: int,
-        prompts: Prompts,
+        self, step: Step, first: Request, rest: Sequence[Request], left: int, prompts: Prompts
     ) -> list[Chunk]:
         """Return chunks of `first` and of requests that benefit from a common pass; or none."""
         beside, even = prompts.side_by_side, not prompts.pads_chunks

@@ -29,10 +29,7 @@ class Sequences:
     """The open sequences. Called by the stepping thread only."""
 
     def __init__(
-        self,
-        model: BatchBackend,
-        allocator: BlockAllocator,
-        prefixes: PrefixStore | None = None,
+        self, model: BatchBackend, allocator: BlockAllocator, prefixes: PrefixStore | None = None
     ) -> None:
         self._model = model
         self._allocator = allocator

@@ -49,10 +49,7 @@ class OnDemandServing:
         return self._manager.served(self._name)
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        async with (
-            self._manager.use(self._name) as unit,
-            aclosing(unit.answer(ask)) as events,
-        ):
+        async with self._manager.use(self._name) as unit, aclosing(unit.answer(ask)) as events:
             self._answers += 1
             try:
                 async for event in events:
@@ -112,11 +109,7 @@ class OnDemandAgents:
         return any([await one.cancel(uid, tenant) for one in self._loaded()])
 
     async def page(
-        self,
-        tenant: Tenant,
-        limit: int,
-        after: str | None = None,
-        only: AgentFilter = EVERY_AGENT,
+        self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
         nothing = AgentPage((), has_more=False)
         return await self._of_tenant(

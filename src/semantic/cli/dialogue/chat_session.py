@@ -17,11 +17,7 @@ from semantic.cli.report import show_bytes, show_name, show_seconds, store_lines
 from semantic.cli.terminal import is_interactive, require_text, write
 from semantic.domain.answer import AnswerEvent, PromptProgress, ReasoningDelta, TextDelta
 from semantic.domain.chat import Message
-from semantic.domain.errors import (
-    AgentNotFoundError,
-    InvalidRequestError,
-    OperatorError,
-)
+from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, OperatorError
 from semantic.domain.value_objects import SamplingParams
 from semantic.library.answers import Answer
 from semantic.library.chat_options import Messages

@@ -28,12 +28,7 @@ from semantic.cli.report import Json, columns, show_bytes, show_name, to_line
 from semantic.cli.shell.completion import complete_models
 from semantic.cli.terminal import is_interactive
 from semantic.composition.engine_settings import DEFAULT_MODEL
-from semantic.composition.named_models import (
-    find_remote,
-    model_of,
-    permanent_name,
-    similar_model,
-)
+from semantic.composition.named_models import find_remote, model_of, permanent_name, similar_model
 from semantic.domain.errors import (
     CapacityError,
     InvalidRequestError,

@@ -200,10 +200,7 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _described(
-    place: Place,
-    aliases: tuple[str, ...],
-    folder: Path,
-    pool_bytes: int | None,
+    place: Place, aliases: tuple[str, ...], folder: Path, pool_bytes: int | None
 ) -> ModelFacts:
     try:
         description = describe_model(folder, place.weights_bytes)

@@ -13,11 +13,7 @@ from typing_extensions import TypedDict
 
 from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.value_objects import SamplingParams
-from semantic_server.http.anthropic.conversation import (
-    ConversationReader,
-    read_choice,
-    read_tools,
-)
+from semantic_server.http.anthropic.conversation import ConversationReader, read_choice, read_tools
 from semantic_server.http.anthropic.request_types import (
     MessageCountTokensParams,
     MessageCreateParams,

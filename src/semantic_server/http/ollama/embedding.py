@@ -23,11 +23,7 @@ from semantic_server.http.ollama.options import (
     read_keep_alive,
 )
 from semantic_server.http.ollama.request import LATEST
-from semantic_server.http.openai.embeddings import (
-    as_numbers,
-    check_embedding_model,
-    texts_at,
-)
+from semantic_server.http.openai.embeddings import as_numbers, check_embedding_model, texts_at
 from semantic_server.http.openai.fields import Json, warnings
 from semantic_server.http.request_body import on_thread, read_json
 from semantic_server.http.request_fields.table import (

@@ -47,11 +47,7 @@ _SHARED: Final[dict[str, Field]] = {
     "truncate": IGNORED,  # the server refuses a prompt that does not fit
 }
 
-CHAT_FIELDS: Final[dict[str, Field]] = {
-    **_SHARED,
-    "messages": SUPPORTED,
-    "tools": SUPPORTED,
-}
+CHAT_FIELDS: Final[dict[str, Field]] = {**_SHARED, "messages": SUPPORTED, "tools": SUPPORTED}
 
 GENERATE_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
@@ -65,7 +61,7 @@ GENERATE_FIELDS: Final[dict[str, Field]] = {
 }
 
 MESSAGE_FIELDS: Final[dict[str, Field]] = {
-    **supported("content images role thinking tool_call_id tool_calls tool_name"),
+    **supported("content images role thinking tool_call_id tool_calls tool_name")
 }
 
 OPTION_FIELDS: Final[dict[str, Field]] = {
@@ -98,17 +94,14 @@ MODEL_FIELDS: Final[dict[str, Field]] = {
 }
 """Fields of /api/show."""
 
-PULL_FIELDS: Final[dict[str, Field]] = {
-    "insecure": IGNORED,
-    **supported("model name stream"),
-}
+PULL_FIELDS: Final[dict[str, Field]] = {"insecure": IGNORED, **supported("model name stream")}
 
 EMBED_FIELDS: Final[dict[str, Field]] = {
-    **supported("dimensions input keep_alive model options semantic truncate"),
+    **supported("dimensions input keep_alive model options semantic truncate")
 }
 
 EMBEDDINGS_FIELDS: Final[dict[str, Field]] = {
-    **supported("keep_alive model options prompt semantic"),
+    **supported("keep_alive model options prompt semantic")
 }
 
 _OPTION: Final = "send it in options"

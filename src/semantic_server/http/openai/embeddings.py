@@ -138,7 +138,4 @@ def _in_base_64(vector: Vector) -> str:
     return json.dumps(base64.b64encode(little.tobytes()).decode("ascii"))
 
 
-_ENCODINGS: Final[dict[str, Callable[[Vector], str]]] = {
-    "float": as_numbers,
-    "base64": _in_base_64,
-}
+_ENCODINGS: Final[dict[str, Callable[[Vector], str]]] = {"float": as_numbers, "base64": _in_base_64}

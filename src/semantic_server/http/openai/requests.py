@@ -28,12 +28,7 @@ from semantic_server.http.openai.fields import (
     known_fields,
 )
 from semantic_server.http.openai.validators import ChatBody, CompletionBody, ResponseBody
-from semantic_server.http.request_fields.table import (
-    list_at,
-    object_at,
-    own_field_of,
-    text_at,
-)
+from semantic_server.http.request_fields.table import list_at, object_at, own_field_of, text_at
 
 MAX_CHOICES: Final = 128
 """Most choices of one request, over all its prompts."""

@@ -328,9 +328,7 @@ def test_a_server_that_stops_takes_back_what_it_has_put(archive: bytes) -> None:
         assert (n_blocks(world), saved_agents(world.store)) == (0, [])
 
 
-def test_a_block_that_is_evicted_while_it_is_sent_breaks_the_export_off(
-    archive: bytes,
-) -> None:
+def test_a_block_that_is_evicted_while_it_is_sent_breaks_the_export_off(archive: bytes) -> None:
     class Forgetful(MemoryStore):
         """Has every body once."""
 

@@ -177,8 +177,7 @@ def test_arguments_that_turn_out_to_be_no_object_become_a_field_of_one(text: str
 
 
 _piece = st.one_of(
-    st.builds(TextDelta, st.text(max_size=5)),
-    st.builds(ReasoningDelta, st.text(max_size=5)),
+    st.builds(TextDelta, st.text(max_size=5)), st.builds(ReasoningDelta, st.text(max_size=5))
 )
 _argument = st.dictionaries(st.text(max_size=3), st.integers(-(2**40), 2**40) | st.text(max_size=4))
 

@@ -190,10 +190,7 @@ def told(error: anthropic.APIStatusError) -> tuple[str, str]:
 def test_a_prompt_that_is_too_long_says_both_numbers(client: anthropic.Anthropic) -> None:
     error = error_of(client, messages=[{"role": "user", "content": "x" * 600}])
     assert error.status_code == 400
-    assert told(error) == (
-        "invalid_request_error",
-        "prompt is too long: 600 tokens > 512 maximum",
-    )
+    assert told(error) == ("invalid_request_error", "prompt is too long: 600 tokens > 512 maximum")
 
 
 def test_a_wrong_model_and_a_wrong_field(client: anthropic.Anthropic) -> None:

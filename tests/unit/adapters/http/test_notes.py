@@ -155,10 +155,7 @@ def test_a_users_picture_is_a_note_on_every_wire(read: Reader, given: Json) -> N
                 "content": [{"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]}],
             },
         ),
-        (
-            by_responses,
-            {"type": "function_call_output", "call_id": "c", "output": [INPUT_IMAGE]},
-        ),
+        (by_responses, {"type": "function_call_output", "call_id": "c", "output": [INPUT_IMAGE]}),
         (
             by_responses,
             {

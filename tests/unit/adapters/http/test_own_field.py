@@ -77,10 +77,7 @@ def test_a_request_is_kept_unless_one_of_both_says_no() -> None:
         ({"priority": 0.5}, "semantic.priority: expected a valid integer"),
         ({"priority": False}, "semantic.priority: expected a valid integer"),
         ({"done": True, "back_in": 5}, "semantic.back_in: not allowed with semantic.done"),
-        (
-            {"don": True},
-            "semantic.don: unknown field; expected keep, done, back_in or priority",
-        ),
+        ({"don": True}, "semantic.don: unknown field; expected keep, done, back_in or priority"),
     ],
 )
 def test_a_wrong_member_is_named_with_what_was_expected(own: object, message: str) -> None:

@@ -20,7 +20,7 @@ FOLDER = Path(app.__file__).parent / "page" / "static"
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
 UNSAFE = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|setHTML"
-    r"|createContextualFragment|DOMParser|javascript:|srcdoc|localStorage|\sstyle=|\son\w+=\"",
+    r"|createContextualFragment|DOMParser|javascript:|srcdoc|localStorage|\sstyle=|\son\w+=\""
 )
 ADDRESS = re.compile(r"(?:https?:)?//[\w.-]+\.\w+")
 NAMESPACE = "http://www.w3.org"
@@ -58,13 +58,7 @@ def test_a_file_that_the_client_has_is_not_sent_again(server: RunningServer) -> 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "path",
-    [
-        "/page/",
-        "/page/index.html",
-        "/page/../assets.py",
-        "/page/%2e%2e/assets.py",
-    ],
+    "path", ["/page/", "/page/index.html", "/page/../assets.py", "/page/%2e%2e/assets.py"]
 )
 def test_nothing_else_is_served(server: RunningServer, path: str) -> None:
     assert server.ask("GET", path).status == 401

@@ -23,13 +23,7 @@ from mlx_lm.models.cache import TokenBuffer
 from semantic.adapters.mlx.arrays import async_eval
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
-from semantic.adapters.mlx.kv_cache.merged import (
-    BatchLayer,
-    merge,
-    pad,
-    state_shapes,
-    states,
-)
+from semantic.adapters.mlx.kv_cache.merged import BatchLayer, merge, pad, state_shapes, states
 from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler, draw
 from semantic.domain.value_objects import SequenceId
 

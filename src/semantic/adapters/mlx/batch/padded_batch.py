@@ -35,12 +35,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.domain.errors import UnsupportedModelError
-from semantic.domain.value_objects import (
-    LayerKind,
-    ModelCacheSpec,
-    SequenceId,
-    whole_blocks,
-)
+from semantic.domain.value_objects import LayerKind, ModelCacheSpec, SequenceId, whole_blocks
 from semantic.ports.generation import at_once
 
 Pads = Callable[[Sequence[int]], bool]
@@ -203,10 +198,7 @@ def can_pad(spec: ModelCacheSpec, layers: CacheLayers) -> bool:
 
 
 def new_batch(
-    model: Module,
-    layers: CacheLayers,
-    pads: Pads | None,
-    agree: Agree | None = None,
+    model: Module, layers: CacheLayers, pads: Pads | None, agree: Agree | None = None
 ) -> DecodeBatch:
     """Return an empty batch for sequences with caches from `layers`. Raises UnsupportedModelError
     if `agree` is given but the batch cannot make ranks agree on its tokens."""

@@ -25,11 +25,7 @@ from mlx_lm.models import base
 
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, Mask, RaggedBatch, RaggedKeys
-from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import (
-    ROW_BY_ROW,
-    RaggedArray,
-    rows_of,
-)
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import ROW_BY_ROW, RaggedArray, rows_of
 from semantic.adapters.mlx.kv_cache.contiguous.slots import Parts, SlottedArray
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedKeys, RopeScores
 from semantic.domain.value_objects import BLOCK_TOKENS

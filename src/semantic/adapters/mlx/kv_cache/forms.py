@@ -85,10 +85,7 @@ class CacheLayers(Protocol):
     ) -> list[LayerCache]: ...
     def reserve(self, caches: Sequence[LayerCache], capacity: int) -> None: ...
     def fill(
-        self,
-        caches: Sequence[LayerCache],
-        blocks: Sequence[Sequence[KVBlock]],
-        length: int,
+        self, caches: Sequence[LayerCache], blocks: Sequence[Sequence[KVBlock]], length: int
     ) -> list[KVBlock]: ...
 
 
@@ -188,10 +185,7 @@ CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
 
 
 def choosing_contiguous(
-    probe: LogitsProbe,
-    spec: ModelCacheSpec,
-    shapes: Sequence[LayerShape | None],
-    name: str | None,
+    probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], name: str | None
 ) -> Slices[CacheForm]:
     """Choose the contiguous form, yielding after each forward pass. Remembers which layers can use
     our caches under `name`, the model's fingerprint, unless `name` is None."""

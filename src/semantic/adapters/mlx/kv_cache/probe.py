@@ -322,10 +322,7 @@ def _batched(
 
 
 def _prefilled_side_by_side(
-    model: Module,
-    layers: PagedLayers,
-    sequences: Sequence[Sequence[PagedCache]],
-    prompts: _Prompts,
+    model: Module, layers: PagedLayers, sequences: Sequence[Sequence[PagedCache]], prompts: _Prompts
 ) -> Slices[None]:
     """Prefill the prompts together: first equally many tokens of each, then the rest of each."""
     lengths = sorted({len(prompt) for prompt in prompts})

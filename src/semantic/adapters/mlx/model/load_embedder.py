@@ -25,11 +25,7 @@ from semantic.adapters.mlx import extra_to_install
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.model.description import read_config, read_context, read_details
 from semantic.adapters.mlx.model.fingerprint import fingerprint, only_weights
-from semantic.adapters.mlx.model.provider import (
-    LOAD_ERRORS,
-    load_tokenizer,
-    reading_model,
-)
+from semantic.adapters.mlx.model.provider import LOAD_ERRORS, load_tokenizer, reading_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.domain.errors import NotFiniteError, SemanticError, UnsupportedModelError
 from semantic.ports.embedding import Embedder, Vector

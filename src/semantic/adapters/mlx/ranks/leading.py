@@ -35,11 +35,7 @@ from semantic.adapters.mlx.ranks.shared_memory import (
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
-from semantic.domain.errors import (
-    CacheReconstructionError,
-    SemanticError,
-    UnsupportedModelError,
-)
+from semantic.domain.errors import CacheReconstructionError, SemanticError, UnsupportedModelError
 from semantic.domain.identity import digest
 from semantic.domain.stored import BlockLayout, Body
 from semantic.domain.value_objects import (
@@ -393,11 +389,7 @@ class LeadingBackend(MLXBackend):
 
 
 def shard_backend(
-    form: CacheForm,
-    model_id: str,
-    vocab_size: int,
-    grammars: GrammarCompiler | None,
-    ranks: Ranks,
+    form: CacheForm, model_id: str, vocab_size: int, grammars: GrammarCompiler | None, ranks: Ranks
 ) -> MLXBackend:
     """Return the backend of this rank. Raises UnsupportedModelError if ranks with this model would
     make different calls, and BackendError if their caches differ in form."""

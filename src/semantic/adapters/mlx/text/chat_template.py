@@ -194,11 +194,7 @@ class _Probe:
     """Renders small chats and checks that everything in them appears."""
 
     def __init__(
-        self,
-        apply: Apply,
-        *,
-        parts: bool = False,
-        no_tools: list[TemplateMessage] | None = None,
+        self, apply: Apply, *, parts: bool = False, no_tools: list[TemplateMessage] | None = None
     ) -> None:
         self._apply = apply
         self._parts = parts

@@ -92,8 +92,7 @@ def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None
     """Delete the row of one manifest; after the agent's last manifest, delete the agent's row
     too."""
     db.execute(
-        "DELETE FROM manifests WHERE agent = ? AND generation = ?",
-        (_id(db, key), generation),
+        "DELETE FROM manifests WHERE agent = ? AND generation = ?", (_id(db, key), generation)
     )
     if not generations(db, key):
         drop(db, key)

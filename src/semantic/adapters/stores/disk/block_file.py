@@ -131,20 +131,9 @@ def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
     long. Raises NewerFormatError if a later version wrote the file, and DamagedError unless the
     header is intact and belongs to `key`."""
     _check_frame(data)
-    (
-        _,
-        _,
-        code,
-        n_tokens,
-        n_layout,
-        start,
-        n_body,
-        namespace,
-        tenant,
-        name,
-        parent,
-        body_sum,
-    ) = _FIELDS.unpack_from(data)
+    (_, _, code, n_tokens, n_layout, start, n_body, namespace, tenant, name, parent, body_sum) = (
+        _FIELDS.unpack_from(data)
+    )
     if not 1 <= n_tokens <= BLOCK_TOKENS or n_layout > _LAYOUT_BYTES or code not in _PARTS:
         raise DamagedError("header fields")
     if start > MAX_NUMBER or n_body > MAX_BODY_BYTES:

@@ -133,10 +133,7 @@ def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search,
         ).fetchone()
         return None if row is None else widen(blob(row[0]))
 
-    return (
-        partial(search, "<= ? ORDER BY packed DESC"),
-        partial(search, "> ? ORDER BY packed"),
-    )
+    return (partial(search, "<= ? ORDER BY packed DESC"), partial(search, "> ? ORDER BY packed"))
 
 
 def _narrowable(packed: bytes) -> bytes:
@@ -158,10 +155,7 @@ def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int)
     """Insert the row of a block whose file is installed."""
     link = header.link
     scope = (link.scope.namespace, link.scope.tenant, layout_stamp(header.layout))
-    db.execute(
-        "INSERT OR IGNORE INTO scopes(namespace, tenant, layout) VALUES (?, ?, ?)",
-        scope,
-    )
+    db.execute("INSERT OR IGNORE INTO scopes(namespace, tenant, layout) VALUES (?, ?, ?)", scope)
     sql = (
         "INSERT INTO blocks(hash, part, parent, scope, start, n_tokens, body_bytes, cost, used,"  # noqa: S608
         " pinned, proof)"

@@ -40,12 +40,7 @@ _REFUSALS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PE
 """SQLite errors that the folder, the process or the index can cause: `require_folder` finds out
 which one did."""
 
-_NAMES = (
-    "index.sqlite",
-    "index.sqlite-wal",
-    "index.sqlite-shm",
-    "index.sqlite-journal",
-)
+_NAMES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal")
 _MOST_OPENINGS = 8
 _OPEN_TOGETHER = 4
 """Descriptors that SQLite needs at once, plus one to spare."""
@@ -106,11 +101,7 @@ class Index:
     def is_sound(self) -> bool:
         """Return whether the index is usable. Raises OSError if the system prevents finding out."""
         try:
-            with (
-                self._folder.locked(),
-                _translated(self._files),
-                self._writer.held() as db,
-            ):
+            with self._folder.locked(), _translated(self._files), self._writer.held() as db:
                 return schema.is_sound(db)
         except IndexBrokenError:
             return False
@@ -279,11 +270,7 @@ class _Connection:
     def _open(self) -> sqlite3.Connection:
         uri = f"file:{quote(os.fsencode(self._files.path.absolute()))}?mode=rw"
         db = sqlite3.connect(
-            uri,
-            uri=True,
-            timeout=_WAIT_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
+            uri, uri=True, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
         )
         with ExitStack() as undo:
             undo.callback(db.close)

@@ -39,13 +39,7 @@ from semantic.adapters.stores.disk.entries import (
     parse_block,
     parse_manifest,
 )
-from semantic.adapters.stores.disk.files import (
-    READ_FLAGS,
-    Counts,
-    FileSystem,
-    opened,
-    read_whole,
-)
+from semantic.adapters.stores.disk.files import READ_FLAGS, Counts, FileSystem, opened, read_whole
 from semantic.adapters.stores.disk.folder import Folder, open_folder
 from semantic.adapters.stores.disk.index import Index
 from semantic.adapters.stores.disk.manifest_file import (
@@ -110,8 +104,7 @@ class Recovery:
             self._db.execute("DELETE FROM reservations WHERE session = ?", (session,))
         for session in alive - known:
             self._db.execute(
-                "INSERT INTO reservations(session, cost) VALUES (?, ?)",
-                (session, quota.SESSION),
+                "INSERT INTO reservations(session, cost) VALUES (?, ?)", (session, quota.SESSION)
             )
 
     def _recover_quarantined(self) -> None:
@@ -164,8 +157,7 @@ class Recovery:
             hashes = agent_rows.add(self._db, filed, file)
             block_rows.touch_chain(self._db, hashes)
             self._db.execute(
-                "UPDATE numbers SET value = max(value, ?) WHERE name = 'clock'",
-                (filed.order,),
+                "UPDATE numbers SET value = max(value, ?) WHERE name = 'clock'", (filed.order,)
             )
 
         block_rows.update_all_pins(self._db)
@@ -210,10 +202,7 @@ class Recovery:
         )
 
     def _exclude(
-        self,
-        entry: Entry,
-        n_bytes: int,
-        error: DamagedError | NewerFormatError | OSError,
+        self, entry: Entry, n_bytes: int, error: DamagedError | NewerFormatError | OSError
     ) -> None:
         """Count an unusable file that has no row. Quarantine it if it is damaged; otherwise leave
         it alone."""

@@ -13,11 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from semantic.adapters.stores.disk import agent_rows, block_rows
-from semantic.adapters.stores.disk.block_file import (
-    HEADER_BYTES,
-    MAX_BODY_BYTES,
-    encode_header,
-)
+from semantic.adapters.stores.disk.block_file import HEADER_BYTES, MAX_BODY_BYTES, encode_header
 from semantic.adapters.stores.disk.entries import (
     MAX_NUMBER,
     DamagedError,

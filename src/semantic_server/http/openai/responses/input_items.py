@@ -31,20 +31,14 @@ from semantic_server.http.request_fields.table import list_at, object_at, text_a
 
 _PATH: Final = "input"
 
-_ROLES: Final[Mapping[str, Role]] = {
-    "user": "user",
-    "system": "system",
-    "developer": "developer",
-}
+_ROLES: Final[Mapping[str, Role]] = {"user": "user", "system": "system", "developer": "developer"}
 
 _REFERENCE: Final = "item_reference"
 
 _ENVELOPE: Final = frozenset({"type", "id", "call_id", "status", "caller", "created_by"})
 """Fields of an item that are neither arguments nor output."""
 
-_REFUSED: Final = {
-    "configuration_update": "send reasoning and text as fields of the request",
-}
+_REFUSED: Final = {"configuration_update": "send reasoning and text as fields of the request"}
 
 _TEXT_PARTS: Final = {
     "input_text": "text",

@@ -132,7 +132,7 @@ CACHE_OPTION_FIELDS: Final[dict[str, Field]] = {
 """The server caches every prompt within the quota, so there is nothing to switch on."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
-    "include_obfuscation": Field("this server does not obfuscate events", (False,)),
+    "include_obfuscation": Field("this server does not obfuscate events", (False,))
 }
 
 CHECKED_BY_ELEMENT: Final = frozenset(

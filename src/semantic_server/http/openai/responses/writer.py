@@ -120,10 +120,7 @@ class ResponseWriter:
         """Return the events that end a response with an error."""
         created = self._created_once()
         events = self._close("incomplete")
-        self._response |= {
-            "status": "failed",
-            "error": _error(problem),
-        }
+        self._response |= {"status": "failed", "error": _error(problem)}
         return [*created, *events, self._final("failed")]
 
     def _created_once(self) -> list[Json]:

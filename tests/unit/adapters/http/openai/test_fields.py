@@ -17,11 +17,7 @@ from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.identity import Identity
 from semantic_server.http.logs import WarnOnce
 from semantic_server.http.openai import fields, requests
-from semantic_server.http.openai.fields import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    STREAM_OPTION_FIELDS,
-)
+from semantic_server.http.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
 from semantic_server.http.openai.responses.request import RESPONSE_FIELDS
 from semantic_server.http.request_fields.table import Field, WireFields
 from tests.unit.adapters.http.openai.wire import CHAT, COMPLETIONS, at, wire_of

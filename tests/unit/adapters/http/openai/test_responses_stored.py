@@ -33,10 +33,7 @@ from semantic_server.http.openai.responses.routes import ResponseReply
 from semantic_server.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import running, until
-from tests.unit.adapters.http.openai.response_wire import (
-    RESPONSES,
-    response_wire,
-)
+from tests.unit.adapters.http.openai.response_wire import RESPONSES, response_wire
 from tests.unit.adapters.http.openai.wire import Json, at
 
 LOOK = {"type": "function", "name": "look"}

@@ -17,10 +17,7 @@ from semantic.adapters.mlx.arrays import bytes_of, ordered_bytes_of
 from semantic.adapters.mlx.device import on_cuda
 from semantic.adapters.mlx.kv_cache.checkpoint import StoredArray
 from semantic.adapters.mlx.kv_cache.contiguous.cache import BufferRange, KVBuffer, SequenceCache
-from semantic.adapters.mlx.kv_cache.contiguous.layers import (
-    ContiguousCache,
-    cache_of,
-)
+from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousCache, cache_of
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.kv_cache.staging import (
     InPlace,
@@ -49,10 +46,7 @@ class ContiguousMemory:
     """A `BlockMemory` for caches in separate arrays."""
 
     def __init__(
-        self,
-        spec: ModelCacheSpec,
-        shapes: Sequence[LayerShape | None],
-        transfers: Transfers | None,
+        self, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], transfers: Transfers | None
     ) -> None:
         """`transfers` are the device's copies outside MLX; None if the device has none."""
         self._spec = spec
@@ -144,11 +138,7 @@ class ContiguousMemory:
         return KVBuffer.gather([held], whole_blocks(stop))
 
     def _window(
-        self,
-        old: ContiguousCache,
-        piece: Piece,
-        staging: Staging[KVBuffer],
-        length: int,
+        self, old: ContiguousCache, piece: Piece, staging: Staging[KVBuffer], length: int
     ) -> SequenceCache:
         """Return a window's cache: the checkpoint's tokens, then those of the WINDOW bodies."""
         layer, tokens = piece.layer, piece.tokens

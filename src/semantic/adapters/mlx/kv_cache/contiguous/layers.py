@@ -129,12 +129,7 @@ class ContiguousLayers:
         return caches
 
     def restored(
-        self,
-        blocks: AgentBlocks,
-        length: int,
-        capacity: int,
-        *,
-        exclusive: bool,
+        self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[ContiguousCache]:
         """Return caches that begin with the first `length` tokens of `blocks`. Takes over the
         buffer if the blocks are exclusive and adjacent; otherwise copies them in one pass. Raises
@@ -156,10 +151,7 @@ class ContiguousLayers:
                 cache.reserve(self._capacity(layer, capacity))
 
     def fill(
-        self,
-        caches: Sequence[ContiguousCache],
-        blocks: Sequence[Sequence[KVBlock]],
-        length: int,
+        self, caches: Sequence[ContiguousCache], blocks: Sequence[Sequence[KVBlock]], length: int
     ) -> list[KVBlock]:
         """Fill `blocks` with the contents of `caches`, which hold `length` tokens; return the
         unused blocks. Shrinks buffers to the blocks in use: the engine counts only blocks."""

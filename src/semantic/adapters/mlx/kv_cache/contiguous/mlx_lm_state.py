@@ -15,29 +15,16 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_caches
 
 from semantic.adapters.mlx.arrays import ordered_bytes_of
-from semantic.adapters.mlx.kv_cache.checkpoint import (
-    Anything,
-    ArrayForm,
-    StoredArray,
-    Tree,
-)
+from semantic.adapters.mlx.kv_cache.checkpoint import Anything, ArrayForm, StoredArray, Tree
 from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache
-from semantic.domain.errors import (
-    BackendError,
-    CacheReconstructionError,
-    UnsupportedModelError,
-)
+from semantic.domain.errors import BackendError, CacheReconstructionError, UnsupportedModelError
 
 _TOKEN_AXIS = 2
 """The axis of tokens in keys and values, (1, kv_heads, tokens, head_dim)."""
 
 _KNOWN: dict[str, type[object]] = {
     kind.__name__: kind
-    for kind in (
-        mlx_caches.KVCache,
-        mlx_caches.RotatingKVCache,
-        mlx_caches.ArraysCache,
-    )
+    for kind in (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.ArraysCache)
 }
 
 

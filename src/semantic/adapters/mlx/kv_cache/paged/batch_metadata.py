@@ -193,10 +193,7 @@ class BatchMetadata:
     )  # fmt: skip
 
     def __init__(
-        self,
-        sequences: tuple[PagedSequence, ...],
-        lengths: tuple[int, ...],
-        size: RowSize = exact,
+        self, sequences: tuple[PagedSequence, ...], lengths: tuple[int, ...], size: RowSize = exact
     ) -> None:
         self.sequences = sequences
         self.lengths = lengths

@@ -20,13 +20,7 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import cut_at_blocks
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import first_paged
 from semantic.adapters.mlx.kv_cache.paged.page_pool import Loan, PageKind, PageTable
-from semantic.adapters.mlx.kv_cache.staging import (
-    InPlace,
-    Piece,
-    Staging,
-    blocks_in,
-    require_held,
-)
+from semantic.adapters.mlx.kv_cache.staging import InPlace, Piece, Staging, blocks_in, require_held
 from semantic.adapters.mlx.transfers import ArrivingBody, Room, Rows, Transfers
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
@@ -264,10 +258,7 @@ def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
 
 
 def _rings(
-    caches: Sequence[PagedCache],
-    staging: Staging[HostPages],
-    length: int,
-    pieces: Sequence[Piece],
+    caches: Sequence[PagedCache], staging: Staging[HostPages], length: int, pieces: Sequence[Piece]
 ) -> dict[int, HostRing]:
     """Return the rings of all windows after `length` tokens, by kind. Writes whole blocks first,
     because a page of a ring may contain tokens from both the first block and the checkpoint, whose

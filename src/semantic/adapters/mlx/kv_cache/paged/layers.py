@@ -243,10 +243,7 @@ class PagedLayers:
         return ChunkLayers(shape, layers)
 
     def fill(
-        self,
-        caches: Sequence[PagedCache],
-        blocks: Sequence[Sequence[KVBlock]],
-        length: int,
+        self, caches: Sequence[PagedCache], blocks: Sequence[Sequence[KVBlock]], length: int
     ) -> list[KVBlock]:
         """Fill `blocks` with references to pages, copying nothing; return the unused blocks."""
         unused: list[KVBlock] = []
@@ -329,9 +326,7 @@ def _rows_of(chunks: Sequence[tuple[Sequence[PagedCache], int]], size: RowSize) 
 
 
 def _layers(
-    kinds: Sequence[PageKind],
-    attention: Sequence[PagedAttention],
-    metadata_cache: MetadataCache,
+    kinds: Sequence[PageKind], attention: Sequence[PagedAttention], metadata_cache: MetadataCache
 ) -> dict[int, PagedLayer]:
     layers = {
         number: PagedLayer(i, kind.layers.index(number), attention[i], metadata_cache)

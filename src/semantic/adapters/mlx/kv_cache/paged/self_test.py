@@ -97,8 +97,7 @@ def _is_right(
     q, rope = _queries(kind, len(_LENGTHS), n_heads, latent=latent)
     sink = mx.random.normal((n_heads,), key=key).astype(shape.dtype) if sinks else None
     metadata = BatchMetadata(
-        tuple(PagedSequence([table]) for table in tables),
-        tuple(length - 1 for length in _LENGTHS),
+        tuple(PagedSequence([table]) for table in tables), tuple(length - 1 for length in _LENGTHS)
     )
     new_k, new_v = (mx.concatenate([one[which][:, :, -1:] for one in tokens]) for which in (0, 1))
     scale = shape.k_head_dim**-0.5

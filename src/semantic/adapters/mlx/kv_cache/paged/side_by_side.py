@@ -19,12 +19,7 @@ from mlx_lm.models.cache import ArraysCache
 from semantic.adapters.mlx.arrays import Heads, plain
 from semantic.adapters.mlx.kv_cache.merged import StateBatch, state_shapes
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
-from semantic.adapters.mlx.kv_cache.paged.cache import (
-    PagedBatch,
-    PagedCache,
-    PagedKeys,
-    PagedLayer,
-)
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache, PagedKeys, PagedLayer
 
 Beside = Literal["alone", "even", "padded"]
 """How sequences of a model can share a pass: not at all, with equally many tokens from each, or
