@@ -87,7 +87,7 @@ class ServerSettings(BaseSettings, DeclaredSettings):
     @field_validator("api_keys", "operator_keys", mode="before")
     @classmethod
     def _require_key(cls, given: object) -> object:
-        """Reject an empty text: an unset variable must not open the server to everybody."""
+        """Reject an empty text: an unset variable must not open the server."""
         if isinstance(given, str) and not given.strip(" ,"):
             raise ValueError("expected at least one key")
         return given
@@ -231,7 +231,7 @@ def _require_operators_apart(settings: ServerSettings) -> None:
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
     """Drop empty variables, which count as unset. An empty list of keys stays, so that validation
-    rejects it and does not open a server to everybody."""
+    rejects it rather than open a server without keys."""
     return {
         name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
     }

@@ -212,7 +212,7 @@ def test_the_queue_is_bounded_for_each_tenant() -> None:
         await of.until(lambda: of.begun == ["held"])
         tasks += [of.ask(f"a{i}", "a") for i in range(32)]
         await of.settled()
-        with pytest.raises(OverloadedError, match="too many schemas wait"):
+        with pytest.raises(OverloadedError, match="too many schemas are waiting"):
             await of.ask("one more", "a")
         tasks += [of.ask(name, name) for name in "bcdef"]
         await of.settled()

@@ -284,7 +284,7 @@ def test_a_lower_limit_leaves_room_for_fewer_and_a_higher_one_for_as_many_as_at_
 def test_a_model_that_never_fits_is_refused_with_figures() -> None:
     of = Residency(10 << 20)
     of.add("pinned", 4 << 20, pinned=True)
-    with pytest.raises(InvalidRequestError, match=r"big needs 7 MiB .* beside 4 MiB .* 10 MiB"):
+    with pytest.raises(InvalidRequestError, match=r"big needs 7 MiB .* next to 4 MiB .* 10 MiB"):
         of.add("big", 7 << 20)
 
 
