@@ -272,7 +272,7 @@ def export(
 ) -> None:
     """Export an agent with its blocks to two files, for another machine.
 
-    The files contain the agent's whole conversation, readable by anyone with access to them. With
+    The files contain the agent's whole conversation, readable without a key. With
     --server the export is one tar file, which `import` accepts with --server. An interrupted export
     leaves no file.
     """
