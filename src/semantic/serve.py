@@ -409,8 +409,10 @@ def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> i
         if base in one.names or (base is None and len(models) == 1):
             return number
     names = ", ".join(one.names[0] for one in models)
-    found = "one of the models" if base is None else f"one of the models, got {base}"
-    raise InvalidRequestError(f"--adapter {given}: BASE+NAME=PATH must name {found}: {names}")
+    got = "" if base is None else f", got {base}"
+    raise InvalidRequestError(
+        f"--adapter {given}: BASE in BASE+NAME=PATH must be one of {names}{got}"
+    )
 
 
 def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:

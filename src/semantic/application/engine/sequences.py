@@ -101,7 +101,7 @@ class Sequences:
         """Take a decoding request out of the batch, dropping the token in flight. Return how many
         tokens its sequence holds. Raises BackendError, also for NaN or infinite values."""
         if request.sequence is None:
-            raise AssertionError("only an opened request decodes")
+            raise AssertionError("cannot decode a request that is not open")
         sampled = self._model.pause(request.sequence)
         if sampled is not None and not sampled.finite:
             raise NotFiniteError

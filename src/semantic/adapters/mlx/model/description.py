@@ -100,7 +100,7 @@ def describe(
     except (*LOAD_ERRORS, SystemExit) as error:
         raise UnsupportedModelError(f"cannot build the model of {folder}: {error}") from error
     if spec is None:
-        raise UnsupportedModelError(f"the model of {folder} is not one of mlx-lm")
+        raise UnsupportedModelError(f"mlx-lm does not support the model in {folder}")
     return ModelDescription(
         str(config.get("model_type", "")),
         spec,

@@ -212,7 +212,7 @@ def states_of(model: Module) -> States:
     logits = cast(States, model)(ids)
     if not mx.allclose(head(inner(ids)), logits, rtol=1e-3, atol=1e-3).item():
         raise UnsupportedModelError(
-            f"{type(model).__module__} computes its logits from other states than its last ones"
+            f"{type(model).__module__} does not compute its logits from its last states"
         )
     return inner
 

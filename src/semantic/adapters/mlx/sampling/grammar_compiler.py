@@ -174,7 +174,7 @@ class GrammarCompiler:
     def vocabulary(self) -> Vocabulary:
         """The tokens that masks cover. Raises InvalidRequestError if the tokenizer is unusable."""
         if self._tokenizer is None:
-            raise InvalidRequestError("grammar: this model has no tokenizer to enforce one with")
+            raise InvalidRequestError("grammar: not available, because this model has no tokenizer")
         return Vocabulary(self._tokenizer, self._eos, self._vocab_size)
 
 

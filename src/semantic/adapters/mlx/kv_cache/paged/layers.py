@@ -225,7 +225,7 @@ class PagedLayers:
         shape = n_sequences, _ = self.costs.size(len(chunks)), width
         even = all(count == width for count in counts)
         if self.beside == "even" and not even:
-            raise ValueError(f"expected {width} tokens of each, not {counts}")
+            raise ValueError(f"expected {width} tokens from each sequence, got {counts}")
         size = (lambda _: n_sequences * width) if even else self.costs.size
         metadata = _rows_of(chunks, size)
         firsts = [first_paged(caches).offset for caches, _ in chunks]
