@@ -554,9 +554,9 @@ def test_a_server_has_the_adapters_behind_their_base(
     assert names == [("base", "default"), ("base+x",), ("second",), ("second+x",), ("second+y",)]
     assert meant == {"y": "second+y"}, "of two x neither is meant"
     two = (str(base), str(second))
-    with pytest.raises(InvalidRequestError, match="one of the models: base, second"):
+    with pytest.raises(InvalidRequestError, match="must be one of base, second"):
         of_server(model=two, adapters=(x,))
-    with pytest.raises(InvalidRequestError, match="one of the models, got third: base, second"):
+    with pytest.raises(InvalidRequestError, match="must be one of base, second, got third"):
         of_server(model=two, adapters=(f"third+{x}",))
     with pytest.raises(InvalidRequestError, match=r"two models have the name base\+x"):
         of_server(model=(str(base),), adapters=(x, f"base+{x}"))
