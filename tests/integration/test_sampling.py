@@ -115,7 +115,7 @@ def test_a_bias_for_a_token_the_model_lacks_is_refused() -> None:
     from semantic.domain.errors import InvalidRequestError
 
     rig = Rig("llama")
-    with pytest.raises(InvalidRequestError, match="logit_bias names token 96"):
+    with pytest.raises(InvalidRequestError, match="logit_bias: token ids must be below 96"):
         rig.engine.submit("ann", [1], sampling=SamplingParams(logit_bias={96: 1.0}))
 
 

@@ -247,7 +247,9 @@ def memory_of_loads(*paths: str) -> None:
         tight = replace(two_of(folders[:2], kept=(NAMES[0],)), max_bytes=most)
         models = await load_models(tight)
         before = mx.get_active_memory()
-        with pytest.raises(ModelLoadError, match=r"needs \d+ MiB .* beside \d+ MiB of models that"):
+        with pytest.raises(
+            ModelLoadError, match=r"needs \d+ MiB .* next to \d+ MiB of pinned models"
+        ):
             await models.load(NAMES[1])
         assert mx.get_active_memory() - before < measured // 4
         await models.close()

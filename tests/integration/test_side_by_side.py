@@ -48,7 +48,7 @@ def test_prompts_of_any_length_share_a_pass_where_the_model_knows_padding(
     assert layers.beside == beside
     if beside == "even":
         caches = [layers.empty(64) for _ in range(2)]
-        with pytest.raises(ValueError, match="expected 3 tokens of each"):
+        with pytest.raises(ValueError, match="expected 3 tokens from each"):
             layers.chunk_layers([(caches[0], 3), (caches[1], 2)])
         return
     prompts = [[(7 * i * i + 11 * n) % 97 + 3 for i in range(n + 1)] for n in LENGTHS]

@@ -106,5 +106,5 @@ def test_requests_that_are_cut_and_preempted_go_on_with_the_same_tokens(architec
 
 
 def test_a_mark_of_no_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="thinking names token"):
+    with pytest.raises(ValueError, match="thinking: token ids must be below"):
         Rig("llama").engine.submit("ann", [1, 2], sampling=limited(3, (VOCAB,)))

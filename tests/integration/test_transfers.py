@@ -283,7 +283,7 @@ def test_a_target_that_is_too_short_for_its_body_is_refused(model: MLXBackend) -
     sequence = model.open(256)
     (target,) = model.loading(sequence, Part.FULL, 0, 200)
     target.open()
-    with pytest.raises(BackendError, match="no 300 tokens"):
+    with pytest.raises(BackendError, match="does not hold 300 tokens"):
         target.close(300)
 
 
