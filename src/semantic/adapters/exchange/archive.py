@@ -1,9 +1,9 @@
 """Agents as archives: an export's document and container in one stream, a tar file.
 
 Its two members are `agent.json` and `agent.safetensors`, in this order: the reader checks the
-document before it accepts a body. Reads what `tar` makes from two such files, and vice versa.
-Refuses links, other names and extended headers, and never turns a member's name into a path. Knows
-the store through its port and a model through its layout; knows nothing about transport.
+document before it accepts a body. `tar` can create and unpack such archives. Refuses links, other
+names and extended headers, and never turns a member's name into a path. Knows the store through its
+port and a model through its layout; knows nothing about transport.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _END = bytes(2 * _BLOCK)
 _MOST_END_BYTES = 1 << 20
 """Bytes of zeros accepted after the last member: `tar` fills a record of 10 KiB by default."""
 _MAX_DOCUMENT_BYTES = 16 << 20
-"""Bytes of a document for 1.5 million tokens, more than a server's context. Parsing a document
-blocks all other Python threads."""
+"""The largest document accepted, in bytes: one for 1.5 million tokens, more than a server's
+context. Parsing a document blocks all other Python threads."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -68,9 +68,9 @@ class AgentArchives:
         """Exports read from `store`. Imports write to `durable`, the store's most durable tier,
         which waits for the disk instead of dropping blocks as a queue would.
 
-        Received bytes go into an unnamed file in `folder`, which vanishes when the process ends; if
-        `folder` is None, into the system's folder for temporary files. Imported agents are labelled
-        with `model`, the model's source; exported agents with `model_name`.
+        Received bytes go into an unnamed file, which vanishes when the process ends, in `folder`
+        or, if None, in the system's folder for temporary files. Imported agents are labelled with
+        `model`, the model's source; exported agents with `model_name`.
         """
         self._store = store
         self._durable = durable
@@ -202,7 +202,8 @@ class Incoming:
             self._file.close()
 
     def _read(self) -> Generator[int, bytes, None]:
-        """Yield how many bytes it needs next, and receive exactly that many."""
+        """Parse the document: yield how many bytes are needed next, and receive exactly that
+        many."""
         n_bytes = _size(DOCUMENT, (yield _BLOCK))
         if n_bytes > _MAX_DOCUMENT_BYTES:
             raise InvalidRequestError(f"{DOCUMENT} has more than {_MAX_DOCUMENT_BYTES} bytes")
@@ -275,7 +276,7 @@ def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
 
 @contextmanager
 def _out_of_room() -> Iterator[None]:
-    """Turn an OSError raised in the block into CapacityError."""
+    """Turn an OSError raised in the `with` block into CapacityError."""
     try:
         yield
     except OSError as error:

@@ -26,7 +26,8 @@ VERSION = 1
 _TOKEN_IDS = 1 << 32
 _SUM_BYTES = 16
 _BODY_BYTES = (1 << 30) + 1
-"""Every body has fewer bytes: 256 tokens of 4 MiB each. An import holds one body in memory."""
+"""Every body has fewer bytes than this, which is 256 tokens of 4 MiB each. An import holds one body
+in memory."""
 _HEADER_LENGTH_BYTES = 8
 _HEADER_ALIGNMENT = 8
 
@@ -39,7 +40,7 @@ _PARTS = {part: number for number, part in enumerate(Part)}
 
 @dataclass(frozen=True, slots=True)
 class BodyEntry:
-    """One body: the index of its block, its part, its size and its xxh3-128."""
+    """One body: the index of its block, its part, its size and its xxh3-128 checksum."""
 
     block: int
     part: Part
@@ -182,8 +183,8 @@ def _require_order(bodies: Sequence[BodyEntry]) -> None:
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:
-    """Raise InvalidRequestError unless bodies of a part, except checkpoints, have equal bytes per
-    token."""
+    """Raise InvalidRequestError unless, apart from checkpoints, all bodies of the same part have
+    the same number of bytes per token."""
     per_token: dict[Part, tuple[int, int]] = {}
     for body in bodies:
         if body.part is Part.CHECKPOINT:

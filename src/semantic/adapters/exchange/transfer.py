@@ -3,9 +3,8 @@
 FILE.json holds the agent, FILE.safetensors the bodies; `archive` combines both in one stream. An
 import checks both files completely before it puts anything. It computes hashes anew from the
 tokens, for the importing tenant, and ignores the source's hashes. It cannot check the numbers in
-the bodies, so it trusts their author for this agent only: the agent's chain of hashes begins with a
-salt made by the import, so no other agent finds the bodies. Knows the store through its port; knows
-nothing about models.
+the bodies, so only this agent may use them: the agent's chain of hashes begins with a new salt, and
+no other agent finds the bodies. Knows the store through its port; knows nothing about models.
 """
 
 from __future__ import annotations
@@ -39,19 +38,21 @@ from semantic.ports.store import StorePort
 _SUFFIXES = (".safetensors", ".json")
 _OWNER_ONLY = 0o600
 _MAX_DOCUMENT_BYTES = 32 << 20
-"""Bytes of a document for three million tokens. Parsed JSON takes several times as much memory."""
+"""The largest document accepted, in bytes: one for three million tokens. Parsed, it takes several
+times as much memory."""
 _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
 _DESCRIPTORS = Path("/proc/self/fd")
 _SYNC_BYTES = 64 << 20
-"""Bytes of bodies to put between flushes of a store: other writers would wait longer."""
+"""Bytes of bodies to put between two flushes of a store. With more, other writers would wait
+longer."""
 _NO_CHECKSUM = "0" * 32
 """Placeholder for checksums of bodies not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFiles:
-    """The paths of the two files."""
+    """The paths of an exported agent's two files."""
 
     bodies: Path
     document: Path
@@ -110,7 +111,8 @@ def export_agent(
 
 
 def stored_bodies(store: StorePort, manifest: Manifest) -> list[tuple[BlockHeader, BodyEntry]]:
-    """Return the agent's stored bodies in container order, without checksums yet."""
+    """Return the agent's stored bodies in container order, with placeholders for their
+    checksums."""
     headers = dict(_headers(store, list(manifest.scope.chain(manifest.token_ids))))
     found = store.find([header.key for header in headers.values()])
     return [
@@ -139,7 +141,7 @@ def document_of(
 def _headers(
     store: StorePort, links: Sequence[BlockLink]
 ) -> Iterator[tuple[tuple[int, Part], BlockHeader]]:
-    """Yield the header of every stored body, with the index of its block and its part."""
+    """Yield, for every stored body, the index of its block and its part, then its header."""
     for block, link in enumerate(links):
         for part in Part:
             for header in store.nearest(link.parent, part, link.tokens):
@@ -178,7 +180,7 @@ def import_agent(
 
     Holds one body in memory at a time. `on_progress` counts every byte twice: when verified and
     when put. Raises InvalidRequestError, before putting anything, if a file is missing, damaged,
-    malformed or of a newer version, or if the name exists; CapacityError if the agent's blocks
+    malformed or of a newer version, or if the name is taken; CapacityError if the agent's blocks
     exceed the store's quota; StoreError if the store cannot save the agent.
     """
     files = AgentFiles.of(given)
@@ -199,7 +201,7 @@ def import_agent(
 
 
 class _Progress:
-    """Counts bytes for an `OnProgress`."""
+    """Adds up bytes and reports the sum to an `OnProgress`."""
 
     def __init__(self, on_progress: OnProgress, total: int) -> None:
         self._on_progress = on_progress
@@ -235,7 +237,7 @@ def put_agent(
     check: Callable[[], None] = lambda: None,
     check_save: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put the bodies in a container, then save the agent. After a failure, no body stays.
+    """Put the bodies in a container, then save the agent. On failure, drop the bodies again.
 
     Calls `check` before each put and `check_save` before the save; both may raise. Raises
     InvalidRequestError if a body is damaged, CapacityError if the store refuses one, and StoreError
@@ -273,7 +275,8 @@ def _drop(store: StorePort, keys: Sequence[BlockKey]) -> None:
 
 
 def _model_here(store: StorePort, document: AgentDocument) -> str:
-    """Return the model's name in the agents with this namespace in `store`, else the document's."""
+    """Return the model's name as stored with agents of this namespace; if none, the document's
+    name."""
     for scope in store.agents.scopes():
         if scope.namespace == document.namespace:
             for manifest in store.agents.page(scope, 1):
@@ -326,7 +329,8 @@ def require_intact(
 
 
 def _bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:
-    """Yield the bodies in order. Raises InvalidRequestError at the first wrong checksum."""
+    """Yield each body after its entry, in order. Raises InvalidRequestError at the first wrong
+    checksum."""
     _to_first_body(file, document)
     for entry in document.bodies:
         body = file.read(entry.n_bytes)
@@ -340,7 +344,7 @@ def _require_checksum(entry: BodyEntry, found: str) -> None:
 
 
 def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
-    """Move `file` to the first body. Raises InvalidRequestError if its size or header is wrong."""
+    """Seek to the first body. Raises InvalidRequestError if the file's size or header is wrong."""
     header = container_header(document.bodies)
     expected = len(header) + document.n_bytes
     size = os.fstat(file.fileno()).st_size
@@ -353,10 +357,10 @@ def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
 
 @contextmanager
 def create_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file that only its owner can read; leave nothing behind if the block raises.
+    """Create a file that only its owner can read; delete it again if the `with` block raises.
 
     On Linux, where the file system supports it, an incomplete file has no name, so a killed process
-    leaves nothing either. Raises InvalidRequestError if it exists or is not writable.
+    leaves nothing either. Raises InvalidRequestError if the path exists or is not writable.
     """
     if os.path.lexists(path):
         raise _taken(path)
@@ -376,7 +380,7 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
                     _link(descriptor, path)
         except FileExistsError as error:
             raise _taken(path) from error
-        except SemanticError:  # raised in the block, not by the file
+        except SemanticError:  # raised in the `with` block, not by the file
             raise
         except (OSError, ValueError) as error:
             raise InvalidRequestError(f"cannot write {path}: {_reason(error)}") from error
@@ -394,8 +398,8 @@ def _open_unnamed(folder: Path) -> int | None:
 
 
 def _link(descriptor: int, path: Path) -> None:
-    # Linking follows the symbolic link of the source only if given a folder, which it ignores for
-    # an absolute path.
+    # `link` follows a symbolic link at its source only if given a folder's descriptor, which it
+    # then ignores because the path is absolute.
     os.link(_DESCRIPTORS / str(descriptor), path, src_dir_fd=descriptor)
 
 

@@ -146,7 +146,7 @@ def _read_text(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock on the folder of `path`, creating it if needed, so that programs take turns."""
+    """Lock the folder of `path`, creating the folder if needed, so that programs take turns."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)

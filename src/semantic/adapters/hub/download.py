@@ -36,7 +36,8 @@ _AT_ONCE = 4
 _PIECE_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
-"""Called from any thread with the bytes that arrived; negative to fetch bytes again."""
+"""Called from any thread with the number of bytes that arrived; negative if bytes must be fetched
+again."""
 
 
 def missing_bytes(model: RemoteModel) -> int:
@@ -84,7 +85,7 @@ def pull(model: RemoteModel, patterns: Sequence[str], on_bytes: OnBytes) -> Path
 
 
 def _fetch_small(model: RemoteModel, files: Sequence[RemoteFile], on_bytes: OnBytes) -> None:
-    """Let huggingface_hub fetch the files other than weights, and check them."""
+    """Let huggingface_hub fetch all files except weights, and check them."""
     blobs = _blobs(model)
     missing = [file for file in files if _kept(blobs, file) < file.n_bytes]
     paths = [file.path for file in files]
@@ -133,7 +134,7 @@ class _Weights:
                 hf_hub_url(self._model.hub_id, file.path, revision=self._model.commit),
                 arriving,
                 resume_size=arriving.tell(),
-                # With compression, offsets would not be offsets in the file.
+                # In a compressed response, offsets would not be those of the file.
                 headers={**_authorization(), "Accept-Encoding": "identity"},
                 expected_size=file.n_bytes,
             )

@@ -145,8 +145,9 @@ def hub_errors(hub_id: str) -> Iterator[None]:
 
 
 def _file(entry: RepoFile) -> RemoteFile:
-    """Return a file as the hub describes it. Raises OperatorError unless its path stays inside the
-    folder and its hashes are hexadecimal: they become file names on this machine."""
+    """Convert the hub's description of a file. Raises OperatorError unless the path stays inside
+    the model's folder and the hashes are hexadecimal: both become names of files on this
+    machine."""
     sha256 = None if entry.lfs is None else entry.lfs.sha256
     parts = PurePosixPath(entry.path).parts
     are_hashes = _GIT_HASH.fullmatch(entry.blob_id) and _SHA256.fullmatch(sha256 or _NO_HASH)

@@ -2,8 +2,8 @@
 
 `kv_cache` contains caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text`
 and `model` handle tokenizers and weights, and `backend` puts them together. Importing this package
-loads OpenBLAS and sets MLX's environment variables, both of which must precede `import mlx.core`.
-It keeps `import mlx_lm` from lowering the limit on open files, and says how to install MLX.
+loads OpenBLAS and sets MLX's environment variables, as must happen before `import mlx.core`. It
+keeps `import mlx_lm` from lowering the limit on open files, and says how to install MLX.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def load_openblas() -> BlasStatus:
 
 def blas_kernel() -> str:
     """Return the release and core type of the loaded OpenBLAS, such as "OpenBLAS 0.3.21 Haswell";
-    "own" if it is not loaded. Both determine how OpenBLAS rounds sums; its thread count does not,
-    because one thread computes each sum."""
+    "own" if OpenBLAS is not loaded. Release and core type determine how it rounds sums; the number
+    of threads does not, because one thread computes each sum."""
     if not _LOADED:
         return "own"
     config, core = _LOADED[0].openblas_get_config, _LOADED[0].openblas_get_corename
@@ -74,7 +74,8 @@ DISTRIBUTION = "semantic-engine"
 """The package's name on package indexes; Python imports it as `semantic`."""
 
 _RECEIPTS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
-"""Files that each installer leaves in an environment, and the installer's command to reinstall."""
+"""The file that each installer leaves in an environment, and the command with which it
+reinstalls."""
 
 
 def what_to_install() -> str:

@@ -88,21 +88,23 @@ def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
 
 def on_device(numbers: Sequence[int]) -> mx.array:
     """Return `numbers`, (n,), as int32 in device memory. MLX keeps arrays made from Python numbers
-    in host memory, on which every thread group of a kernel would wait. The cast from int64 changes
-    the size, so the array gets a new buffer."""
+    in host memory, and every thread group of a kernel would wait for it. Casting from int64 changes
+    the size, so the array gets a new buffer, on the device."""
     return mx.array(list(numbers), dtype=mx.int64).astype(mx.int32)
 
 
 def on_device_async(numbers: Sequence[int]) -> mx.array:
-    """Like `on_device`, but start the evaluation. A decode step that itself uploads numbers has
-    another CUDA graph, and instantiating a new graph takes MLX as long as the step."""
+    """Like `on_device`, but start the evaluation. A decode step that uploaded numbers itself would
+    have a different CUDA graph, and MLX takes as long to instantiate a new graph as to run the
+    step."""
     array = on_device(numbers)
     async_eval(array)
     return array
 
 
 def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    """Return tokens in the type of sampled tokens: a GPU compiles a gather kernel for each type."""
+    """Return an array of the type that sampled tokens have: a GPU compiles a gather for each
+    type."""
     return mx.array([list(one) for one in tokens], mx.uint32)
 
 

@@ -74,8 +74,8 @@ class MLXBackend:
     ) -> None:
         """`form` contains the model, and makes caches and converts them to bytes.
 
-        Without `grammars`, constrained decoding is unavailable. `pads` decides which batches are
-        decoded with padding; None means no batch. `agree` is for sharded models.
+        Without `grammars`, constrained decoding is unavailable. `pads` decides which batches have
+        padding; if None, none have. `agree` makes all ranks of a sharded model use the same tokens.
         """
         self.model = form.model
         self.model_id = model_id
@@ -92,7 +92,7 @@ class MLXBackend:
         """True if several sequences form one batch; otherwise they run one after the other."""
         self._prefill = prefill_for(self.model, form.layers, self._spec.reusable_tokens)
         self.pads = pads
-        """Decides which batches are decoded with padding; None means no batch."""
+        """Decides which batches have padding; if None, none have."""
         self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, NewSequence] = {}
@@ -116,7 +116,7 @@ class MLXBackend:
 
     @property
     def stream(self) -> mx.Stream:
-        """The stream of all computations; use `mx.synchronize` on it to wait for pending ones."""
+        """The stream of all computations; `mx.synchronize` on it waits for pending computations."""
         return self._batch.stream
 
     def cache_spec(self) -> ModelCacheSpec:
@@ -264,7 +264,7 @@ class MLXBackend:
         return self.export_to(None, sequence, part, range(start, stop))
 
     def export_to(self, room: Room | None, sequence: SequenceId, part: Part, tokens: range) -> Body:
-        """Like `export_block`, but copy a body that is not bytes yet to memory of `room`."""
+        """Like `export_block`, but if the body is not bytes yet, copy it to memory from `room`."""
         state = self._resting(sequence)
         with self._computing():
             self._prefill.compute_late(state)
@@ -334,7 +334,8 @@ class MLXBackend:
         self.peak_bytes = max(0, mx.get_peak_memory() - before)
 
     def _finish_launched(self) -> None:
-        """Wait for the step in flight, because anything but the next step may now use freed pages.
+        """Wait for the step in flight, because anything except the next step may now use freed
+        pages.
 
         The step in flight writes a token for each of its rows, even to a page that the row has
         freed meanwhile. MLX does not know of that write, so nothing else makes it precede a copy
@@ -361,7 +362,7 @@ class MLXBackend:
         return sampled
 
     def _read(self, emitted: Emitted) -> SampledToken:
-        """Return an emitted token, the cache's next one, with its log-probabilities."""
+        """Return an emitted token, which follows those in the cache, with its log-probabilities."""
         sequence, token, logprobs, finite = emitted
         if not finite:
             return SampledToken(sequence, token, finite=False)
@@ -386,8 +387,8 @@ class MLXBackend:
     def _leave(
         self, sequence: SequenceId, state: _Sequence, *, read: bool = False
     ) -> Emitted | None:
-        """Take a sequence out of the batch, if it is there, and update its caches. If `read`, wait
-        for the token in flight, if there is one, and return it."""
+        """Take a sequence out of the batch, unless it is in none, and update its caches. With
+        `read`, wait for the token in flight and return it; None if there is none."""
         self._starting.pop(sequence, None)
         state.decoding = False
         if sequence not in self._batch:

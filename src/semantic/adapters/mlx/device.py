@@ -1,7 +1,8 @@
 """MLX's default device (its kind, name and memory), and memory as the system counts it.
 
 The system counts the memory of the machine, of the process's control groups, and of the process and
-its children. Supports Linux and macOS. Knows nothing about models: weights are just used bytes.
+its children. Supports Linux and macOS. Knows nothing about models: to it, weights are just bytes in
+use.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Sequences join and leave between steps, without draining the batch. The last prompt token of a
 joining sequence becomes one more row of the next step, and a leaving sequence takes its caches
-along. The next step is launched before the current step's tokens are read, except for a first
-token. Knows caches that can merge, and samplers; knows nothing about blocks or requests.
+along. The next step is launched before the current step's tokens are read, except for a sequence's
+first token. Knows samplers, and caches that can merge; knows nothing about blocks or requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BatchRows:
     """The caches of a batch's rows, in order of joining, and the model's step over them.
 
     All rows compute together, except rows whose states differ in shape. A row without a state is
-    computed separately for a step, since some models treat that differently from zeros.
+    computed separately for a step, since some models treat a missing state differently from zeros.
     """
 
     def __init__(self, model: Module) -> None:
@@ -119,8 +119,8 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""Takes the tokens that a rank sampled, (rows,), and returns the tokens that all ranks use. A part
-of MLX's graph."""
+"""Takes the tokens that a rank sampled, (rows,), and returns the tokens that all ranks use. It is
+part of MLX's graph."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""
@@ -143,8 +143,9 @@ class NewSequence:
 class Emitted(NamedTuple):
     """A sequence's sampled token and the log-probabilities, (vocab,).
 
-    The cache that `DecodeBatch.leave` returns now contains the token. If the model's logits, before
-    processors, contained NaN or infinity, the token is arbitrary and `finite` is False.
+    From now on, the cache that `DecodeBatch.leave` returns contains the token. If the model's
+    logits, before processors, contained NaN or infinity, the token is arbitrary and `finite` is
+    False.
     """
 
     sequence: SequenceId
@@ -172,8 +173,8 @@ class DecodeBatch(Protocol):
         """Add sequences to the next step."""
 
     def settle(self) -> None:
-        """Put tokens that were emitted before their step ran into the caches, as `leave` does. If
-        this fails, the batch must not be used any more."""
+        """Append to the caches those tokens that were emitted early, before the step that appends
+        them, as `leave` does. If this fails, the batch must not be used any more."""
 
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         """Return the sampled token that is not yet emitted and that `settle` does not put into the
@@ -209,8 +210,8 @@ class _Row:
 class ContinuousBatch:
     """A `DecodeBatch` for our own caches, which join and leave without copies.
 
-    It emits a first token before it launches the following step; if there are older rows, only if
-    `launch_blocks`, and then it also reads their tokens before that launch.
+    It emits a sequence's first token before it launches the following step. With older rows in the
+    batch, it does so only if `launch_blocks`, and then also reads their tokens before that launch.
     """
 
     max_joins_per_step = None

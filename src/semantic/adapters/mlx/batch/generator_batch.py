@@ -1,4 +1,4 @@
-"""Decode batches for models that need mlx-lm's own caches: its BatchGenerator, or one by one.
+"""Decode batches for models that need mlx-lm's own caches, with its BatchGenerator or one by one.
 
 The generator pads its rows; this module uses only its public interface. If mlx-lm can compute only
 one sequence at a time, each step has a forward pass per sequence, so that no stream waits.
@@ -86,13 +86,14 @@ class _Watch:
         return math.isfinite(cast(float, self._drawn[0].item())) if self._drawn else True
 
     def read(self) -> bool:
-        """Return `next_is_finite` and move on to the token after it."""
+        """Return `next_is_finite` and move on to the next token."""
         finite = self.next_is_finite()
         self._drawn.popleft()
         return finite
 
     def _see(self, _tokens: mx.array, logits: mx.array) -> mx.array:
-        """Runs as the first processor, because later a mask may hide logits that are not finite."""
+        """Note the logits. Runs as the first processor: a later one, a mask, may hide infinite
+        logits."""
         self._raw = mx.logsumexp(logits)
         return logits
 
@@ -101,7 +102,8 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """mlx-lm's caches give an empty sequence that joins with others a zero state, not none."""
+    """If an empty sequence joins together with others, mlx-lm gives it a state of zeros, not
+    none."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(

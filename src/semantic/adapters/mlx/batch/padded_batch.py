@@ -46,7 +46,8 @@ STABLE_STEPS = 4
 
 
 class PaddedLayer(BatchKVCache):
-    """One layer of a padded batch, as a model calls it. Holds the tokens of `rows` meanwhile."""
+    """One layer of a padded batch, as a model calls it. As long as it exists, it holds the tokens
+    of `rows`."""
 
     def __init__(self, rows: Sequence[FullCache]) -> None:
         """Copy all rows, and replace their buffers with `LentBuffer`s."""
@@ -64,7 +65,7 @@ class PaddedLayer(BatchKVCache):
             row.buffer = LentBuffer(row.buffer)
 
     def given_back(self) -> RaggedBatch[FullCache]:
-        """Copy all rows back to their own buffers, with the capacity reserved since then."""
+        """Copy all rows back to their own buffers, which get the capacity reserved meanwhile."""
         keys, values, _, _, stop = cast(
             tuple[mx.array, mx.array, mx.array, mx.array, int], self.state
         )
@@ -80,13 +81,14 @@ class PaddedLayer(BatchKVCache):
 
     @property
     def n_rows(self) -> int:
-        """Rows of a step. None of them is a padding row."""
+        """Number of rows in a step, all without padding rows."""
         return len(self._rows)
 
 
 class PaddedBatch(ContinuousBatch):
-    """A `DecodeBatch` for sequences whose caches are all `FullCache`s. While ragged, it calls
-    `pads` before each step that follows at least `stable_steps` steps without joins or leaves."""
+    """A `DecodeBatch` for sequences whose caches are all `FullCache`s. While its rows are ragged,
+    it calls `pads` before each step that follows at least `stable_steps` steps without joins or
+    leaves."""
 
     def __init__(self, model: Module, pads: Pads, stable_steps: int = STABLE_STEPS) -> None:
         super().__init__(model)
@@ -170,7 +172,7 @@ def even(capacities: Sequence[int]) -> bool:
 
 
 PadsFor = Callable[[Module], Pads | None]
-"""Returns a function that decides which batches of a model are padded; None means no batch."""
+"""Returns a function that decides which batches of a model are padded; None if none ever are."""
 
 
 def pads_here(model: Module) -> Pads | None:
@@ -181,8 +183,9 @@ def pads_here(model: Module) -> Pads | None:
 
 
 def padding_works(model: Module) -> bool:
-    """Return whether a batch in mlx-lm's own padded caches has the right logits. Also tests beyond
-    windows, chunks and the budgets of sparse attention, where padding may change a choice."""
+    """Return whether a batch in mlx-lm's own padded caches has the right logits. Also tests lengths
+    beyond windows, chunks and the budgets of sparse attention, where padding may change the choice
+    of tokens."""
     probe = LogitsProbe(model)
     with probe.narrowed() as narrow:
         if narrow is not None and at_once(narrow.computing()) and not narrow.accepts_padding():

@@ -30,7 +30,8 @@ _ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)data;"
 _TESTED = 1 << 14
 """How many numbers the test copies."""
 _HALF, _WHOLE = 4, 8
-"""In the test, numbers in a row on the host, and from one row to the next on the device."""
+"""The test's rows: how many numbers one has on the host, and how far apart two are on the
+device."""
 _ROWS = Rows(_TESTED // _WHOLE, 4 * _HALF, 4 * _WHOLE)
 
 
@@ -89,7 +90,7 @@ class CudaDriver:
         return cast(int, found.item())
 
     def allocate(self, n_bytes: int) -> int:
-        """See `CopyDriver.allocate`. Uses huge pages if possible: fewer page faults."""
+        """See `CopyDriver.allocate`. Uses huge pages if possible, to cause fewer page faults."""
         self._stream()
         huge = n_bytes >= _FROM_HUGE and hasattr(mmap, "MADV_HUGEPAGE")
         try:
@@ -177,7 +178,7 @@ class CudaDriver:
 
 
 def copies_rightly(driver: CopyDriver) -> bool:
-    """Return whether copies on this device are right, in both directions and as rows."""
+    """Return whether copies on this device are right: in both directions, whole and as rows."""
     array = mx.arange(_TESTED, dtype=mx.int32) + 1
     try:
         device = driver.address(array)
@@ -202,7 +203,7 @@ def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
 
 
 def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) -> bool:
-    """Return whether MLX sees a copy to the device over the first half of each row."""
+    """Return whether MLX sees numbers that are copied over the first half of each row."""
     driver.to_device(device, address_of(host[: len(host) // 2]), _ROWS)
     at = mx.arange(_TESTED, dtype=mx.int32)
     expected = mx.where(at % _WHOLE < _HALF, at // _WHOLE * _HALF + at % _WHOLE + 1, at + 1)

@@ -27,9 +27,9 @@ _ROWS = _THREADS // _LANES
 _VECTOR = 4
 _WIDEST = 256
 _STAGED = 8192
-"""Numbers of keys, queries and, if any, decays in shared memory: 32 KiB."""
+"""How many numbers fit into shared memory (32 KiB): of keys, queries and, with `vector`, decays."""
 _TOLERANCE = 1e-2
-"""Relative to the norm of the result. Half precision is accurate to 4e-3."""
+"""The largest error, relative to the result's norm. Half precision is accurate to 4e-3."""
 _SELF_TEST = 2, 70
 """Rows and tokens of the self-test: more tokens than fit into shared memory at a time."""
 
@@ -101,7 +101,8 @@ def _kernel_of(
 
 @functools.cache
 def right_kernel(rule: Rule) -> CudaKernel | None:
-    """Return a rule's kernel; None unless it computes the same as MLX's operations here."""
+    """Return a rule's kernel; None unless on this device it computes the same as MLX's
+    operations."""
     if not rule.computable:
         return None
     kernel = build(rule)
@@ -172,7 +173,7 @@ def random_inputs(rule: Rule, rows: int, tokens: int) -> tuple[mx.array, ...]:
 def by_token(
     q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Like `compute`, but written out in MLX's operations."""
+    """Like `compute`, but token by token in MLX's operations."""
     times = v.shape[2] // k.shape[2]
     q, k = (mx.repeat(one, times, axis=2).astype(mx.float32) for one in (q, k))
     found = []

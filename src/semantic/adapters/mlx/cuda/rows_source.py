@@ -14,9 +14,9 @@ KEYS = 32
 WARP_QUERIES = 16
 """Queries per matrix instruction. A warp has MT times as many, a thread group four warps."""
 
-# A row of a tile is NK or NV vectors of 16 bytes, plus one vector of padding: rows at an odd
-# distance put eight rows into different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane
-# holds two rows of a result.
+# A row of a tile is NK or NV vectors of 16 bytes, plus one vector of padding: at this odd distance,
+# eight rows begin in different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane holds two
+# rows of a result.
 ATTEND_ROWS = """
   constexpr int VEC = 16 / sizeof(T);
   constexpr int NK = DK / VEC, NV = DV / VEC;

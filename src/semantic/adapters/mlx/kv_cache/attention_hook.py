@@ -5,8 +5,8 @@ mlx-lm's models import `scaled_dot_product_attention` from `mlx_lm.models.base` 
 or scores get an `mx` whose functions also accept those of a batch. Calls whose keys are not our
 handle go to mlx-lm's or MLX's own function. Parts that depend on one sequence's length or tokens,
 such as sparse attention's choice of tokens, run row by row in mlx-lm's own functions; the rest of a
-step stays one computation. `tests/integration/test_mlx_lm_contract.py` fails if mlx-lm changes its
-part of this.
+step stays one computation. `tests/integration/test_mlx_lm_contract.py` fails if mlx-lm changes what
+this hook relies on.
 """
 
 from __future__ import annotations
@@ -258,8 +258,8 @@ def _decode_on_cpu(
 
     MLX's CPU attention reads the keys once per query head; with grouped heads, keys are read only
     once. Keys are the left operand, which a product with few columns reads in order; as the right
-    operand, they would first be transposed and packed. For each row, `added` is (1, heads, 1,
-    tokens), added to its scores or masking them, or None.
+    operand, they would first be transposed and packed. For each row, `added` has an array, (1,
+    heads, 1, tokens), to add to its scores or mask them with, or None.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = list(zip(keys.rows, values.rows, strict=True))

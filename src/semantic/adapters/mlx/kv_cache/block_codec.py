@@ -224,7 +224,8 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
 @dataclass(frozen=True, slots=True)
 class PartLayers:
-    """The layers stored token by token, by part. A checkpoint stores other layers whole."""
+    """For each part, the layers that it stores token by token. A checkpoint stores the others
+    whole."""
 
     full: tuple[int, ...]
     window: tuple[int, ...]
@@ -254,7 +255,8 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks. `others`: the checkpoint's layers and kinds."""
+    """Return the layout of a model's blocks. `others` has the number and kind of each other
+    layer."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),
@@ -307,7 +309,7 @@ def _describe_layers(
 
 
 def _group(described: Sequence[tuple[str, int]]) -> list[list[object]]:
-    """Group layers with the same description: 60 layers have only two or three."""
+    """Group layer numbers by description: 60 layers share only two or three descriptions."""
     groups: dict[str, list[int]] = {}
     for text, layer in described:
         groups.setdefault(text, []).append(layer)

@@ -72,7 +72,7 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Stands for any tree of arrays and numbers, where a form is expected."""
+    """An expected form that any tree of arrays and numbers matches."""
 
 
 Leaf = None | int | float | str | ArrayForm | StoredArray | Anything

@@ -66,7 +66,7 @@ Memory = KVBuffer | HostPages
 """Memory that receives block bodies while a sequence loads."""
 
 AttentionFor = Callable[[PageKind], PagedAttention | None]
-"""Returns the attention for pages of a kind; None if there is none."""
+"""Returns the attention over pages of a kind; None if the device has none for it."""
 
 
 class CacheLayers(Protocol):
@@ -90,7 +90,7 @@ class CacheLayers(Protocol):
 
 
 _TRACED = 16
-"""Tokens after which states have their final shapes: an n-gram state holds the last few tokens."""
+"""After this many tokens, states have their final shapes: an n-gram state holds a few tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,8 @@ def _form(
     empty: Mapping[int, MlxLmCache],
     memory: BlockMemory[CacheT, MemoryT],
 ) -> CacheForm:
-    """Return the form of caches in `memory`. `empty`: new caches of layers stored as states."""
+    """Return the form of caches in `memory`; `empty` has a new cache of each layer stored as a
+    state."""
     # This reads only the shapes, and discards the arrays without computing them.
     traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
     states = {i: expected_state(traced[i]) for i in empty}
@@ -187,8 +188,8 @@ CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
 def choosing_contiguous(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None], name: str | None
 ) -> Slices[CacheForm]:
-    """Choose the contiguous form, yielding after each forward pass. Remembers which layers can use
-    our caches under `name`, the model's fingerprint, unless `name` is None."""
+    """Choose the contiguous form, yielding after each forward pass. Remembers, under the model's
+    fingerprint `name`, which layers can use our caches; if it is None, remembers nothing."""
     if name is not None and name in CHOSEN_LAYERS:
         ragged = CHOSEN_LAYERS[name]
     else:
@@ -207,9 +208,9 @@ def choosing_pages(
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
 ) -> Slices[CacheForm | None]:
-    """Choose the paged form; None if a layer cannot use pages or a test gives wrong results. Tries
-    the model with which `probe` decodes, then mlx-lm's original model. Yields after each forward
-    pass and after the tests of the kernels."""
+    """Choose the paged form; return None if a layer cannot use pages or a test fails. Tries the
+    model with which `probe` decodes, then mlx-lm's original model. Yields after each forward pass
+    and after the tests of the kernels."""
     form = yield from _testing_pages(probe, spec, shapes, attention)
     if form is None and probe.decoding is not probe.model:
         plain = LogitsProbe(probe.model, agree=probe.agree)
@@ -294,5 +295,5 @@ def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:
-    """Return the device's copies outside MLX; None unless `attention` leaves pages in place."""
+    """Return the device's copies outside MLX; None unless `attention` never moves pages."""
     return transfers_here() if all(isinstance(one, PagedKernels) for one in attention) else None

@@ -1,4 +1,4 @@
-"""One layer's caches of several sequences, merged into one layer of a batch, by the kind of cache.
+"""Merges several sequences' caches of one layer into one layer of a batch, for each kind of cache.
 
 The states of a recurrent layer are one array per part, in which row i belongs to sequence i: a
 state has no length, so nothing needs alignment. A step replaces the arrays as a whole. Joining and
@@ -34,9 +34,10 @@ class _Row(Protocol):
 
 
 class StateBatch(ArraysCache):
-    """The states of the sequences in a batch, used by models as mlx-lm's ArraysCache. Meanwhile,
-    the sequences' own caches are empty except for their byte counts. Either all sequences have a
-    state or none has, because some models treat no state differently from zeros."""
+    """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache. As long
+    as it exists, the sequences' own caches are empty except for their byte counts. Either all
+    sequences have a state or none has, because some models treat no state differently from
+    zeros."""
 
     cache: list[mx.array | None]  # type: ignore[assignment]  # entries may be None
 
@@ -62,7 +63,8 @@ class StateBatch(ArraysCache):
         self._padding = padding
 
     def take(self, counts: Sequence[int]) -> None:
-        """Compute this many tokens of each row in the only pass; the others are padding."""
+        """Say how many tokens of each row the batch's only pass computes; the others are
+        padding."""
         self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
 
     def filter(self, batch_indices: Sequence[int]) -> None:
@@ -91,7 +93,8 @@ class StateBatch(ArraysCache):
 
     @property
     def example(self) -> list[mx.array | None]:
-        """Arrays of some rows. Others differ from them only in the number of rows."""
+        """The states of some rows; those of the others differ in shape only in the number of
+        rows."""
         return self._joining[-1] if self._joining else self.cache
 
     # Called by models
@@ -107,7 +110,7 @@ class StateBatch(ArraysCache):
                 row.cache[idx] = _Lent(value.nbytes // value.shape[0])
 
     def make_mask(self, N: int, *_: object, **__: object) -> mx.array | None:
-        """Return which of N tokens per row are not padding, (rows, N); None if all are real."""
+        """Return a mask, (rows, N), of the tokens that are not padding; None if none is padding."""
         return cast("mx.array | None", super().make_mask(N))
 
     # Inside
@@ -194,7 +197,7 @@ def merge(caches: Sequence[object]) -> BatchLayer:
 
 
 def merge_theirs(caches: Sequence[object]) -> BatchLayer:
-    """Merge caches with their own `merge`."""
+    """Merge caches by calling their class's `merge`."""
     return cast(_Merges, caches[0]).merge(caches)
 
 

@@ -33,14 +33,15 @@ _NUMBERS = (
     (re.compile(r"(window|window_size|attention_chunk_size|index_topk|floor_scale)$"), NARROW),
     (re.compile(r"max_position_embeddings$"), NARROW),
 )
-"""Patterns for names of numbers, and the largest value of each number while narrowed."""
+"""Patterns for the names of a configuration's numbers, and the largest value of each while
+narrowed."""
 
 _Values = MutableMapping[str, object]
 
 
 @contextmanager
 def narrowed(*models: Module) -> Iterator[bool]:
-    """Narrow these models; yield whether any number changed. They must not be used elsewhere."""
+    """Narrow these models, which must not be in use; yield whether any number changed."""
     changed: list[tuple[_Values, str, object]] = []
     try:
         for values in _configurations(models):
@@ -66,7 +67,7 @@ def _smaller(name: str, value: object) -> object:
 
 
 def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
-    """Yield the attributes of all modules, and of the arguments that created them, once."""
+    """Yield the attributes of all modules, and of the arguments that created them, each once."""
     seen: set[int] = set()
     for model in models:
         for module in cast(Callable[[], list[Module]], model.modules)():
@@ -218,7 +219,7 @@ class _FullCache(KVCache):
     """A cache that notes the window of its layer's attention mask."""
 
     def __init__(self, asked: dict[int, tuple[mx.array, int]]) -> None:
-        """`asked` has the masks created for any layer, with their windows, by the masks' ids."""
+        """`asked` maps the id of each mask created for any layer to the mask and its window."""
         cast(Callable[[], None], super().__init__)()
         self.mask = _Mask()
         self.asked = asked
@@ -260,8 +261,8 @@ def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
 
 
 def _limits_of_positions(model: Module) -> Iterator[int]:
-    """Yield lengths in tokens up to which positions do not depend on how long a chunk is. Beyond
-    the model's original context, some rotary embeddings depend on it."""
+    """Yield lengths, in tokens, up to which positions do not depend on a chunk's length. Beyond the
+    model's original context, some rotary embeddings do."""
     known: dict[tuple[object, ...], bool] = {}
     for rope in cast(Callable[[], list[Module]], model.modules)():
         limit = getattr(rope, "max_position_embeddings", None)

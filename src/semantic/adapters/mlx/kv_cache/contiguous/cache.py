@@ -112,7 +112,7 @@ class BufferRange:
 
 
 def join_neighbours(ranges: Sequence[BufferRange]) -> list[BufferRange]:
-    """Return ranges with the same tokens, as few as possible."""
+    """Return as few ranges as possible with the same tokens in the same order."""
     joined: list[BufferRange] = []
     for piece in ranges:
         if joined and joined[-1].buffer is piece.buffer and joined[-1].stop == piece.start:
@@ -156,8 +156,8 @@ def mask_over(n: int, before: int, window: int | None, *, as_array: bool = False
 
 class SequenceCache(ABC):
     """Keys and values of one sequence's tokens in one layer. A full buffer grows; callers that
-    count blocks `reserve` capacity first. `offset` counts the sequence's tokens, so it is the
-    position of the next token."""
+    count blocks call `reserve` first. `offset` counts the sequence's tokens, so it is the position
+    of the next token."""
 
     window: int | None = None
 
@@ -387,7 +387,7 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def n_rows(self) -> int:
-        """Rows of a step. None of them is a padding row."""
+        """Number of rows in a step, all without padding rows."""
         return len(self.rows)
 
     @property

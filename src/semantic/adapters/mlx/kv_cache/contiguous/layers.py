@@ -53,7 +53,8 @@ class MlxLmCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MlxLmState:
-    """The content of a block for an mlx-lm cache: the whole cache after `length` tokens."""
+    """A block's content in a layer with mlx-lm's own cache: that whole cache after `length`
+    tokens."""
 
     cache: MlxLmCache
     length: int
@@ -227,7 +228,8 @@ class ContiguousLayers:
 
 
 def require_cut(layer: LayerSpec, held: range, length: int, who: str) -> None:
-    """Raise CacheReconstructionError unless a layer that holds `held` can be cut to `length`."""
+    """Raise CacheReconstructionError unless a layer that holds the positions `held` can be cut to
+    `length`."""
     if not earliest_cut(layer, held, held.stop) <= length <= held.stop:
         raise CacheReconstructionError(
             f"{who} holds tokens {held.start} to {held.stop}; cannot cut it to the first {length}"
@@ -266,8 +268,8 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
 
 
 def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> int:
-    """Divide the tokens among as many blocks as they need; return that number. The blocks share the
-    cache."""
+    """Divide the tokens of `state` among as many blocks as they need; return the number of blocks
+    used. These all refer to the same cache."""
     blocks = blocks[: layer.blocks_for(state.length)]
     first = 0
     if layer.window is not None and state.length >= layer.window:
@@ -280,7 +282,8 @@ def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -
 
 
 def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
-    """Return the state's cache, cut to `length` tokens. May raise CacheReconstructionError."""
+    """Return the state's cache, cut to `length` tokens. Raises CacheReconstructionError if the
+    cache does not support that."""
     cache = state.cache if exclusive else _copied(state.cache)
     surplus = state.length - length
     if surplus == 0:

@@ -1,6 +1,6 @@
 """The state of mlx-lm's own caches as trees in a checkpoint.
 
-The form of a valid state comes from the model itself: from its caches after one token, which are
+The form of a valid state comes from the model itself: from its caches after a few tokens, which are
 built lazily and never computed. A cache of an unknown class is stored attribute by attribute. Knows
 mlx-lm's cache classes.
 """
@@ -56,7 +56,8 @@ def write_state(cache: MlxLmCache) -> Tree:
 
 def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> MlxLmCache:
     """Rebuild the cache that `write_state` wrote after `length` tokens, from a new cache, `empty`.
-    `tree` has the form `expected`. Raises CacheReconstructionError if it is contradictory."""
+    `tree` has the form `expected`. Raises CacheReconstructionError if the tree contradicts itself
+    or `length`."""
     name, state = cast(tuple[str, Tree], tree)
     if name not in _KNOWN:
         return _with_attributes(empty, cast(list[tuple[str, Tree]], state), length)
@@ -66,7 +67,8 @@ def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> Ml
 
 
 def class_name(cache: object) -> str:
-    """Return the name of the cache's class. Raises UnsupportedModelError if it is unknown."""
+    """Return the name of the cache's class. Raises UnsupportedModelError if such caches cannot be
+    stored."""
     name = type(cache).__name__
     if _KNOWN.get(name, type(cache)) is not type(cache) or not hasattr(cache, "__dict__"):
         raise UnsupportedModelError(f"cannot store a {name} in a checkpoint")

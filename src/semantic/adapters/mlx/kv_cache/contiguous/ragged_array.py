@@ -17,8 +17,8 @@ import mlx.core as mx
 
 class RaggedArray(mx.array):
     """An array whose row i is `rows[i]`, (1, heads, tokens, dim). A subclass of MLX's array,
-    because its operators accept nothing else, and Python tries a subclass's reflected operator
-    first."""
+    because MLX's operators accept only arrays, and Python tries the reflected operator of a
+    subclass first."""
 
     rows: tuple[mx.array, ...]
 
@@ -31,8 +31,9 @@ class RaggedArray(mx.array):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Like any array's, but if rows differ in length, with an array of lengths, (batch,) int32,
-        for models' positions, which raises an error in a condition."""
+        """Like any array's shape, except that for rows of different lengths one entry is an array
+        of lengths, (batch,) int32, from which models compute positions. In a condition, it raises
+        an error."""
         sizes = zip(*(row.shape[1:] for row in self.rows), strict=True)
         merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
         return cast(tuple[int, ...], (len(self.rows), *merged))
@@ -41,7 +42,7 @@ class RaggedArray(mx.array):
         return RaggedArray(list(map(change, self.rows)), dtype)
 
     def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:  # noqa: ARG002
-        """Swap axes row by row; axis 0 numbers the rows."""
+        """Swap axes in each row, where axis 0 has only one entry."""
         return self.each(lambda row: row.swapaxes(axis1, axis2), self.dtype)
 
     def astype(self, dtype: mx.Dtype, stream: object = None) -> RaggedArray:  # noqa: ARG002
@@ -69,8 +70,9 @@ class RaggedArray(mx.array):
 
 
 def product(left: mx.array, right: mx.array) -> mx.array:
-    """Return `left @ right`. If heads of one token share the right side, one product computes all.
-    `left` is (..., heads, n, width), `right` is (..., heads or 1, width, columns)."""
+    """Return `left @ right`. If all heads of one token share the right operand, one product
+    computes them. `left` is (..., heads, n, width), `right` is (..., heads or 1, width,
+    columns)."""
     if left.shape[-2] > 1 or right.shape[-3] > 1:
         return left @ right
     return mx.expand_dims(left.squeeze(-2) @ right.squeeze(-3), -2)

@@ -1,10 +1,10 @@
 """Rows of a ragged batch in slots of shared arrays, for decoding on a CPU.
 
-On a CPU, a step over short contexts takes as long as it has operations. Rows of similar capacity
-share an array, token i at index i of a slot, and their attention is one operation with a mask. A
-leaving row takes its tokens along and frees its slot. Large rows, for which the number of
-operations does not matter, keep separate buffers. Supports full attention only. Knows nothing about
-devices or requests.
+On a CPU, the time of a step over short contexts depends only on its number of operations. Rows of
+similar capacity share an array, token i at index i of a slot, and their attention is one operation
+with a mask. A leaving row takes its tokens along and frees its slot. Large rows, for which the
+number of operations does not matter, keep separate buffers. Supports full attention only. Knows
+nothing about devices or requests.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ LARGEST_ROW = 1 << 20
 """A row with more bytes in one layer stays apart: copies and padding cost more than operations."""
 
 MOST_PADDING = 1.5
-"""The most capacity of an array, relative to its rows': a pool's budget does not count padding."""
+"""The largest capacity of an array, as a multiple of its rows': a pool's budget omits padding."""
 
 MOST_UNSEEN = 512 << 10
-"""How many bytes in a layer a row may be shorter than the longest row in its array. MLX reads about
-that much in the time that the operations for another part would take."""
+"""By how many bytes in a layer a row may be shorter than the longest row in its array. MLX reads
+about as many in the time that the operations for another part would take."""
 
 _ROOM = 64
-"""Tokens of room for growth in a slot, unless the row has reserved less: full arrays are copied."""
+"""How many tokens a row can grow in its slot, unless it has reserved fewer: full arrays are
+copied."""
 
 _WAITING = 8
 """All rows move to new arrays once more than one in this many rows waits for a slot."""
@@ -73,7 +74,7 @@ class Division:
 
 class Parts(NamedTuple):
     """The arrays of a step's parts, (slots, heads, ...), whose tokens are on `axis`. Each part has
-    a mask, or None, to add to its scores. `lengths` has the number of tokens of each row."""
+    a mask to add to its scores, or None. `lengths` has the number of tokens of each row."""
 
     arrays: Sequence[mx.array]
     axis: int
@@ -233,7 +234,7 @@ class SlottedBatch(RaggedBatch[FullCache]):
         self._offset: mx.array | None = None  # None after a step
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
-        self._fetched = self._offset = None  # before the write: it copies arrays in use
+        self._fetched = self._offset = None  # first, as writes copy arrays in use
         if self.by_row or keys.shape[2] > 1:
             self.apart()
             return super().update_and_fetch(keys, values)
@@ -410,7 +411,8 @@ def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
 
 
 def _capacity(rows: Sequence[FullCache]) -> int:
-    """Return the tokens per slot for `rows`: as many as reserved, within the limit on padding."""
+    """Return how many tokens a slot holds: as many as `rows` reserve, within the limit on
+    padding."""
     reserved = [_reserved(row) for row in rows]
     return min(max(reserved), int(MOST_PADDING * sum(reserved) / len(reserved)))
 

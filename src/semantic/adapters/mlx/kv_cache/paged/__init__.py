@@ -1,7 +1,7 @@
 """Paged KV caches: page pools that all sequences share, and attention kernels that read them.
 
-For devices whose kernels have passed their self-test. Joining, leaving, restoring and sharing only
-edit page tables. Attention reads exactly the existing tokens (no padding).
+Used on devices whose kernels pass a self-test. Joining, leaving, restoring and sharing only edit
+page tables. Attention reads exactly the existing tokens (no padding).
 
 - kind: those layers of a model that have equal shapes and windows. They share pool and page tables.
 - page: keys and values of 256 tokens for all layers of one kind. A pool allocates whole pages.

@@ -30,7 +30,7 @@ class DecodeStep(NamedTuple):
     `kind` is the number of the layer's kind, `layer` the layer's number within its kind. `after` is
     the result of the previous step, whose tokens must be visible, or None. `write_first` is for
     rows of one sequence: all new tokens are written to their pages before any row attends to them.
-    Rows after the metadata's sequences are padding, with any result.
+    Rows after the metadata's sequences are padding, and their results are arbitrary.
     """
 
     q: mx.array | Heads
@@ -71,7 +71,8 @@ class PrefillChunk(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """The keys and values to which a chunk attends. Evaluating `done` writes the chunk."""
+    """The keys and values to which a chunk attends. Evaluating `done` writes the chunk to its
+    pages."""
 
     k: mx.array
     v: mx.array
@@ -89,7 +90,8 @@ class PagedAttention(Protocol):
         """Write a chunk to its pages, and gather the keys and values to which it attends."""
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
-        """Write whole pages, (n, *PageKind.page_shape), to `pages`; return an array to evaluate."""
+        """Write `data`, (n, *PageKind.page_shape), to whole `pages`; return an array to
+        evaluate."""
 
     def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
         """Copy whole pages to other pages, by index; return the array to evaluate."""

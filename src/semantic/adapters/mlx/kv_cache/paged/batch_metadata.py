@@ -50,7 +50,8 @@ class RowPages:
 
     @property
     def capacity(self) -> int | None:
-        """All positions below this have a page; None for a full ring, where all positions do."""
+        """The position below which all have a page; None for a full ring, in which every position
+        has one."""
         if self.ring is not None and len(self.pages) >= self.ring:
             return None
         return len(self.pages) * BLOCK_TOKENS
@@ -60,10 +61,11 @@ class RowPages:
 class SplitPlan:
     """Items of work, each ITEM_INTS of the `numbers`, then the page indices to which they refer.
 
-    An item consists of: its first row, first position, the position after its last, the index in
-    `numbers` of its first page, the number of the first row's first result, each of its rows'
-    number of items, its index among them, and its number of rows. It has one result per row;
-    `spans` has each row's first result and number of results. Valid for `steps` steps.
+    An item's numbers are: its first row, its first position, the position after its last, the index
+    in `numbers` of its first page, the number of its first row's first result, how many items each
+    of its rows has, its own index among these, and its count of rows. An item has one result per
+    row; `spans` has, for each row, the number of its first result and its count of results. Valid
+    for `steps` steps.
     """
 
     numbers: list[int]
@@ -134,8 +136,9 @@ def plan_split(
 
 
 def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
-    """Join consecutive positions of a sequence to runs of up to `most`; return runs and lengths. A
-    run has its last token's position, and a window that begins with its first token's."""
+    """Join rows at consecutive positions of a sequence into runs of up to `most` rows; return the
+    runs and their lengths. A run has the position of its last row, and a window that begins where
+    that of its first row does."""
     joined: list[RowPages] = []
     runs: list[int] = []
     for row in rows:
@@ -175,9 +178,9 @@ def exact(n_rows: int) -> int:
 
 
 def row_size(n_rows: int) -> int:
-    """Return the padded number of rows for `n_rows`: a power of two, or above 16 also 1.5 times
-    one. With few sizes, shapes recur while sequences join and leave; on CUDA a new shape costs as
-    much time as ten steps."""
+    """Return the padded number of rows for `n_rows`: a power of two or, above 16, 1.5 times a power
+    of two. With few sizes, shapes recur while sequences join and leave; on CUDA a new shape costs
+    as much time as ten steps."""
     size = 1 << max(0, n_rows - 1).bit_length()
     between = 3 * size // 4
     return between if _NO_SIZES_BETWEEN < n_rows <= between else size

@@ -1,9 +1,9 @@
 """A `BlockMemory` over paged caches: stored blocks as whole pages, in one copy each.
 
 If the device has a copy engine and a body equals one page, the body is copied outside MLX's
-computation, and a loan of the page prevents writes until then. Otherwise loaded bodies are first
-gathered in host pages, because a page holds all layers of its kind. Knows layers and their pages;
-does not know a block's byte layout.
+computation, and a loan of the page prevents writes to it meanwhile. Otherwise loaded bodies are
+first gathered in host pages, because a page holds all layers of its kind. Knows layers and their
+pages; does not know a block's byte layout.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KEYS, VALUES = 0, 1
 
 
 def token_bytes(kind: PageKind) -> tuple[int, int]:
-    """Return the bytes of one token's key in one head, and of its value."""
+    """Return the sizes, in bytes, of one token's key and value in one head."""
     shape = kind.shape
     return shape.k_head_dim * shape.dtype.size, shape.v_head_dim * shape.dtype.size
 
 
 class HostPage:
-    """The bytes of one page."""
+    """The bytes of one page, in host memory."""
 
     def __init__(self, kind: PageKind) -> None:
         self._heads = kind.shape.kv_heads
@@ -62,7 +62,7 @@ class HostPage:
 
 
 class HostRing:
-    """The pages of a ring, by their index in the page table."""
+    """Host pages of a ring, by their index in the page table."""
 
     def __init__(self, kind: PageKind) -> None:
         self._kind = kind
@@ -80,7 +80,7 @@ class HostRing:
                     page.head(layer, which, head)[slot : slot + size] = raw[at : at + size]
 
     def put_block(self, block: int, staged: HostPage, n_tokens: int) -> None:
-        """Write the first `n_tokens` of a block for all layers."""
+        """Write the first `n_tokens` tokens of a block, in all layers."""
         page = self._page(block)
         for layer in range(len(self._kind.layers)):
             for to, data in zip(page.heads(layer), staged.heads(layer), strict=True):
@@ -121,7 +121,7 @@ def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
 
 
 class PageTarget:
-    """A `BodyTarget` for a page when a body covers all layers in the page."""
+    """A `BodyTarget` that is one page, for bodies that cover all layers in the page."""
 
     def __init__(self, transfers: Transfers, page: Loan, kind: PageKind) -> None:
         self._transfers = transfers
@@ -261,8 +261,8 @@ def _rings(
     caches: Sequence[PagedCache], staging: Staging[HostPages], length: int, pieces: Sequence[Piece]
 ) -> dict[int, HostRing]:
     """Return the rings of all windows after `length` tokens, by kind. Writes whole blocks first,
-    because a page of a ring may contain tokens from both the first block and the checkpoint, whose
-    tokens must win."""
+    because one page of a ring may get tokens both from the first block and from the checkpoint, and
+    the checkpoint's must stay."""
     rings: dict[int, HostRing] = {}
     for i, tokens, _ in pieces:
         if (kind := caches[i].layer.kind) in rings:

@@ -24,7 +24,8 @@ input may be `Heads` of an array."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """One language. `names` precede a kernel, `ids` begin its body, `types` are its type names.
+    """One language. Text: `names` precede a kernel, `ids` begin its body; `types` names MLX's
+    types.
 
     `stages` is the number of tiles in flight per warp, including the current one; `space` is the
     bytes of shared (thread-group) memory for them. `fused` is True if thread groups see each
@@ -103,7 +104,7 @@ def _versioned(name: str, head: str, body: str) -> str:
 
 
 def _parameter(name: str, body: str) -> Parameter:
-    """Return a parameter with those strides and that size which `body` uses."""
+    """Return a parameter, with strides and a size only if `body` uses them."""
     return Parameter(
         name,
         kernel_source.TYPES[name],

@@ -11,7 +11,7 @@ they attend into contiguous arrays. `WRITE_ROWS` writes one token per row of a b
 from __future__ import annotations
 
 ITEM_INTS = 8
-"""row, start, stop, page table, first, n_items, index, unused: see `batch_metadata.py`."""
+"""row, start, stop, page table, first, n_items, index, rows (unused here): see `SplitPlan`."""
 
 THREADS = 128
 
