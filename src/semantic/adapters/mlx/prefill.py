@@ -23,13 +23,13 @@ from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_si
 from semantic.domain.errors import BackendError
 
 _MOST_ROWS = 512
-"""The most prompt tokens of a sequence to compute as rows; above this a chunk is faster."""
+"""The most prompt tokens of a sequence to compute as rows; for more, a chunk is faster."""
 
 
 @dataclass(slots=True)
 class Prompt:
-    """A sequence's caches and its number of tokens. `late` holds the last tokens if the model must
-    compute them together with tokens still to come."""
+    """A sequence's caches and its number of tokens. `late` holds the last tokens while the model
+    must wait to compute them with later ones."""
 
     caches: list[LayerCache]
     length: int = 0
@@ -45,7 +45,7 @@ class Prefill:
     methods without a docstring see `BatchBackend`."""
 
     def __init__(self, model: Module, reusable: int | None) -> None:
-        """After `reusable` tokens, keys depend on the prompt's chunks; None if they never do."""
+        """Keys after the first `reusable` tokens depend on the prompt's chunks; None if none do."""
         self._model = model
         self._reusable = reusable
 
@@ -75,7 +75,7 @@ class Prefill:
             prompt.length += len(tokens)
 
     def compute_late(self, prompt: Prompt) -> None:
-        """Compute the tokens that waited for a whole chunk, because no more tokens follow."""
+        """Compute the tokens that have waited for a whole chunk, because none will follow."""
         late, prompt.late = prompt.late, []
         if late:
             self._pass(prompt, late)
@@ -92,7 +92,7 @@ class Prefill:
         mx.eval([cache.state for cache in prompt.caches])
 
     def _compute_whole_chunks(self, prompt: Prompt, tokens: Sequence[int], reusable: int) -> None:
-        """Compute tokens after the first `reusable` in mlx-lm's chunks, once these are full."""
+        """Compute tokens after the first `reusable` in mlx-lm's chunks, each once it is full."""
         start = prompt.length - len(prompt.late)
         waiting = [*prompt.late, *tokens]
         while waiting:
@@ -115,7 +115,7 @@ class _PagedPrefill(Prefill):
         self._pages = pages
 
     def _are_rows(self, prompt: Prompt, n_tokens: int, n_bytes: int) -> bool:
-        """Return whether `n_tokens` may be rows of a batch, reading at most `n_bytes` there."""
+        """Return whether `n_tokens` may be rows of a batch that read at most `n_bytes`."""
         few = n_tokens <= _MOST_ROWS
         return few and self._pages.reads_as_rows(_paged(prompt), n_tokens, n_bytes)
 

@@ -1,7 +1,8 @@
-"""Probe at load: finds the layers that can use our caches by running a few tokens both ways.
+"""Probe at load: finds the layers that can use our caches by running a few tokens in our caches and
+in mlx-lm's.
 
-Most of mlx-lm's models can use them. Some compute with a cache's results or call another attention;
-their layers keep mlx-lm's own caches. Contains no list of models.
+Most of mlx-lm's models can use them. Layers that compute with a cache's results or call another
+attention keep mlx-lm's own caches. Contains no list of models.
 """
 
 from __future__ import annotations
@@ -41,29 +42,29 @@ _PROMPTS: _Prompts = (
 )
 _STEPS = ((2, 7, 1), (1, 8, 2), (2, 8, 1))
 """Tokens that follow the sequences above, which differ in length; all are valid in any vocabulary.
-The first sequence is short, so nothing makes up for wrong padding. The others exceed every narrowed
-limit, and their lengths are not multiples of a block."""
+The first sequence is short, so that wrong padding shows. The others exceed every narrowed limit,
+and their lengths are not multiples of a block."""
 
 _EXACT = 1e-3
 """The largest difference of logits on a CPU in fp32, relative to their norm."""
 
 _ROUNDED = {mx.bfloat16: 5e-2}
 _ROUNDED_LESS = 2e-2
-"""Differences that count as rounding in any model, by type. fp16, and fp32 multiplied as TF32 on a
-GPU, have three more bits than bf16."""
+"""The differences that count as rounding in any model: for bf16, and for all other types. fp16, and
+fp32 multiplied as TF32 on a GPU, have three more bits than bf16."""
 
 _TIMES_MLX_LM = 2.0
 _MOST_ROUNDED = 0.4
-"""The largest rounding bound; the bound is a multiple of the difference in mlx-lm's own batch. In a
-deep mixture of experts, rounding can route tokens to other experts. Wrong attention in one kind of
-layers makes a difference of at least 0.8."""
+"""The maximum of the rounding bound, which is a multiple of the difference in mlx-lm's own batch.
+In a deep mixture of experts, rounding can route tokens to other experts. Wrong attention in one
+kind of layers makes a difference of at least 0.8."""
 
 _COPIES = 4
 """Copies of a sequence in a batch that shows how much prefill in a batch rounds."""
 
 _STRAYS = 3
-"""One in this many logit vectors, the one that differs most, is ignored under rounding. Rounding
-can route a token to another expert; a wrong layer affects all vectors."""
+"""When judging rounding, one in this many logit vectors is ignored: those that differ most.
+Rounding can route a token to another expert; a wrong layer affects all vectors."""
 
 # Errors that a model raises if it uses a handle as an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
@@ -82,11 +83,11 @@ class _Layers(Protocol):
 
 
 Agree = Callable[[bool], bool]
-"""Returns whether this and all other ranks of a model found True; on one device, its argument."""
+"""Takes what this rank found; returns whether all ranks of the model found True."""
 
 
 class LogitsProbe:
-    """A model's logits for sequences that decode alone; compares batches with other caches to them.
+    """Compares the logits of batches in given caches with those of the same sequences alone.
 
     A batch adds in a different order than a single sequence, so on a GPU the logits differ.
     mlx-lm's own batch of the same sequences shows how much of the difference is rounding.
@@ -118,7 +119,7 @@ class LogitsProbe:
         if self._exact:
             return self.agree(all(one <= _EXACT for one in differences))
         counted = _without_strays(differences)
-        # NaN gives False. The yardstick takes a run of its own and is rarely needed.
+        # NaN gives False. The yardstick needs a run, and is rarely needed.
         if self.agree(counted <= self._rounded):
             return True
         return self.agree(counted <= self._yardstick_for(layers))
@@ -129,8 +130,8 @@ class LogitsProbe:
 
     @contextlib.contextmanager
     def narrowed(self) -> Iterator[LogitsProbe | None]:
-        """Yield a probe of the model, with small windows, chunks and budgets until the block ends;
-        None if the model has none of these. The narrowed model may not work."""
+        """Yield a probe of the model, with small windows, chunks and budgets until the `with` block
+        ends; None if the model has none of these. The narrowed model may not work."""
         with narrowed(self.model, self.decoding) as changed:
             yield LogitsProbe(self.model, self.decoding, self.agree) if changed else None
 
@@ -143,7 +144,8 @@ class LogitsProbe:
         return True
 
     def _yardstick_for(self, layers: _Layers) -> float:
-        """Return the largest difference due to rounding; 0 if mlx-lm's own batch is wrong."""
+        """Return the largest difference that rounding explains; 0 if mlx-lm's own batch is
+        wrong."""
         if isinstance(layers, PagedLayers) and layers.beside != "alone":
             return self._yardstick_of("copies")
         # mlx-lm's padded batch cannot be its own yardstick, because padding may be the error.
@@ -151,7 +153,7 @@ class LogitsProbe:
         return self._yardstick_of("unpadded" if padded else "padded")
 
     def _yardstick_of(self, batch: _Batch) -> float:
-        """Return the yardstick of mlx-lm's own batch, measured once: a batch that pads, one of
+        """Return the yardstick of mlx-lm's own batch, measured once. The batch is `padded`, or has
         sequences of equal length (`unpadded`), or `copies` of one sequence, prefilled together."""
         if batch not in self._yardsticks:
             try:
@@ -192,9 +194,9 @@ class LogitsProbe:
 def choosing_layers(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> Slices[tuple[bool, ...] | None]:
-    """Choose for each layer whether it can use our cache, yielding after each forward pass. Returns
-    all layers if they work together, else each layer that works alone. None if a batch is wrong
-    even with mlx-lm's own caches: sequences must then run one after the other."""
+    """Choose for each layer whether it can use our cache, yielding after each forward pass. Chooses
+    all layers if they work together, else each layer that works alone. Returns None if a batch is
+    wrong even with mlx-lm's own caches: sequences must then run one after the other."""
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
         if narrow is not None and small is not None and (yield from narrow.computing()):
@@ -237,7 +239,8 @@ class _Padded:
 
 class AttentionUse(NamedTuple):
     """How a kind's layers call attention: the number of query heads (0 if they never call it),
-    whether with sinks, without, or both, and whether keys are latents; see `DecodeStep.rope`."""
+    which of the two cases, with and without sinks, occur, and whether keys are latents; see
+    `DecodeStep.rope`."""
 
     n_heads: int
     sinks: frozenset[bool]
@@ -324,7 +327,8 @@ def _batched(
 def _prefilled_side_by_side(
     model: Module, layers: PagedLayers, sequences: Sequence[Sequence[PagedCache]], prompts: _Prompts
 ) -> Slices[None]:
-    """Prefill the prompts together: first equally many tokens of each, then the rest of each."""
+    """Prefill the prompts together: first equally many tokens of each prompt, then the rest of
+    each."""
     lengths = sorted({len(prompt) for prompt in prompts})
     stops = lengths if layers.beside == "even" else [lengths[0] // 2, lengths[-1]]
     for at, stop in itertools.pairwise([0, *stops]):
@@ -336,7 +340,7 @@ def _prefilled_side_by_side(
 
 
 def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[float]:
-    """Return the difference of each logit vector, relative to its norm."""
+    """Return the error of each logit vector in `found`, relative to the norm of the right one."""
     differences: list[float] = []
     for ours, theirs in zip(found, alone, strict=True):
         right = theirs.astype(mx.float32)
@@ -346,13 +350,14 @@ def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[f
 
 
 def _most_rounded(differences: Sequence[float]) -> float:
-    """Return the rounding bound if mlx-lm's batch differs like this; 0 if that batch is wrong."""
+    """Return the rounding bound from the differences in mlx-lm's batch; 0 if that batch is
+    wrong."""
     theirs = _without_strays(differences)
     return min(_TIMES_MLX_LM * theirs, _MOST_ROUNDED) if theirs <= _MOST_ROUNDED else 0.0
 
 
 def _without_strays(differences: Sequence[float]) -> float:
-    """Return the mean, leaving out the largest third; NaN if any difference is NaN."""
+    """Return the mean of all but the largest third; NaN if any difference is NaN."""
     if any(math.isnan(one) for one in differences):
         return math.nan
     return statistics.mean(sorted(differences)[: -(len(differences) // _STRAYS)])

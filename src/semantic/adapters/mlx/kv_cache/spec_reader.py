@@ -1,7 +1,7 @@
 """Reads a model's cached layers: their kinds, windows and shapes.
 
 Kinds come from `make_cache()`, shapes from a forward pass that MLX, being lazy, never evaluates.
-This needs no weights, and is right where configuration files mislead. Does not read files.
+This needs no weights, and is right where configuration files mislead. Reads no files.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _read_layer(layer: int, short: object, long: object) -> LayerSpec:
     if kind is LayerKind.STATE:
         one, more = _state_bytes(short), _state_bytes(long)
         grows = more > one
-        # A growing state counts per block: as what a second block adds, or as the first block's
-        # bytes if those are more.
+        # A growing state is counted per block: as the bytes that a second block adds, or as the
+        # first block's bytes if those are more.
         return LayerSpec(kind, state_bytes=max(one, more - one), state_grows=grows)
     shape = _shape(short)
     window = short.max_size if isinstance(short, mlx_caches.RotatingKVCache) else None

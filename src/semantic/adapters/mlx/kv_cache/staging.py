@@ -21,8 +21,8 @@ MemoryT = TypeVar("MemoryT")
 
 @dataclass(slots=True)
 class Staging(Generic[MemoryT]):
-    """Memory that receives block bodies, by layer or by kind of layers. `length` is the number of
-    tokens in the sequence. `window_tokens` are the positions in the WINDOW bodies; the checkpoint
+    """Memory that receives block bodies, by layer or by kind of layers. `length` is how many tokens
+    the sequence has so far. `window_tokens` are the WINDOW bodies' positions; the checkpoint
     contains the window's earlier tokens."""
 
     length: int
@@ -65,7 +65,7 @@ class Staging(Generic[MemoryT]):
 
 
 class InPlace:
-    """A `BodyTarget` in host memory that is read once the sequence has loaded."""
+    """A `BodyTarget` in host memory, which is read after the sequence has loaded."""
 
     def __init__(self, segments: Sequence[memoryview]) -> None:
         """`segments` hold 256 tokens each. `close` releases them."""
@@ -89,7 +89,7 @@ class InPlace:
 
 
 class Piece(NamedTuple):
-    """A checkpoint's content for one layer with a window: keys and values of `tokens`."""
+    """A checkpoint's content for one layer with a window: keys and values at positions `tokens`."""
 
     layer: int
     tokens: range
@@ -112,7 +112,7 @@ def require_block(length: int, part: Part, start: int, stop: int) -> None:
 
 
 def require_held(layer: int, held: range, tokens: range) -> None:
-    """Raise BackendError unless a layer that holds the tokens `held` holds all of `tokens`."""
+    """Raise BackendError unless all positions in `tokens` are in `held`, which the layer holds."""
     if not held.start <= tokens.start <= tokens.stop <= held.stop:
         raise BackendError(
             f"layer {layer} holds tokens {held.start} to {held.stop}, "

@@ -29,7 +29,8 @@ Kind = Literal["lora", "dora", "full"]
 
 _MAX_CONFIG_BYTES = 1 << 20
 _LARGEST_NUMBER = 1e30
-"""A smaller number can still overflow fp32 in a product; the engine notices as with any weights."""
+"""The largest number accepted in a configuration. Products may still overflow; the engine
+notices."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _HALF = (mx.float16, mx.bfloat16)
 _ELSEWHERE = {
@@ -54,7 +55,7 @@ class Adapter:
 
     @property
     def words(self) -> str:
-        """A description of the adapter in words."""
+        """A description, such as "LoRA of rank 8"."""
         if self.kind == "full":
             return f"{len(self.shapes)} weights of its own"
         name = {"lora": "LoRA", "dora": "DoRA"}[self.kind]
@@ -95,7 +96,7 @@ def apply_adapter(model: Module, adapter: Adapter) -> Module:
     _require_fits(adapter, expected)
     load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
     weights = load(str(adapter.folder / WEIGHTS))
-    wide = on_cpu()  # like the model's weights
+    wide = on_cpu()  # like the model's own weights
     given = [
         (name, array.astype(mx.float32) if wide and array.dtype in _HALF else array)
         for name, array in weights.items()

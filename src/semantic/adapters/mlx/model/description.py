@@ -50,8 +50,8 @@ CacheKind = Literal["full", "latent", "window", "state", "compressed"]
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """Layers of a model with caches of the same form; `window` is in tokens. "latent" means one
-    compressed latent of keys and values for all heads; "compressed" means a state that grows."""
+    """The form of some layers' caches, and how many layers have it; `window` is in tokens. "latent"
+    is one latent of keys and values for all heads; "compressed" is a state that grows."""
 
     kind: CacheKind
     layers: int
@@ -60,7 +60,7 @@ class CacheForm:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """The demands of a model on this device.
+    """A model's demands on this device.
 
     `context_tokens`, None if unknown, and `vocab_size`, the default limit on token ids, come from
     the configuration. `weights_bytes` is the size of the weights in memory.
@@ -113,8 +113,8 @@ def describe(
 
 
 def weights_bytes(folder: Path) -> int:
-    """Return the bytes that the weights in `folder` take once loaded, reading only headers. 0 if
-    the weights are unreadable: loading reports why."""
+    """Return the bytes that the weights in `folder` take once loaded, reading only headers; 0 if
+    they are unreadable, since loading reports why."""
     try:
         return _bytes_of(_read_headers(folder))
     except (*LOAD_ERRORS, OSError):
@@ -127,7 +127,7 @@ def _vocabulary(config: Mapping[str, object]) -> int:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """Return the configuration in `folder`. Raises the same errors as `describe`."""
+    """Return the configuration in `folder`. Raises ModelNotFoundError if it is unreadable."""
     path = folder / _CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
@@ -208,8 +208,8 @@ _HASH = "sha256:"
 
 
 def read_details(model: Module, model_id: str, folder: Path) -> ModelDetails:
-    """Return the details of `model`, which was loaded from `folder` and has the fingerprint
-    `model_id`, except those of its chat template. Raises OSError if the folder no longer exists."""
+    """Return all details, except those of the chat template, of `model`, which was loaded from
+    `folder` and has the fingerprint `model_id`. Raises OSError if the folder no longer exists."""
     config = load_config(folder)
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config

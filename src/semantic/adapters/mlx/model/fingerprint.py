@@ -36,7 +36,8 @@ _CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A state that changes whenever the content does: a program cannot set `ctime_ns` back."""
+    """A file's state, which changes whenever its content does: no program can set `ctime_ns`
+    back."""
 
     device: int
     inode: int
@@ -52,7 +53,7 @@ class FileState:
 
     @property
     def settled(self) -> bool:
-        """True if every later change surely changes the state: file system clocks can be coarse."""
+        """True if every later change of the file changes its state, even with a coarse clock."""
         return time.time_ns() - self.ctime_ns > _CLOCK_NS
 
     @property
@@ -73,7 +74,8 @@ def cache_folder() -> Path:
 
 
 class DigestCache:
-    """Digests by file state. Nothing here raises: an unusable file counts as empty."""
+    """Digests of files, by the files' state. Raises nothing: an unusable cache file counts as
+    empty."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -175,8 +177,8 @@ def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: boo
     """Return the id of the model in `folder`. Raises OSError if a file is unreadable.
 
     `cache`, by default the user's own, keeps digests of large weight files. With `any_chip`,
-    machines that differ only in chip or BLAS kernel use the same id for a model, and the id says
-    so; their keys and values differ in the last bits.
+    machines that differ only in chip or BLAS kernel get the same id, although their keys and values
+    differ in the last bits; the id shows that it is such an id.
     """
     cache = DigestCache() if cache is None else cache
     fields = [numerics(any_chip=any_chip).encode()]
@@ -199,13 +201,14 @@ def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
 
 
 def is_fingerprint(model_id: str) -> bool:
-    """Return whether a model id is a fingerprint of files instead of a made-up name."""
+    """Return whether a model id is a fingerprint of files, not a name that a program made up."""
     return model_id.removeprefix(ANY_CHIP).startswith(_KIND)
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
-    """Return the state of each file that the fingerprint covers, by name. Equal states before and
-    after loading and hashing mean that the fingerprint is this model's. Raises OSError."""
+    """Return the state of each file that the fingerprint covers, by name. If the states before and
+    after loading and hashing are equal, the fingerprint belongs to the loaded model. Raises
+    OSError."""
     return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
 
 
@@ -231,8 +234,9 @@ def numerics(*, any_chip: bool = False) -> str:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files with the model's weights, as listed in its index.
 
-    Without an index, or if none of its files exists: `model.safetensors`, else all files whose
-    names begin like it. Raises OSError if the index is malformed, or some of its files are missing.
+    Without an index, or if none of the index's files exists: `model.safetensors`, else all
+    `model*.safetensors`. Raises OSError if the index is malformed, or some of its files are
+    missing.
     """
     index, alone = folder / _INDEX, folder / _ALONE
     named = [folder / name for name in _names_in(index)] if index.is_file() else []
@@ -282,7 +286,7 @@ def _files_of(folder: Path) -> Iterator[Path]:
 
 
 def _digest_file(path: Path, cache: DigestCache) -> bytes:
-    """Return a digest of the file's size and of each 16 MiB of the file."""
+    """Return a digest of the file's size and of the digests of its 16 MiB pieces."""
     before = FileState.of(path)
     cacheable = path.suffix in _WEIGHTS and before.size >= _WORTH_CACHING
     known = cache.get(before) if cacheable else None

@@ -1,9 +1,9 @@
 """Joined matrix products: linear layers of a model that read the same input become one layer.
 
-A decode step of a few sequences is limited by the number of kernels, not by their work. The given
-model still computes the same, and its weights become views of the joined weights, so no weight
-exists twice. Depends only on the names of mlx-lm's layers. Layers whose inputs differ are computed
-separately.
+The time of a decode step of a few sequences depends on the number of kernels, not on their work.
+The given model still computes the same, and its weights become views of the joined weights, so no
+weight exists twice. Depends only on the names of mlx-lm's layers. Layers whose inputs differ are
+computed separately.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Linear layers of a module that get the same input."""
+"""Names of a module's linear layers that get the same input."""
 
 MOST_ROWS = 256
-"""The most tokens for which layers join: more fill a device, and joined results are not
+"""Layers join for at most this many tokens: more keep a device busy, and joined results are not
 contiguous."""
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
@@ -33,9 +33,9 @@ def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
 
 
 def share(model: Module, apart: Collection[str] = ()) -> Module:
-    """Copy a tree of modules, but share modules that contain no other modules, so that new arrays
-    for these, as from `join`, reach both trees. The modules at the paths in `apart` are copied too,
-    with the same arrays."""
+    """Copy a tree of modules, but share modules that contain no other modules, so that both trees
+    see new arrays in these, such as those from `join`. The modules at the paths in `apart` are
+    copied too, with the same arrays."""
     modules = cast("Callable[[], list[tuple[str, Module]]]", model.named_modules)()
     same = {
         id(one): one
@@ -46,7 +46,8 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
 
 
 def product_of(module: Module) -> Product | None:
-    """Return the product from which a linear layer of a joined model takes its result."""
+    """Return the joined product of which a linear layer's result is a part; None if there is
+    none."""
     return module.product if isinstance(module, _Takes) else None
 
 
@@ -95,7 +96,8 @@ class Product:
 
 
 class _Takes(Module):
-    """A linear layer that takes its result from a joined product. Comes before mlx-lm's class."""
+    """A linear layer that takes its result from a joined product. First base class, before
+    mlx-lm's."""
 
     product: Product
     number: int
@@ -164,7 +166,7 @@ def _join_in(module: Module, names: Sequence[Sequence[str]]) -> dict[tuple[str, 
 
 
 def _form(layer: Linear | QuantizedLinear) -> tuple[object, ...]:
-    """Return what layers must have in common to be joined."""
+    """Return the properties of a layer that must be equal in all layers to be joined."""
     arrays = [
         (name, array.dtype, array.shape[1:])
         for name in _ARRAYS

@@ -1,9 +1,9 @@
 """Embedding models: mlx-lm's decoders and mlx-embeddings' encoders, pooled as their files declare.
 
 A decoder computes a batch in chunks of columns over mlx-lm's own caches, padded on the right, where
-causal attention never looks. A model whose logits come from other states fails to load. An encoder
-itself uses the mean for every model, so this module pools as sentence-transformers' files declare.
-Depends on names in both packages. Call it from the computing thread.
+causal attention never looks. A decoder whose logits come from other states fails to load.
+mlx-embeddings takes the mean for every encoder, so this module pools as the files of
+sentence-transformers declare. Depends on names in both packages. Call it from the computing thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def read_pooling(folder: Path, default: Pooling) -> Pooling:
-    """Return the pooling that `folder` declares, or `default` if it declares none. Raises
+    """Return the pooling that `folder` declares; `default` if it declares none. Raises
     UnsupportedModelError for an unsupported pooling, or if a layer follows the pooling."""
     modules = _read(folder / _MODULES)
     kinds = (
@@ -70,9 +70,9 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
 
 
 def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
-    """Return for each row the sum of the states that its vector is made of, (rows, width).
-    `states`, (rows, columns, width), are at `positions`, (1, columns), of rows with `lengths`,
-    (rows,); padding does not count."""
+    """Return for each row the sum, (rows, width), of the states that make up its vector. `states`,
+    (rows, columns, width), are at `positions`, (1, columns), of rows with `lengths`, (rows,);
+    leaves out padding."""
     ends = lengths[:, None]
     match pooling:
         case "last":
@@ -256,8 +256,8 @@ class EncoderEmbedder(_Embedder):
         max_tokens: int,
         padding: int,
     ) -> None:
-        """`padding` is the token that fills shorter rows. Raises UnsupportedModelError if the model
-        does not return the states of its tokens."""
+        """`padding` is the token with which to fill shorter rows. Raises UnsupportedModelError if
+        the model does not return the states of its tokens."""
         super().__init__(tokenizer, model_id, max_tokens)
         self._model = cast("Callable[..., _Output]", model)
         self._pooling: Pooling = pooling
@@ -311,7 +311,8 @@ _MOST_TOKENS: Final = 1 << 15
 
 def load_embedder(folder: Path) -> tuple[Embedder, ModelDetails]:
     """Load the embedding model in `folder`. Raises ModelNotFoundError if it does not load, and
-    UnsupportedModelError if its vectors would differ from its makers' or its package is missing."""
+    UnsupportedModelError if its vectors would not be those of its makers or a package is
+    missing."""
     kind = str(read_config(folder).get("model_type", "")).replace("-", "_")
     load = _encoder if kind in ENCODERS else _decoder
     try:
@@ -337,7 +338,7 @@ def _encoder(folder: Path) -> tuple[Embedder, ModelDetails]:
     config = read_config(folder)
     tokenizer, padding = load_tokenizer(str(folder)), config.get("pad_token_id")
     padding = padding if type(padding) is int else 0
-    # XLM-RoBERTa counts positions from its padding token on.
+    # XLM-RoBERTa counts positions from its padding token's id on.
     shift = padding + 1 if "roberta" in str(config.get("model_type")) else 0
     positions = config.get("max_position_embeddings")
     context = positions - shift if type(positions) is int else None

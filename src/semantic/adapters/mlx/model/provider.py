@@ -83,8 +83,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.t
 _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 _SLICE_BYTES = 32 << 20
-"""Bytes of weights to read between two steps of other models: some ten milliseconds from an SSD. A
-larger array is read in one piece."""
+"""Bytes of weights to read between two steps of other models, which takes some ten milliseconds
+from an SSD. Larger arrays are read whole."""
 
 # Errors that mlx-lm, transformers and the safetensors reader raise for unsuitable folders.
 LOAD_ERRORS = (
@@ -101,9 +101,9 @@ LOAD_ERRORS = (
 
 
 class _Reading:
-    """Turns loading errors into ModelNotFoundError with `advice`. The tokenizers library raises
-    `Exception` itself, and its panics are not even `Exception`s. A module of mlx-lm that lacks a
-    package calls exit."""
+    """Turns loading errors into ModelNotFoundError with `advice`. Catches all kinds: the tokenizers
+    library raises bare `Exception`s, its panics are not even `Exception`s, and a module of mlx-lm
+    that lacks a package calls exit."""
 
     def __init__(self, what: str, folder: Path, advice: str = "") -> None:
         self._words = f"cannot load {what} in {folder}: "
@@ -132,14 +132,15 @@ class Weights:
 
 
 _WEIGHTS = "_semantic_weights"
-"""A model's attribute for its `Weights`, so that these live as long as a model that shares them."""
+"""The attribute of a model that keeps its `Weights` alive as long as a model shares them."""
 
 
 class MLXModelProvider:
-    """A `ModelProviderPort`. Living models from the same files share their weights.
+    """A `ModelProviderPort`. Models in use that were loaded from the same files share their
+    weights.
 
     With `any_chip`, model ids do not depend on this machine's chip; see `fingerprint`. With
-    `ranks`, it loads a shard: a `LeadingBackend` on rank 0, elsewhere one for `follow`.
+    `ranks`, it loads one shard: rank 0 gets a `LeadingBackend`, other ranks a backend for `follow`.
     """
 
     def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
@@ -265,7 +266,7 @@ def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str
 
 @contextmanager
 def _unchanged(folder: Path, states: Callable[[], Mapping[str, FileState]]) -> Iterator[None]:
-    """Raise ModelNotFoundError if the state of any file changes until the block ends."""
+    """Raise ModelNotFoundError if the state of any file changes before the `with` block ends."""
     before = states()
     yield
     if changed := {name for name, _ in before.items() ^ states().items()}:
@@ -289,10 +290,10 @@ def wrapping(
 
     Without a `model_id`, the model gets a random id, so no stored cache ever matches it. Structured
     output needs the `tokenizer`. `attention` finds paged attention for this device; without it, or
-    if it finds none, caches are contiguous, and `pads` decides which batches are decoded with
-    padding. `decoding` returns the form of the model that computes over pages and shares its
-    weights. The ranks of a sharded model agree on all choices, so that no rank chooses by its own
-    timing. Raises InvalidRequestError if `model` is not an mlx-lm model.
+    if it finds none, caches are contiguous, and `pads` decides which batches have padding.
+    `decoding` returns the model, with the same weights, that decodes over pages. The ranks of a
+    sharded model agree on all choices, so that none depends on one rank's timing. Raises
+    InvalidRequestError if `model` is not an mlx-lm model.
     """
     spec = read_spec(model)
     if spec is None:
@@ -323,7 +324,7 @@ def wrapping(
 
 
 wrap_model = done_at_once(wrapping)
-"""Like `wrapping`, but all at once."""
+"""Like `wrapping`, but does everything in one call."""
 
 
 def _require_room(model: Module, folder: Path, max_bytes: int | None) -> int:
@@ -422,7 +423,7 @@ _ROWS = 9
 """Rows of the largest batch: more than a power of two, so that padded batches occur too."""
 _PROMPT = (1, 2, 3, 4)
 _CHUNK = 640
-"""Tokens of a prompt that is too long to be rows of a batch."""
+"""The length, in tokens, of a prompt that is too long to be rows of a batch."""
 
 
 def warming_up(backend: MLXBackend, *, whole: bool = True) -> Slices[None]:

@@ -2,7 +2,7 @@
 
 Based on joined products: queries, keys and values rotate together, a product also adds the
 residual, and one function computes everything between the attentions of two layers. Only this
-module knows how mlx-lm writes a layer. It leaves models with different source code alone, and
+module knows how mlx-lm implements a layer. It changes no model with other source code, and
 `tests/integration/test_joined.py` fails if mlx-lm changes that code.
 """
 
@@ -50,7 +50,7 @@ _DECODING = "_semantic_decoding_form"
 
 
 class _Cache(Protocol):
-    """The part of one layer's batch cache that Llama calls."""
+    """The methods of a layer's batch cache that a Llama calls."""
 
     @property
     def offset(self) -> mx.array: ...
@@ -61,7 +61,8 @@ class _Cache(Protocol):
 
 
 _Heads = tuple[mx.array, mx.array]
-"""All heads, (rows, heads, 1, head_dim), of queries, keys and values: rotated, and unrotated."""
+"""The heads, (rows, heads, 1, head_dim), of queries, keys and values, rotated and then
+unrotated."""
 
 _Start = Callable[[mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
 _Middle = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
@@ -69,7 +70,8 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Return a digest of the source of a module's layers and its model without the output layer."""
+    """Return a digest of the source code of a module's layers and its model, less the output
+    layer."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
@@ -102,14 +104,14 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
 
 
 def keep_long(model: Module) -> None:
-    """Make `model` decode as written by mlx-lm: joining the layers that it shares with another
-    model would keep their weights in memory twice."""
+    """Make `model` decode in mlx-lm's way: joining layers that it shares with another model would
+    hold their weights in memory twice."""
     vars(model)[_DECODING] = model
 
 
 def shorten_here(model: Module) -> Module:
     """On a GPU, return the model with joined products and short steps, the same object each time;
-    on a CPU, the model itself, because there products take most of the time, and joined products
+    on a CPU, the model itself: there most time goes into the products anyway, and joined products
     may round differently."""
     if on_cpu():
         return model
@@ -172,7 +174,7 @@ class _Layer:
 
     def _added(self, h: mx.array, x: mx.array, linear: Linear | QuantizedLinear) -> mx.array:
         """Return `h + linear(x)`, in one product if the weights are not quantized. For a single
-        row, MLX has a faster kernel, which cannot add."""
+        row, MLX has a faster kernel, which cannot add `h`."""
         if (
             self._add_in_product
             and h.shape[0] > 1
@@ -196,7 +198,7 @@ class _GemmaLayer(_Layer):
 
 
 class _Outside:
-    """The parts of a model before its first and after its last layer, and its masks."""
+    """The parts of a model outside its layers: embedding, last norm and masks."""
 
     def __init__(self, model: Module) -> None:
         self._model = model
@@ -210,13 +212,13 @@ class _Outside:
         return cast(mx.array, self._model.norm(h))
 
     def masks(self, caches: Sequence[_Cache]) -> list[mx.array | None]:
-        """Return each layer's mask, which its cache makes before the step."""
+        """Return each layer's mask, made before the step."""
         mask = caches[0].make_mask(1, return_array=False, window_size=None)
         return [mask] * len(caches)
 
 
 class _GemmaOutside(_Outside):
-    """Gemma's: scaled embeddings, and separate masks for layers with and without a window."""
+    """Gemma's, with scaled embeddings, and separate masks for layers with and without a window."""
 
     def embed(self, inputs: mx.array) -> mx.array:
         h = super().embed(inputs)
@@ -282,7 +284,7 @@ class _Steps:
 
 
 class _Stepped(Module):
-    """A model without its output layer. Precedes mlx-lm's class of the model in the bases."""
+    """A model without its output layer. First base class, before mlx-lm's class of the model."""
 
     steps: _Steps
 
@@ -299,7 +301,7 @@ class _Stepped(Module):
 
 
 def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
-    """Return whether this is a decode step of a batch: all caches have arrays of positions."""
+    """Return whether this is a decode step of a batch, whose caches have arrays of positions."""
     one = inputs.shape[1] == 1 and inputs.shape[0] <= MOST_ROWS
     return one and isinstance(caches[0].offset, mx.array)
 
@@ -321,7 +323,7 @@ def _layer_of(block: Module, module: ModuleType, add_in_product: bool) -> _Layer
 
 
 def _add_ones(inner: Module) -> None:
-    """Replace Gemma's norms, which add one to their weights in each step, with plain norms."""
+    """Replace Gemma's norms, which add 1 to their weights in each step, with plain norms."""
     for module in cast("Callable[[], list[Module]]", inner.modules)():
         for name, norm in module.items():
             if type(norm) is gemma3_text.RMSNorm:
@@ -333,8 +335,8 @@ def _add_ones(inner: Module) -> None:
 
 
 def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
-    """Return the weights of all heads' norms, (heads, 1, head_dim), ones for values, and their
-    epsilon; None without norms."""
+    """Return the weights of all heads' norms, (heads, 1, head_dim), which are ones for values, and
+    the norms' epsilon; None if there are no norms."""
     q, k = attention.get("q_norm"), attention.get("k_norm")
     if not isinstance(q, RMSNorm) or not isinstance(k, RMSNorm):
         return None

@@ -1,4 +1,4 @@
-"""The ranks other than 0: each makes the calls that rank 0 announces, on its own shard.
+"""All ranks except 0: each makes the calls that rank 0 announces, on its own shard.
 
 Has no engine and no store, decides nothing and samples nothing. Knows frames and the backend's
 calls; does not know the reasons for them.
@@ -85,7 +85,7 @@ class Follower:
         }
 
     def take(self, frame: Frame) -> None:
-        """Make one call. Report an error, because rank 0 may have failed in the same way."""
+        """Make one call. Report an error to rank 0, which may have failed in the same way."""
         try:
             self._calls[frame.op](frame)
         except SemanticError as error:
@@ -142,8 +142,8 @@ class Follower:
         self._sender.submit(self._send, frame, body)
 
     def _send(self, frame: Frame, body: Body, room: Room | None = None) -> None:
-        """Send a body once it has arrived; if rank 0 gave room for it, write it there and only
-        report it. Runs on another thread, so that the next step does not wait."""
+        """Send a body once it has arrived; if rank 0 offers room, write it there and report only
+        that. Runs on another thread, so that the next step does not wait."""
         try:
             data = body if isinstance(body, bytes) else body.wait()
             shared = None if room is None else room(len(body))

@@ -51,19 +51,19 @@ from semantic.ports.ranks import Data, Frame, Op
 PARTS = tuple(Part)
 """The parts of a block, by their number in frames."""
 KEY_SHIFT = 24
-"""Bits of the index in the key for a block's data. Higher bits have the number of the call that
-filled the block."""
+"""How many low bits of the key for a block's data hold an index. The higher bits hold the number of
+the call that filled the block."""
 NO_KEY = -1
 """The key of a block without data."""
 _AGREE_SECONDS = 20.0
-"""Seconds to wait for the other ranks to fail in a call in which rank 0 failed."""
+"""Seconds that the other ranks have to report failures, after a call in which rank 0 failed."""
 _FREE_SECONDS = 1.0
-"""Seconds without calls after which other ranks learn of freed blocks."""
+"""After this many seconds without calls, other ranks learn of freed blocks."""
 _LENGTH_BYTES = 8
 
 
 class Held:
-    """Rank 0's data of a block. Other ranks keep theirs under `key` while this object lives."""
+    """Rank 0's data of a block. Other ranks keep their data under `key` while this object lives."""
 
     __slots__ = ("__weakref__", "data", "key")
 
@@ -74,7 +74,8 @@ class Held:
 
 
 class Outcomes:
-    """Failures by call and rank. A call must fail on every rank or on none. Thread-safe."""
+    """The failures in each call, by rank. A call must fail on every rank or on none.
+    Thread-safe."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -116,7 +117,7 @@ class Outcomes:
 
 
 class _Arriving(NamedTuple):
-    """A part of a body that another rank will send, or write to `room`."""
+    """A part of a body, which another rank will send or will write to `room`."""
 
     data: Future[Data]
     room: SharedRoom | None
@@ -141,12 +142,13 @@ class LeadingBackend(MLXBackend):
         grammars: GrammarCompiler | None,
         ranks: Ranks,
     ) -> None:
-        """See `MLXBackend`, here for rank 0's shard. The other ranks follow from now on."""
+        """See `MLXBackend`; `form` is that of rank 0's shard. The other ranks follow from now
+        on."""
         super().__init__(form, model_id, vocab_size, grammars, None, ranks.from_first)
         self.ranks = ranks
         self._outcomes = Outcomes(ranks)
         self._number = 0
-        self._most: dict[int, int] = {}  # bytes that rank 0 may use before another rank is full
+        self._most: dict[int, int] = {}  # by rank: rank 0's use when that rank is full
         self._freed: deque[int] = deque()
         self._unused = {Op.FREE: self._freed}
         self._arriving: dict[tuple[int, int], _Arriving] = {}
@@ -206,8 +208,9 @@ class LeadingBackend(MLXBackend):
             return super().return_memory(room)
 
     def memory_to_spare(self) -> int | None:
-        """Return how many more bytes every rank can take, see `device.memory_to_spare`. A rank that
-        has not reported is assumed to use as much as rank 0, because shards have equal size."""
+        """Return how many more bytes every rank has to spare, see `device.memory_to_spare`. A rank
+        that has not reported is assumed to use as much as rank 0, because shards have equal
+        size."""
         used = device.memory_in_use()
         spare = [most - used for most in tuple(self._most.values())]
         own = device.memory_to_spare()
@@ -239,8 +242,8 @@ class LeadingBackend(MLXBackend):
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        """See `BatchBackend.start`. The other ranks learn of the call only once the grammar has
-        compiled: they sample nothing, and rank 0 computes nothing in it."""
+        """See `BatchBackend.start`. The other ranks learn of the call only after the grammar has
+        compiled; until then, they miss no computation."""
         super().start(sequence, last_token, history, params, drawn)
         with self._announced(Op.START, sequence, last_token):
             pass
@@ -313,8 +316,8 @@ class LeadingBackend(MLXBackend):
 
     @contextmanager
     def _announced(self, op: Op, *ints: int, data: Sequence[bytes] = ()) -> Iterator[int]:
-        """Announce a call to the other ranks, each with its `data`; rank 0 makes it in the
-        block."""
+        """Announce a call to the other ranks, each with its `data`; rank 0 makes the call in the
+        `with` block."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
         for at, channel in enumerate(self.ranks.links.channels):
@@ -328,7 +331,8 @@ class LeadingBackend(MLXBackend):
             self._outcomes.succeeded(number)
 
     def _send_freed(self) -> None:
-        """Let the other ranks free data without references. Any thread may call it."""
+        """Let the other ranks free data to which nothing refers. Any thread may call this
+        method."""
         for op, numbers in self._unused.items():
             freed: list[int] = []
             with suppress(IndexError):
@@ -339,8 +343,8 @@ class LeadingBackend(MLXBackend):
                     channel.send(Frame(op, 0, freed))
 
     def _expect(self, room: SharedRoom | None = None) -> list[Future[Data]]:
-        """Return futures for the parts that others will send, or write to `room`, in the next
-        call."""
+        """Return futures for the parts of a body that other ranks send, or write to `room`, in the
+        next call."""
         arriving: list[Future[Data]] = []
         for channel in self.ranks.links.channels:
             future: Future[Data] = Future()
@@ -391,8 +395,8 @@ class LeadingBackend(MLXBackend):
 def shard_backend(
     form: CacheForm, model_id: str, vocab_size: int, grammars: GrammarCompiler | None, ranks: Ranks
 ) -> MLXBackend:
-    """Return the backend of this rank. Raises UnsupportedModelError if ranks with this model would
-    make different calls, and BackendError if their caches differ in form."""
+    """Return the backend of this rank. Raises UnsupportedModelError if ranks would have to make
+    different calls for this model, and BackendError if the ranks' caches differ in form."""
     if form.spec.reusable_tokens is not None:
         raise UnsupportedModelError(
             "this model's keys depend on its prompts' chunks: start it on one device"

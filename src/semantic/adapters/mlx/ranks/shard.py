@@ -3,7 +3,8 @@
 A collective operation cannot be cancelled, so a process that loses a peer ends itself, as after a
 crash; stored state survives. mlx-lm divides heads and hidden units: each rank computes a part of
 every layer, and the sum of all parts is the layer's output. Refuses models that it cannot divide.
-Knows mlx-lm's models by `shard` and their configuration; does not know how ranks communicate.
+Knows the method `shard` of mlx-lm's models and their configuration; does not know how ranks
+communicate.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ class Ranks:
         self.links: LinksPort = placement.connect(self, MappedMemory)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of all ranks, by rank; all must have the same length. Parses
-        nothing."""
+        """Return the `data` of all ranks, by rank; all must have equal length. Parses nothing."""
         mine = mx.zeros((self.size, len(data)), mx.int32)
         mine[self.rank] = mx.array(list(data), mx.int32)
         found = mx.distributed.all_sum(mine, group=self.group)
@@ -52,15 +52,15 @@ class Ranks:
         return n.item() == self.size
 
     def from_first(self, tokens: mx.array) -> mx.array:
-        """Return rank 0's sampled `tokens` on every rank, as a part of MLX's graph. Depends on this
-        rank's tokens too, so it comes after all of the model's operations."""
+        """Return rank 0's sampled `tokens` on every rank, as a part of MLX's graph. The result
+        depends on this rank's tokens too, so all of the model's operations precede it."""
         mine = mx.array(int(self.rank == 0), tokens.dtype)
         return mx.distributed.all_sum(tokens * mine, group=self.group)
 
 
 def require_same(found: Sequence[bytes], what: str) -> None:
-    """Raise BackendError, the same error on every rank, unless all ranks have the same data; `what`
-    names the data."""
+    """Raise BackendError unless all ranks have the same data, which `what` names; then every rank
+    raises the same error."""
     for rank, one in enumerate(found):
         if one != found[0]:
             raise BackendError(f"rank {rank} has a different {what} than rank 0")
@@ -68,14 +68,14 @@ def require_same(found: Sequence[bytes], what: str) -> None:
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _LATENT = "kv_lora_rank"
-"""A field of models whose heads share one latent of keys and values; every rank keeps it whole."""
+"""A field of models whose heads share one latent of keys and values, which no rank divides."""
 
 _WITHOUT_GRADIENTS: Mapping[type[Module], type[Module]] = {
     AllToShardedLinear: Linear,
     QuantizedAllToShardedLinear: QuantizedLinear,
 }
-"""Divided layers, and classes that compute the same without gradients, which the code that joins a
-step's products recognizes."""
+"""Maps classes of divided layers to classes that compute the same without gradients; `joined`
+recognizes only these."""
 
 _Shard = Callable[[mx.distributed.Group], None]
 
@@ -110,7 +110,7 @@ def shared_name(name: str, files: str, ranks: Ranks) -> str:
 
 
 def _heads_of(model: Module) -> Mapping[str, int]:
-    """Return the numbers of heads that must be divisible by the number of ranks."""
+    """Return, by name, the head counts that must be divisible by the number of ranks."""
     arguments = getattr(model, "args", None)
     nested = getattr(arguments, "text_config", None)
     found: dict[str, int] = {}

@@ -27,15 +27,14 @@ from semantic.ports.generation import BodyTarget
 from semantic.ports.ranks import ChannelPort, Data, Frame, Op, Pins
 
 LEAST_BYTES = 1 << 15
-"""In bytes. Smaller parts are sent, because each piece of memory costs a mapping in every
-process."""
+"""Parts with fewer bytes are sent, because a piece of memory costs a mapping in every process."""
 _COPY_THREADS = 4
 _PREPARED = 4
-"""How many bodies are on their way at a time."""
+"""How many bodies can be on their way at once."""
 
 
 class Loan(NamedTuple):
-    """A part in shared memory that a rank reads for one target of a call."""
+    """A part in shared memory until a rank has read it, for one target of a call."""
 
     rank: int
     number: int
@@ -69,7 +68,7 @@ class MappedMemory:
                 unmap_piece(address, n_bytes)
 
     def view(self, number: int, at: int, n_bytes: int) -> memoryview:
-        """Return part of a piece, pinning the piece when it is first used. Raises RuntimeError."""
+        """Return part of a piece; pin the piece on first use. Raises RuntimeError."""
         if number not in self._pieces:
             raise RuntimeError("cannot map memory of rank 0")
         address, size = self._pieces[number]
@@ -80,11 +79,12 @@ class MappedMemory:
         return memoryview(piece).cast("B")[at : at + n_bytes]
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record where the body of a call belongs; if `where` is empty, the rank sends the body."""
+        """Record where rank 0 wants the body of a call; an empty `where` means: send the body."""
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for rank 0's place for a body of `n_bytes`; None: send it. Raises RuntimeError."""
+        """Wait for rank 0's place for a body; None if the body is to be sent. Raises
+        RuntimeError."""
         where = self._room(call).result()
         if not where:
             return None
@@ -107,9 +107,9 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_piece(descriptor: int, n_bytes: int) -> int:
-    """Map shared memory and return its address. Raises OSError. Allocates all pages now, because
-    otherwise pinning would stall the device meanwhile. Python's mmap would keep the descriptor
-    open."""
+    """Map shared memory and return its address. Raises OSError. Allocates all pages now, since
+    otherwise pinning would allocate them and stall the device. Python's mmap would keep the
+    descriptor open."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
@@ -127,9 +127,9 @@ class SharedMemory:
     """Host memory of rank 0 in numbered pieces that all other ranks map. Thread-safe."""
 
     def __init__(self, channels: Sequence[ChannelPort], transfers: Transfers | None) -> None:
-        """`channels` lead to the other ranks; `transfers` are the device's, if it has any."""
+        """`channels` lead to the other ranks; `transfers` are the device's, None if it has none."""
         self.dropped: deque[int] = deque()
-        """Numbers of pieces that the other ranks may unmap."""
+        """The numbers of those pieces that the other ranks may unmap."""
         self._channels = channels
         self._transfers = transfers
         self._driver = None if transfers is None else transfers.driver
@@ -146,7 +146,7 @@ class SharedMemory:
         return self._memory.take(n_bytes)
 
     def prepare(self, n_bytes: int) -> None:
-        """Map some pieces before any computation begins."""
+        """Map some pieces of at least `n_bytes` before any computation begins."""
         pieces = [self.take(n_bytes) for _ in range(_PREPARED)]
         pieces.clear()
 
@@ -157,8 +157,8 @@ class SharedMemory:
         return self._transfers.memory.take(n_bytes)
 
     def where(self, data: memoryview) -> tuple[int, int, int] | None:
-        """Return where the other ranks find `data`: a piece's number, an offset and a number of
-        bytes. None if `data` is not in shared memory."""
+        """Return where the other ranks find `data`: a piece's number, an offset and a length in
+        bytes; None if `data` is not in shared memory."""
         if not isinstance(data.obj, ctypes.Array):
             return None
         begin = ctypes.addressof(data.obj)
@@ -166,8 +166,8 @@ class SharedMemory:
         return piece and (piece[0], address_of(data) - begin, data.nbytes)
 
     def lend(self, data: memoryview, loan: Loan) -> tuple[int, ...]:
-        """Share `data`, or a copy, with a rank until `taken`; return its place as `where` does.
-        Returns an empty tuple if memory is short."""
+        """Share `data`, or a copy, with a rank until `taken`; return the place as `where` does, or
+        an empty tuple if memory is short."""
         where = self.where(data)
         if where is None:
             copy = self.take(len(data))
@@ -226,8 +226,8 @@ def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
 
 
 class SharedRoom:
-    """Memory for the body that one call exports and, until they are copied into it, for the other
-    ranks' parts."""
+    """Memory for the body that one call exports, and for other ranks' parts until their copy into
+    it."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
@@ -239,7 +239,7 @@ class SharedRoom:
 
     def take(self, n_bytes: int) -> memoryview | None:
         """Take memory for the body and return rank 0's part; tell the other ranks where to write
-        theirs. None if they send their parts instead."""
+        theirs. Return None if they send their parts instead."""
         places: dict[int, tuple[int, ...]] = {}
         try:
             for channel in self._channels:
@@ -262,7 +262,8 @@ class SharedRoom:
 
 
 def _copy(data: memoryview, to: memoryview) -> None:
-    """Copy on several threads, because one thread is slower than memory. Others keep running."""
+    """Copy on several threads, because one thread is slower than memory. Python threads keep
+    running."""
     source, target, step = address_of(data), address_of(to), -(-len(data) // _COPY_THREADS)
 
     def copy(at: int) -> None:
@@ -278,7 +279,7 @@ def _copiers() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class GatheredBody:
-    """A `DeferredBody` that the ranks export together, each rank its part."""
+    """A `DeferredBody` to which each rank contributes a part."""
 
     own: Body
     others: Sequence[Future[Data]]
@@ -296,8 +297,8 @@ class GatheredBody:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the other ranks put a target's body: the number of the `loading` call, and of the
-    target."""
+    """Identifies a target on the other ranks: the number of the `loading` call, and the target's
+    number in it."""
 
     channels: Sequence[ChannelPort]
     number: int
@@ -305,7 +306,7 @@ class Place:
 
 
 class SharedTarget:
-    """A `BodyTarget` that all ranks fill together, each with its part."""
+    """A `BodyTarget` of which each rank receives a part."""
 
     def __init__(
         self, own: BodyTarget, place: Place, per_token: int, memory: SharedMemory | None

@@ -27,7 +27,7 @@ HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512)
 """Widths of keys and of values for which there are kernels."""
 
 _MOST_ROWS = 4096
-"""The most rows in a batch that has counters."""
+"""The most rows of a batch for which there are counters."""
 _WIDE, _WIDEST = 128, 256
 _FEW_HEADS, _MANY_HEADS = 2, 4
 """Query heads per thread group: the first for keys wider than _WIDE, the second for narrower keys.
@@ -41,7 +41,7 @@ _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
 
 class Tiling(NamedTuple):
-    """Warps per thread group, and tokens that each reads at a time, a power of two."""
+    """Warps per thread group, and how many tokens a warp reads at a time: a power of two."""
 
     warps: int
     tile: int
@@ -64,7 +64,7 @@ def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
 
 
 def computable(kind: PageKind, dialect: Dialect) -> bool:
-    """Return whether pages of this kind have kernels."""
+    """Return whether there are kernels for pages of this kind."""
     shape = kind.shape
     widths = shape.k_head_dim, shape.v_head_dim
     known = shape.dtype in dialect.types and all(width in HEAD_DIMS for width in widths)
@@ -89,8 +89,7 @@ class PagedKernels:
         self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
     def reads_together(self, n_heads: int, *, latent: bool = False) -> bool:
-        """Return whether a sequence's rows read keys together if there are `n_heads` query
-        heads."""
+        """Return whether rows of a sequence, with `n_heads` query heads, read keys together."""
         shape = self._kind.shape
         queries, widest = n_heads // shape.kv_heads, _widest(shape)
         fits = not latent and widest <= _WIDEST and queries <= _group_queries(widest)
@@ -299,12 +298,14 @@ class PagedKernels:
 
     @property
     def _vectors(self) -> int:
-        """Threads that write a token of a head: one per 16 bytes of its key or value, the wider."""
+        """Threads that write one head's token: one per 16 bytes of its key or value, the wider of
+        both."""
         shape = self._kind.shape
         return _widest(shape) * shape.dtype.size // 16
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
-        """Return the kernel for `n_heads` query heads, and a second that combines, if needed."""
+        """Return the kernel for `n_heads` query heads, and the one that combines results, if
+        needed."""
         together = self._together(n_heads, latent=latent)
         variant = _Variant(n_heads, together, sinks, latent)
         return _built_attention(self._kind, self._dialect, variant)
@@ -326,7 +327,7 @@ class PagedKernels:
         return -(-group // self._together(n_heads, latent=latent))
 
     def _together(self, n_heads: int, *, latent: bool = False) -> int:
-        """Return the query heads per thread group: they share one read of the keys, but need
+        """Return how many query heads a thread group has: they read the keys once, but need
         registers."""
         shape = self._kind.shape
         group = n_heads // shape.kv_heads
@@ -365,7 +366,8 @@ def _built(
 
 
 class _Variant(NamedTuple):
-    """A variant of attention: query heads in all and per thread group, sinks, latent keys."""
+    """A variant: query heads, query heads per thread group, and whether there are sinks or latent
+    keys."""
 
     n_heads: int
     together: int
@@ -447,12 +449,12 @@ def _tiling(kind: PageKind, dialect: Dialect) -> Tiling:
 
 
 def _widest(shape: LayerShape) -> int:
-    """Return how many numbers a head's key or value has, whichever is wider."""
+    """Return how many numbers one head's key or value has, whichever has more."""
     return max(shape.k_head_dim, shape.v_head_dim)
 
 
 def _result_width(shape: LayerShape, *, latent: bool = False) -> int:
-    """Return how many numbers a head's result has: it is a sum of values, or of latents."""
+    """Return how many numbers a head's result has, which is a sum of values or of latents."""
     return shape.k_head_dim if latent else shape.v_head_dim
 
 
@@ -462,5 +464,5 @@ def _multiple(head_dim: int) -> int:
 
 
 def _group_queries(head_dim: int) -> int:
-    """Return how many queries a thread group has: rows times query heads per KV head."""
+    """Return the most queries of a thread group: rows times query heads per KV head."""
     return _ROWS_WARPS * rows_source.WARP_QUERIES * _multiple(head_dim)

@@ -50,11 +50,11 @@ from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _USUAL_LENGTH = 8192
-"""Tokens of a sequence that would fill the pools of all of a model's kinds together."""
+"""The length, in tokens, of a sequence that would fill the pools of all kinds at the same time."""
 
 
 class RowCosts(NamedTuple):
-    """Up to how many bytes of keys and values prefill reads row by row, and how it pads.
+    """Up to how many bytes of keys and values prefill computes tokens as rows, and how it pads.
 
     As a row, each prompt token reads all keys before it. But a pass can have any number of rows
     from any sequences, and no shape is new to the device. Up to `alone` bytes, this is faster than
@@ -76,7 +76,7 @@ TOGETHER_COSTS = CUDA_COSTS._replace(alone=4 << 40, joined=256 << 30)
 METAL_COSTS = RowCosts(alone=2 << 30, joined=2 << 30)
 """New shapes cost nothing; the device reads 0.1 to 0.8 TB/s."""
 PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_size)
-"""For the reference implementation, which is slow. Low, so that small models use all code paths."""
+"""For the slow reference implementation. Low, so that small models reach all code paths."""
 
 
 class PagedLayers:
@@ -101,7 +101,7 @@ class PagedLayers:
         on demand. `beside` says how sequences with states may share a pass."""
         self.beside: Beside = "alone" if states is None else beside
         self._at_once = at_once
-        # A state would include padding, and cannot take its tokens as rows.
+        # A state would include padding.
         self.costs = costs if states is None else costs._replace(pad_to=1)
         self._states = states
         self._spec = spec
@@ -109,15 +109,16 @@ class PagedLayers:
         self.attention = list(attention)
         self._layers = _layers(kinds, attention, MetadataCache(costs.size))
         self.ragged = (True,) * spec.n_layers
-        """The layers in our batch: all of them."""
+        """For each layer, whether it can be in our batch: True."""
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
         """For each layer, whether it has pages; the other layers have a state."""
         self.takes_rows = states is None
-        """True if tokens of a sequence can be rows of a batch. States need tokens in turn."""
+        """True if a sequence's tokens can be rows of a batch. States need tokens one after the
+        other."""
 
     def set_aside(self, n_bytes: int) -> None:
-        """Size the pools so that together they take `n_bytes`. Divides the bytes between kinds as
-        in a sequence of 8,192 tokens; a pool that runs out grows."""
+        """Size the pools so that together they take `n_bytes`. Divides the bytes between kinds as a
+        sequence of 8,192 tokens would; a pool without room grows."""
         sizes = [
             len(range(0, _USUAL_LENGTH, BLOCK_TOKENS)) if pool.kind.ring is None else pool.kind.ring
             for pool in self.pools
@@ -186,7 +187,8 @@ class PagedLayers:
     def _with_states(
         self, paged: Callable[[int, PagedLayer], PagedCache], states: Mapping[int, MlxLmCache]
     ) -> list[PagedCache]:
-        """Return the caches of all layers. Callers use only those with pages as `PagedCache`."""
+        """Return the caches of all layers. Callers may use only caches with pages as
+        `PagedCache`."""
         return [
             cast(PagedCache, states[i]) if i in states else paged(i, self._layers[i])
             for i in range(self._spec.n_layers)
@@ -197,8 +199,8 @@ class PagedLayers:
         first_paged(caches).sequence.reserve(capacity)
 
     def reads_as_rows(self, caches: Sequence[PagedCache], n_tokens: int, n_bytes: int) -> bool:
-        """Return whether the next `n_tokens` may be rows of a batch, reading at most `n_bytes`.
-        False also if they would overwrite tokens in a window to which they attend."""
+        """Return whether the next `n_tokens` may be rows of a batch: they read at most `n_bytes`
+        and overwrite no tokens in a window to which they attend."""
         paged = first_paged(caches)
         total = 0
         for table in paged.sequence.tables:
@@ -212,14 +214,14 @@ class PagedLayers:
         return total <= n_bytes
 
     def rows(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> list[PagedBatch]:
-        """Return the layers of one batch whose rows are each sequence's next tokens."""
+        """Return the layers of one batch whose rows are the next tokens of all sequences."""
         metadata = _rows_of(chunks, self.costs.size)
         layers = self._layers.values()
         return [PagedBatch(layer, metadata, (), write_first=True) for layer in layers]
 
     def chunk_layers(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> ChunkLayers:
         """Return the layers of one pass over each sequence's next tokens. Raises ValueError if the
-        model needs equally many tokens from each sequence and the numbers differ."""
+        model needs, but does not get, equally many tokens from each sequence."""
         counts = [n_tokens for _, n_tokens in chunks]
         width = max(counts) if self.beside == "even" else self.costs.size(max(counts))
         shape = n_sequences, _ = self.costs.size(len(chunks)), width
@@ -276,7 +278,7 @@ class PagedLayers:
                 raise CacheReconstructionError(f"{who}: blocks are missing")
             mine = [block.layer_data for block in layer_blocks]
             if mine == found and found:
-                continue  # the same pages as the layer before
+                continue  # shares pages with other layers
             held = blocks.token_range(i)
             require_cut(self._spec.layers[i], held, length, who)
             if found or not _fit(mine, layer_blocks, held, pool):
@@ -285,9 +287,9 @@ class PagedLayers:
 
 
 def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
-    """Return the first token, the number of tokens and the block's data for each page of a cache's
-    kind. Includes every page in use, even if a window's tokens would fit into fewer pages, because
-    the engine does not count a page without a block."""
+    """Return, for each page of a cache's kind, its first position, its number of tokens and a
+    block's data. Includes every page in use, even if a window's tokens would fit into fewer pages,
+    because the engine does not count a page without a block."""
     table, held = cache.table, cache.held
     kind = table.pool.kind
     needed = table.pages_for(cache.offset)
@@ -302,7 +304,8 @@ def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
 def _fit(
     found: Sequence[BlockData], blocks: Sequence[KVBlock], held: range, pool: PagePool
 ) -> bool:
-    """Return whether `found` is all the pages of consecutive `blocks` with the positions `held`."""
+    """Return whether `found` has all pages of consecutive `blocks`, which have the positions
+    `held`."""
     first = found[0]
     if not isinstance(first, PagedBlock) or (first.first, first.stop) != (held.start, held.stop):
         return False
@@ -365,12 +368,11 @@ def _divided(held: range, n: int) -> list[range]:
 
 
 def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
-    """Copy-on-write: replace the shared pages that will change when tokens from `length` on are
-    written.
+    """Copy-on-write: replace the shared pages that writing from position `length` on will change.
 
     Returns pairs of old and new references, whose pages the caller copies. In a ring, any page may
-    change; otherwise only the page of position `length`, unless `length` is at its edge. Pages
-    after that one hold no tokens: shared ones are dropped, others stay as capacity.
+    change; otherwise only the page of position `length`, unless that page begins there. Later pages
+    hold no tokens: drops the shared ones, and keeps others as capacity.
     """
     pool = table.pool
     needed = table.pages_for(length)

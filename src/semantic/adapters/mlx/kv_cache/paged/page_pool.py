@@ -33,16 +33,18 @@ class PageKind:
 
     @property
     def head_sizes(self) -> tuple[int, int]:
-        """How many numbers the 256 keys of a head have, and how many its 256 values have."""
+        """How many numbers a head's 256 keys hold, and how many its 256 values hold."""
         return BLOCK_TOKENS * self.shape.k_head_dim, BLOCK_TOKENS * self.shape.v_head_dim
 
     @property
     def page_shape(self) -> tuple[int, int]:
-        """(layers, numbers per layer). These are keys, (kv_heads, 256, k_head_dim), then values."""
+        """(layers, numbers per layer). A layer's numbers are its keys, (kv_heads, 256, k_head_dim),
+        then its values."""
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
-        """Return views of pages, (..., numbers per layer), each (..., kv_heads, 256, head_dim)."""
+        """Return views of `pages`, (..., numbers per layer): keys and values, (..., kv_heads, 256,
+        dim)."""
         shape, before = self.shape, pages.shape[:-1]
         n_keys = shape.kv_heads * self.head_sizes[0]
         keys = pages[..., :n_keys].reshape(*before, shape.kv_heads, BLOCK_TOKENS, shape.k_head_dim)
@@ -70,7 +72,7 @@ def page_kinds(
     spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> tuple[PageKind, ...] | None:
     """Return the kinds of a model's layers; None if a layer cannot use pages, or if no layer needs
-    them. A layer with a state has no tokens, so it needs no pages."""
+    any, as all have states."""
     groups: dict[tuple[LayerShape, int | None, int | None], list[int]] = {}
     for number, (layer, shape) in enumerate(zip(spec.layers, shapes, strict=True)):
         if layer.kind is LayerKind.STATE:
@@ -86,7 +88,7 @@ def page_kinds(
 
 
 _INITIAL_PAGES = 4
-"""Pages in a pool before the first call of `grow`."""
+"""How many pages a pool gets if it is used before `grow` is called."""
 
 
 @dataclass(slots=True)
@@ -162,7 +164,8 @@ class PagePool:
         self._free: list[int] = []
         self._used: dict[int, _Page] = {}  # by index
         self.moves = 0
-        """How often pages have moved within the array, which makes indices read earlier invalid."""
+        """How often pages have moved within the array; each move makes all known indices
+        invalid."""
         self._enough: int | None = None
         self._lent: dict[int, PageRef] = {}
         self._loans = 0
@@ -170,7 +173,7 @@ class PagePool:
         self._lock = threading.Condition(threading.RLock())
         self._moving = threading.Lock()  # held while the array moves or a copy uses its address
         self.locate: Callable[[mx.array], int] | None = None
-        """Returns the array's address in the device's memory; set where copies run outside MLX."""
+        """Returns the device address of an array; None on devices without copies outside MLX."""
         self._address: int | None = None
 
     @property
@@ -189,12 +192,12 @@ class PagePool:
 
     @property
     def n_pages(self) -> int:
-        """Pages in the array, including free ones."""
+        """Number of pages in the array, including free ones."""
         return 0 if self._data is None else self._data.shape[0]
 
     @property
     def n_used(self) -> int:
-        """Pages to which there is a reference."""
+        """Number of pages to which there are references."""
         return self.n_pages - len(self._free)
 
     @property
@@ -203,7 +206,7 @@ class PagePool:
         return self.n_pages * self.kind.page_bytes
 
     def take(self) -> PageRef:
-        """Allocate a page. Grows the pool if no page is free or will be after a copy."""
+        """Allocate a page. Grows the pool if no page is free, nor will be once a copy ends."""
         with self._lock:
             self._lock.wait_for(lambda: self._free or not self._any_returns())
         if not self._free:
@@ -219,7 +222,7 @@ class PagePool:
             return PageRef(self, ref._page)  # noqa: SLF001  # same module
 
     def lend(self, ref: PageRef) -> Loan:
-        """Return a loan of the page to another thread's copy, besides the sequence's reference."""
+        """Lend the page to a copy on another thread; the sequence keeps its own reference."""
         if self._address is None and self.locate is not None:
             self._address = self.locate(self.data)
         with self._lock:
@@ -251,12 +254,12 @@ class PagePool:
     @contextmanager
     def still(self) -> Iterator[int | None]:
         """Yield the device address where the pages begin, or None after `abandon`, and keep the
-        pages there until the block ends. Any thread may call this method."""
+        pages there until the `with` block ends. Any thread may call this method."""
         with self._moving:
             yield self._address
 
     def expect(self, n_pages: int) -> None:
-        """Make growth by doubling stop at `n_pages` once before it continues."""
+        """When the pool doubles, make it stop at `n_pages` once before it doubles further."""
         self._enough = n_pages
 
     def abandon(self) -> None:
@@ -269,8 +272,8 @@ class PagePool:
 
     def shrink(self, room: int) -> int:
         """Free the memory of unused pages, moving the used ones together; return the freed bytes.
-        Meanwhile used pages exist twice: does nothing if they take more than `room`, or during a
-        loan. Call it in the same way as `grow`."""
+        While it runs, used pages exist twice: does nothing if they take more than `room`, or during
+        a loan. Call it on the stream that computes with the pages."""
         mx.synchronize()
         with self._moving, self._lock:
             kept = [self._used[at] for at in sorted(self._used)]
@@ -318,7 +321,7 @@ class PagePool:
             self._free[:0] = range(n_pages - 1, first - 1, -1)
 
     def _any_returns(self) -> bool:
-        """Return whether some page is used only by copies outside MLX."""
+        """Return whether only copies outside MLX still use some page."""
         loans = Counter(ref.index for ref in self._lent.values())
         return any(ref.users == loans[ref.index] for ref in self._lent.values())
 
@@ -387,7 +390,7 @@ class PagedSequence:
 class PagedBlock(NamedTuple):
     """The content of a block of a preempted sequence: page `refs[at]` of a page table. All blocks
     of a kind's layers share `refs`. `first` to `stop` are the positions in all pages of the table;
-    `nbytes` is the bytes of one layer in one page."""
+    `nbytes` is the size of one layer's share of a page."""
 
     refs: tuple[PageRef, ...]
     at: int

@@ -21,13 +21,14 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import (
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _LENGTHS = (1, 255, 256, 257, 900)
-"""Tokens of each sequence, including the new one: around a block's edge, and several blocks."""
+"""Lengths, in tokens, of the sequences with their new token: near a block's edge, and several
+blocks."""
 
 _ROWS = 40
-"""Tokens as rows of a batch: more rows than one thread group reads together."""
+"""How many tokens to test as rows of a batch: more than one thread group computes together."""
 
 _TOLERANCE = 1e-2
-"""Relative to the result's norm. Half precision and fp32 in TF32 products are accurate to 2e-3."""
+"""The largest error, relative to the result's norm. fp16 and TF32 products are accurate to 2e-3."""
 
 # Errors that MLX raises if a kernel does not compile or a launch fails.
 _REFUSED = (RuntimeError, ValueError)
@@ -57,7 +58,7 @@ def computes_attention(
 
 
 def _moves_pages(kind: PageKind, attention: PagedAttention) -> bool:
-    """Return whether whole pages move to the right places, and only there."""
+    """Return whether storing and copying whole pages changes the right pages and no others."""
     pool = PagePool(kind)
     pool.grow(4)
     data = mx.random.normal((2, *kind.page_shape), key=mx.random.key(1)).astype(kind.shape.dtype)
@@ -79,7 +80,7 @@ def _is_right(
     pool.grow(sum(-(-length // BLOCK_TOKENS) for length in _LENGTHS))
     pool.data = mx.full(pool.data.shape, float("nan"), shape.dtype)
     tables = [PageTable(pool) for _ in _LENGTHS]
-    # Allocate in turns, so that no sequence has adjacent pages.
+    # Let sequences allocate in turns, so that none has adjacent pages.
     for length in range(1, max(_LENGTHS) + 1, BLOCK_TOKENS):
         for table, most in zip(tables, _LENGTHS, strict=True):
             table.reserve(min(length, most))
@@ -215,6 +216,6 @@ def _attention(
 
 
 def _close(found: mx.array, expected: mx.array) -> bool:
-    """Return whether the difference is within the tolerance; False for NaN."""
+    """Return whether the results differ by at most the tolerance; False for NaN."""
     difference = mx.linalg.norm(found.astype(mx.float32) - expected)
     return bool((difference <= _TOLERANCE * mx.linalg.norm(expected)).item())

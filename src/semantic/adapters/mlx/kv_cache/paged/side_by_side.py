@@ -1,9 +1,9 @@
 """Prefill of several sequences side by side: one pass over the next tokens of each.
 
-For models with states, which take tokens one after the other: one pass over many sequences costs
-less than one pass for each. Shorter sequences are padded at the end; their states ignore padding
-because of mlx-lm's `lengths`. In layers with pages, each token is a row of a batch, without
-padding. Knows caches; knows nothing about requests, or when sharing a pass is worthwhile.
+For models with states, which take a sequence's tokens one after the other: one pass over many
+sequences costs less than a pass for each sequence. Shorter sequences are padded at the end; their
+states ignore padding because of mlx-lm's `lengths`. In layers with pages, each token is a row of a
+batch, without padding. Knows caches; knows nothing about requests, nor when sharing a pass pays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Beside = Literal["alone", "even", "padded"]
 with any number of tokens from each, where mlx-lm's model recognizes padding by `lengths`."""
 
 Caches = Sequence[PagedCache]
-"""A sequence's caches for all layers. In layers without pages they are mlx-lm's states."""
+"""A sequence's caches for all layers. Layers without pages have mlx-lm's states."""
 
 
 Chunk = tuple[Caches, Sequence[int]]
@@ -36,12 +36,13 @@ Chunk = tuple[Caches, Sequence[int]]
 class ChunkLayout:
     """Where a pass has its tokens: as rows, one sequence after the other, or as (sequences, width).
     Sequence i has `counts[i]` tokens, from position `firsts[i]` on. The rest of its width is
-    padding, as are sequences after the last one."""
+    padding; so are whole sequences after the last one."""
 
     def __init__(
         self, firsts: Sequence[int], counts: Sequence[int], shape: tuple[int, int], n_rows: int
     ) -> None:
-        """Arrange a pass of `shape`, (sequences, width), and `n_rows` rows, with padding."""
+        """Arrange a pass of `shape`, (sequences, width), and of `n_rows` rows, both including
+        padding."""
         self.shape = n_sequences, width = shape
         padding = [0] * (n_sequences - len(firsts))
         self.offset = mx.array([*firsts, *padding], mx.int32)
@@ -56,7 +57,7 @@ class ChunkLayout:
         self._rows = mx.array(rows, mx.uint32)
 
     def to_rows(self, columns: mx.array) -> mx.array:
-        """Return (sequences, heads, tokens, width) as (rows, heads, 1, width)."""
+        """Rearrange `columns`, (sequences, heads, tokens, width), as (rows, heads, 1, width)."""
         n_heads, width = columns.shape[1], columns.shape[3]
         found = columns.swapaxes(1, 2).reshape(-1, n_heads, 1, width)
         return found if self._slots is None else found[self._slots]
@@ -68,8 +69,8 @@ class ChunkLayout:
 
 
 class ChunkBatch(PagedBatch):
-    """One layer's pages of the sequences in a pass, with mlx-lm's batch cache interface. The rows
-    of `metadata` are the tokens, one sequence after the other."""
+    """One layer's paged caches of the sequences in a pass, with mlx-lm's batch cache interface. The
+    rows of `metadata` are the tokens, one sequence after the other."""
 
     def __init__(self, layer: PagedLayer, metadata: BatchMetadata, layout: ChunkLayout) -> None:
         super().__init__(layer, metadata, (), write_first=True)
@@ -105,7 +106,7 @@ class ChunkBatch(PagedBatch):
 
 
 class _Pass(NamedTuple):
-    """Tokens, (sequences, tokens of each), and layers for sequences with states of one shape."""
+    """Tokens, (sequences, tokens), and layers, for sequences whose states have the same shapes."""
 
     inputs: mx.array
     layers: list[ChunkBatch | StateBatch]
@@ -119,11 +120,11 @@ class ChunkLayers(NamedTuple):
 
 
 Layers = Callable[[Sequence[tuple[Caches, int]]], ChunkLayers]
-"""Takes sequences and their numbers of next tokens; returns the layers of a pass over them."""
+"""Takes sequences, each with the number of its next tokens; returns the layers of their pass."""
 
 
 def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk]) -> None:
-    """Append its tokens to each sequence. An error leaves all sequences as they were."""
+    """Append to each sequence its tokens. An error leaves all sequences unchanged."""
     every = [cast(object, cache) for caches, _ in chunks for cache in caches]
     held = [cache for cache in every if isinstance(cache, ArraysCache)]
     with ExitStack() as undo:
