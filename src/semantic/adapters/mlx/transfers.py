@@ -3,8 +3,8 @@
 Using new host memory costs several times as much as the copy, because the system clears and pins
 its pages when they are first touched, so these copies reuse memory that the device accesses
 directly. Separate threads wait for the copies; the thread that runs MLX only says where the bytes
-are. `cuda/copies.py` has the one `CopyDriver`: on a CPU and with Metal's unified memory, bodies go
-through MLX's arrays. Knows addresses and rows of bytes; knows nothing about pages or blocks.
+are. `cuda/copies.py` has the only `CopyDriver`: on a CPU, or with Metal's unified memory, MLX's
+arrays suffice. Knows addresses and rows of bytes; knows nothing about pages or blocks.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ class HostAllocator(Protocol):
 
 
 class CopyDriver(HostAllocator, Protocol):
-    """One device. Any thread may call everything except `address`. A copy has finished when the
-    call returns. Raises MemoryError if host memory is short, RuntimeError if the device fails."""
+    """One device. Any thread may call everything except `address`. Calls return after the copy has
+    finished. They raise MemoryError if host memory is short, and RuntimeError if the device
+    fails."""
 
     def address(self, array: mx.array) -> int:
         """Return the device address of the first byte of an evaluated, contiguous array. Only MLX's
-        thread may call this. The address is valid while the array exists and the host does not read
-        it, since MLX would then move it."""
+        thread may call this. The address is valid while the array exists and until the host reads
+        the array, which makes MLX move it."""
 
     def pin(self, address: int, n_bytes: int) -> None:
         """Let the device access other host memory directly, until `unpin`."""
@@ -80,10 +81,11 @@ def address_of(data: bytes | memoryview) -> int:
 
 
 _MOST_FREE_BYTES = 1 << 30
-"""The most bytes of unused memory to keep."""
+"""The most bytes of unused memory to keep for reuse."""
 
 _STEP = 4 << 20
-"""In bytes. Larger pieces are multiples of this size, smaller pieces are powers of two."""
+"""The sizes of larger pieces are multiples of this, in bytes; those of smaller ones are powers of
+two."""
 
 
 class HostMemory:
@@ -97,8 +99,9 @@ class HostMemory:
         self._lock = threading.RLock()  # garbage collection may return memory at any point
 
     def take(self, n_bytes: int) -> memoryview:
-        """Return memory of `n_bytes` with arbitrary content, reused after its last view is gone.
-        The memory is slower once the fast kind runs out. Raises MemoryError."""
+        """Return memory of `n_bytes` with arbitrary content, reused after its last view is gone. If
+        memory that the device accesses directly runs out, takes slower memory. Raises
+        MemoryError."""
         size = _size_for(n_bytes)
         with self._lock:
             free = self._free[size]
@@ -143,19 +146,19 @@ def _piece_type(n_bytes: int) -> type[_Piece]:
 
 
 _THREADS = 2
-"""Copies from the device at a time: while one copies, another allocates."""
+"""The number of threads that copy from the device: while one copies, another allocates."""
 
 
 Room = Callable[[int], memoryview | None]
-"""Takes a body's number of bytes; returns memory for the body, or None if there is none."""
+"""Takes a body's size in bytes; returns memory for the body, or None if none is available."""
 
 
 class Place(Protocol):
     """Device memory that is neither freed nor written to until `end`."""
 
     def address(self) -> AbstractContextManager[int | None]:
-        """Return the address, which does not change until the block ends; None if the memory is
-        gone."""
+        """Return the address, which does not change until the `with` block ends; None if the memory
+        is gone."""
 
     def end(self) -> None:
         """Release the place. Idempotent."""
@@ -191,7 +194,8 @@ class Transfers:
         self._threads.submit(self._prepare, n_bytes, n)
 
     def fetch(self, place: Place, rows: Sequence[Rows], room: Room | None = None) -> ArrivingBody:
-        """Start copying rows from the device to `room`, or to free memory; then end `place`."""
+        """Start copying rows from the device to `room` or, without one, to new memory; then end
+        `place`."""
         n_bytes = sum(one.nbytes for one in rows)
         return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes, room))
 

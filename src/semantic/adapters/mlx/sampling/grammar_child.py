@@ -3,9 +3,9 @@
 The process runs this file as a program: it imports llguidance and the standard library, never
 `semantic`. It reads frames (a length of four bytes, big-endian, then that many bytes) from its
 standard input: a header and the bytes of all tokens, then one grammar after the other. It answers
-each grammar with a frame that contains its error. A grammar that exceeds a limit ends the process:
-by SIGPROF for CPU time, with `OUT_OF_MEMORY` or an abort for memory. Any other exit status is the
-process's own fault.
+each grammar with a frame that contains the grammar's error, or nothing. A grammar that exceeds a
+limit ends the process: by SIGPROF for CPU time, with `OUT_OF_MEMORY` or an abort for memory. For
+any other exit status, the process itself is to blame.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ OUT_OF_MEMORY = 77
 _FRAME = 4
 """Bytes that hold a frame's length."""
 _STACK = 512 << 20
-"""Bytes of address space. Memory is committed only as the stack grows."""
+"""Bytes of address space of the deep stack. It takes memory only as it grows."""
 _POLL_S = 0.02
 """Seconds between two checks of the memory in use."""
 _SMALL_STACK = 1 << 20
-"""Bytes of any other thread's stack. The system's default may exceed what `_THREADS` allows."""
+"""Bytes of every other thread's stack. The system's default may exceed what `_THREADS` allows."""
 _THREADS = 64 << 20
 """Bytes of address space for other threads."""
 _FRESH = 4
-"""A process ends itself when earlier grammars have left this part, 1/4, of the memory in use."""
+"""A process ends itself once memory left over from earlier grammars fills 1/4 of its limit."""
 _NICE = 10
-"""A niceness at which the model's threads take precedence."""
+"""The process's niceness, so that the model's threads take precedence."""
 _PAGES = Path("/proc/self/statm")
-"""Linux: pages of address space, then of memory. `ru_maxrss` would be at least the parent's."""
+"""On Linux: pages of address space, then of memory. `ru_maxrss` would include the parent's use."""
 _LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's default limits apply to a step, not to compiling. Verbose errors would quote the
 grammar."""
@@ -60,7 +60,7 @@ class Header(TypedDict):
 
 def start(trie: LLTokenizer, source: str) -> LLMatcher:
     """Return a matcher whose first mask is computed, or a matcher in an error state. Tries two
-    steps, so that a grammar that exceeds the limits at once fails here and not in a batch."""
+    tokens, so that a grammar that soon exceeds limits fails here and not in a batch."""
     matcher = LLMatcher(trie, source, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         return matcher
@@ -76,7 +76,7 @@ def start(trie: LLTokenizer, source: str) -> LLMatcher:
 def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
     """Return the mask of the next token: one bit per token, lowest first. If the grammar forces
     text, the tokenizer may spell it with special tokens, which the parser does not accept as text.
-    Then the next token is the first one of the text spelled without special tokens."""
+    Then the mask allows only the first token of the text spelled without special tokens."""
     mask = matcher.compute_bitmask()
     if mask.count(0) != len(mask) - 1:
         return mask
@@ -99,7 +99,7 @@ _stack_size_lock = threading.Lock()
 def on_deep_stack(function: Callable[[], Result]) -> Result:
     """Call `function` on a thread with a deep stack; return its result or raise its error."""
     with ThreadPoolExecutor(1, "deep-stack") as pool:
-        with _stack_size_lock:  # the size is global and applies to every thread that starts
+        with _stack_size_lock:  # the size is global, for every thread that starts
             before = threading.stack_size(_STACK)
             try:
                 pool.submit(int)  # starts the thread; `function` may start others
@@ -165,7 +165,8 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _problem(trie: LLTokenizer, source: str, cpu_s: float, most: int) -> str:
-    """Return a grammar's error, or an empty text. If it exceeds the limits, the process ends."""
+    """Return a grammar's error, empty if it has none. If compiling exceeds a limit, the process
+    ends."""
     done = threading.Event()
     watch = threading.Thread(target=_watch, args=(done, most), daemon=True)
     watch.start()
@@ -184,7 +185,7 @@ def _watch(done: threading.Event, most: int) -> None:
 
 
 def _memory() -> int:
-    """Return the bytes of memory in use; on systems that hide them, their maximum so far."""
+    """Return the bytes of memory in use; on systems that do not tell, the most used so far."""
     try:
         return int(_PAGES.read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -192,7 +193,8 @@ def _memory() -> int:
 
 
 def _limit_address_space(n_bytes: int) -> None:
-    """Allow only `n_bytes` more where possible, because memory may also grow between two checks."""
+    """Allow only `n_bytes` more, where possible, because memory may grow fast between two
+    checks."""
     with suppress(OSError, ValueError):  # the file exists only on Linux
         used = int(_PAGES.read_text().split()[0]) * resource.getpagesize()
         most = used + n_bytes + _THREADS

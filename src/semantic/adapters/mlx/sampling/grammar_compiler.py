@@ -28,17 +28,17 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.identity import digest
 
 _MAX_COMPILED = 128
-"""Grammars to cache, by weight: most take 1 or 2 MB, slow ones about 60 MB per CPU second."""
+"""The total weight of grammars to cache. Most take 1 or 2 MB, slow ones 60 MB per CPU second."""
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
-"""CPU seconds that compiling an evicted grammar again may take on the engine's thread, and how many
-such grammars to remember."""
+"""The most CPU seconds for compiling an evicted grammar again on the engine's thread, and the
+number of such quick grammars to remember."""
 _MAX_SCHEMA_ERRORS = 64
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18
-"""In characters. Compiling recurses into nested input, and this much fits the stack of
-`on_deep_stack`."""
+"""The most characters in a grammar. Compiling recurses into nested input, and the stack of
+`on_deep_stack` is large enough for them."""
 _MAX_MARK = 256
 _MAX_MESSAGE = 200
 
@@ -52,8 +52,8 @@ class _Compiled:
 
 
 class GrammarCompiler:
-    """Compiles the grammars of one model, with an LRU cache. Any thread may use it. How long a
-    tenant's grammars take does not depend on other tenants: see `Grammar.tenant`."""
+    """Compiles the grammars of one model, with an LRU cache. Any thread may use it. A tenant's
+    grammars take equally long whatever other tenants compile, see `Grammar.tenant`."""
 
     def __init__(self, tokenizer: object | None, eos: Collection[int], vocab_size: int) -> None:
         """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of one; if None, every
@@ -69,9 +69,9 @@ class GrammarCompiler:
         self._verdicts: Verdicts | None = None
 
     def guard(self, verdicts: Verdicts) -> None:
-        """From now on, compile only cheap grammars and those with a good verdict in `verdicts`; in
-        `check` and `mask`, of the latter only those known to be quick. Other grammars raise their
-        verdict, or UncheckedGrammarError."""
+        """From now on, compile only cheap grammars and grammars with a good verdict in `verdicts`;
+        `check` and `mask` compile the latter only if they are known to be quick. For other
+        grammars, raise the error in the verdict, or UncheckedGrammarError."""
         self._verdicts = verdicts
 
     def schema_error(self, schema: str, tenant: str = "") -> str:
@@ -85,7 +85,8 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError with a tenant's `schemas` that must be checked first."""
+        """Raise UncheckedGrammarError, with the schemas to check first, if a tenant's `schemas`
+        have any."""
         if self._verdicts is None:
             return
         expensive = [schema for schema in schemas if not is_cheap(schema)]
@@ -95,9 +96,9 @@ class GrammarCompiler:
             raise UncheckedGrammarError(unknown, compiles=False)
 
     def require_enforceable(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError if a client's own `grammar` cannot work by itself; as part of a
-        larger grammar, this might show only in the middle of an answer. Raises
-        UncheckedGrammarError if the grammar must be checked first."""
+        """Raise InvalidRequestError if a client's own `grammar` does not work on its own. As part
+        of a larger grammar, it might fail only in mid-answer. Raises UncheckedGrammarError if the
+        grammar must be checked first."""
         if self._verdicts is None:
             self.check(grammar)
             return
@@ -109,8 +110,8 @@ class GrammarCompiler:
 
     def check(self, grammar: Grammar) -> None:
         """Compile `grammar` and compute its first masks. Raises InvalidRequestError with the reason
-        if the engine cannot enforce it, and UncheckedGrammarError if it must first be checked or
-        compiled with `compile`."""
+        if the engine cannot enforce it, and UncheckedGrammarError if it first needs a check or
+        `compile`."""
         self._ready(grammar)
 
     def compile(self, grammar: Grammar) -> None:
@@ -126,8 +127,8 @@ class GrammarCompiler:
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
-        """Return `grammar` compiled, from the cache or now if that is quick: all requests wait for
-        this thread."""
+        """Return `grammar` compiled: from the cache or, if that is quick, now. All requests wait
+        for this thread."""
         with self._lock:
             found = self._compiled.get(grammar.tenant, grammar)
             is_quick = self._quick.get(grammar.tenant, _key(grammar)) is True
@@ -179,7 +180,7 @@ class GrammarCompiler:
 
 
 _CHEAP = 1024
-"""The most characters in a cheap grammar: repetition costs the square of the text."""
+"""The most characters in a cheap grammar: repetition can cost the square of the text's length."""
 _EXPENSIVE = re.compile(
     r"""multipleOf|[pP]attern|allOf|anyOf|oneOf|[rR]ef"|format|x-guidance|%regex|%lark"""
     r"""|additionalProperties"\s*:\s*\{|\\u00[0-7]"""
@@ -192,12 +193,13 @@ def is_cheap(text: str) -> bool:
 
     Judges by the text alone and errs on the safe side. A grammar is expensive if its automaton is
     large, and only products make a large automaton from few characters: a remainder for each
-    `multipleOf`; the intersections of `allOf`, `oneOf` and of patterns with each other; references,
-    which repeat their target; `anyOf`, whose branches each repeat their surroundings; and a schema
-    of additional properties, repeated for each name in `required`. Other features may repeat too,
-    as a list of types does with its properties, so the text must be short. A client's own grammar
-    (`%lark`) is never cheap. Ranges, lengths and numbers of items are counters, which are not
-    unrolled. A client's name, value or escape that looks like one of these features costs a check.
+    `multipleOf`; the intersections that `allOf`, `oneOf` or several patterns form; references,
+    which repeat their target; `anyOf`, each of whose branches repeats its surroundings; and a
+    schema of additional properties, repeated for each name in `required`. Other features may repeat
+    parts too, as a list of types repeats the properties, so the text must be short. A client's own
+    grammar (`%lark`) is never cheap. Ranges, lengths and numbers of items cost little: they become
+    counters. A client's name, value or escape that looks like an expensive feature only causes a
+    check.
     """
     return len(text) <= _CHEAP and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
 
@@ -207,7 +209,7 @@ def _key(grammar: Grammar) -> bytes:
 
 
 def name_of(grammar: Grammar) -> str:
-    """Return the kind of `grammar` as error messages name it."""
+    """Return the name of the kind of `grammar` for error messages."""
     return grammar.kind.replace("_", " ")
 
 
@@ -253,7 +255,7 @@ def error_line(report: str) -> str:
 
 
 def _normalized_schema(text: str) -> str:
-    """Return the schema parsed and rewritten, so that llguidance gets exactly one JSON value."""
+    """Parse a schema and write it anew, so that llguidance gets exactly one JSON value."""
     try:
         schema: object = json.loads(text, parse_constant=_refuse_constant)
         if isinstance(schema, dict):

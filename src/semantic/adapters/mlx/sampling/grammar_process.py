@@ -35,13 +35,13 @@ _RUN = (
     "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
 )
 _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""A setting of glibc that keeps threads from reserving address space, which the limit would
-count."""
+"""A setting of glibc that keeps threads from reserving address space, which counts for the
+limit."""
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
-"""Variables that the interpreter may need. It gets no others, because they may contain keys."""
+"""The only variables passed to the interpreter, which may need them; others may contain keys."""
 _STARTS = 2
-"""Attempts to start: a process may have ended itself after the previous grammar, or failed by
-chance."""
+"""How often to try a grammar: the process may have ended itself after the previous grammar, or
+failed by chance."""
 _LINE = 200
 """The most characters of the process's last message to repeat in an error."""
 _MIB = 1 << 20
@@ -49,8 +49,8 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """Limits for one grammar: CPU seconds, bytes of memory, and wall-clock seconds after which the
-    process counts as stuck, enough even for a busy machine."""
+    """Limits for one grammar: CPU seconds, bytes of memory, and the wall-clock seconds after which,
+    even on a busy machine, the process counts as stuck."""
 
     cpu_s: float = 2.0
     memory: int = 256 * _MIB
@@ -59,7 +59,7 @@ class ProcessLimits:
 
 class GrammarProcess:
     """A `GrammarProbe` that compiles one grammar at a time. The first grammar starts the process;
-    if a grammar has ended it, the next grammar starts it again."""
+    after a grammar that ended the process, the next one starts another."""
 
     def __init__(
         self, vocabulary: Callable[[], Vocabulary], limits: ProcessLimits | None = None
@@ -170,7 +170,7 @@ class _Child:
         return self._send(json.dumps(header).encode()) and self.exchange(b"".join(texts)) == ""
 
     def exchange(self, content: bytes) -> str | None:
-        """Return the answer to one frame; None if the process ends instead."""
+        """Send a frame and return the answer; None if the process ends instead of answering."""
         if not self._send(content):
             return None
         answer = read_frame(_pipe(self.process.stdout))
@@ -207,8 +207,8 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _reason(status: int, limits: ProcessLimits) -> str:
-    """Return why the engine refuses a grammar whose process ended with `status`. Raises
-    CapacityError if the grammar was not to blame."""
+    """Return the reason to refuse a grammar during which the process ended with exit status
+    `status`. Raises CapacityError if the grammar was not to blame."""
     if status == -signal.SIGPROF:
         return f"compiling it takes more than {limits.cpu_s:g} s of CPU time; {_SIMPLER}"
     if status in (OUT_OF_MEMORY, -signal.SIGABRT):

@@ -24,12 +24,13 @@ from semantic.domain.errors import NotFiniteError
 from semantic.domain.value_objects import SamplingParams, TokenLogprob
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Spreads the keys of adjacent seeds: 2**64 divided by the golden ratio."""
+"""The distance between the keys of adjacent seeds: 2**64 divided by the golden ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The tokens that may be drawn, and their weights. Rows with equal filters share one draw."""
+    """Parameters that determine which tokens may be drawn, and their weights. Rows with equal
+    filters share one draw."""
 
     temperature: float
     top_p: float
@@ -48,7 +49,7 @@ class Filters:
 
 
 _SCORED_ROWS = 32
-"""Positions per step of `score_tokens`, each of which needs an fp32 row of logits."""
+"""Positions per step of `score_tokens`, since each position needs a row of logits in fp32."""
 
 Sampler = Callable[[mx.array], mx.array]
 """Takes log-probabilities, (1, vocab); returns a token id, (1,)."""
@@ -116,8 +117,8 @@ def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcess
 
 
 def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
-    """Return the log-probability of `token`, and the `n_top` most likely tokens, from (vocab,).
-    Tokens with probability zero are left out."""
+    """Return the log-probabilities of `token` and of the `n_top` most likely tokens, from
+    `logprobs`, (vocab,). Leaves out most likely tokens of probability zero."""
     top: tuple[tuple[int, float], ...] = ()
     if n_top:
         n_top = min(n_top, logprobs.shape[-1])
@@ -128,9 +129,9 @@ def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
 
 
 def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-    """Return the log-probability of each of `tokens`, and the `n_top` most likely tokens at its
-    place. `logits` is (len(tokens), vocab) of any type; the log-softmax is in fp32. Raises
-    NotFiniteError if the logits at a position contain NaN or infinity."""
+    """Return, for each of `tokens`, its log-probability and those of the `n_top` most likely tokens
+    at its position. `logits` is (len(tokens), vocab) of any type; the log-softmax is in fp32.
+    Raises NotFiniteError if the logits at a position contain NaN or infinity."""
     mx.eval(logits)
     scores: list[TokenLogprob] = []
     for start in range(0, len(tokens), _SCORED_ROWS):
@@ -141,8 +142,9 @@ def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[To
 
 def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
     """OpenAI's penalties: `presence` once per distinct token in the answer, `frequency` per
-    occurrence. mlx-lm's penalties count prompt tokens too, and only a recent window. Steps carry
-    the counts along; the first call counts all earlier tokens, so a preemption changes nothing."""
+    occurrence. mlx-lm's penalties, in contrast, count prompt tokens too, and only recent tokens.
+    Steps carry the counts along; the first call counts all earlier tokens, so a preemption changes
+    no penalty."""
     counts: mx.array | None = None
     counted = n_prompt
 
@@ -170,8 +172,8 @@ def _draw_alike(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
 
 def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
     """`mx.random.categorical` for each row of (rows, vocab) separately, with its key in (rows, 2).
-    MLX uses one key for all rows, and draws a row among others differently from a single row; this
-    function draws each row as if it were alone."""
+    MLX uses one key for all rows, so a row's draw depends on the other rows; this function draws
+    each row as if it were alone."""
     logits = logits.astype(mx.float32)
     top = mx.max(logits, axis=-1, keepdims=True)
     certain = (logits == top).astype(mx.float32)
@@ -205,6 +207,6 @@ def _score_rows(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[Tok
 
 
 def _most_likely(tokens: list[int], values: list[float]) -> tuple[tuple[int, float], ...]:
-    """Return pairs of token and log-probability, most likely first, leaving out minus infinity."""
+    """Return pairs of token and log-probability, most likely first, without impossible tokens."""
     pairs = [pair for pair in zip(tokens, values, strict=True) if pair[1] > -math.inf]
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))

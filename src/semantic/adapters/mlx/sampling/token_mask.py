@@ -28,7 +28,7 @@ class Vocabulary:
     more logits than its tokenizer has tokens; masks never allow the surplus."""
 
     def __init__(self, tokenizer: object, eos: Collection[int], size: int) -> None:
-        """`size` is the number of logits. Takes about a second for 150,000 tokens. Raises
+        """`size` is the model's number of logits. Takes about a second for 150,000 tokens. Raises
         InvalidRequestError if the tokenizer's vocabulary is not byte-level or lacks a token that
         ends an answer."""
         inner = tokenizer
@@ -52,11 +52,12 @@ class Vocabulary:
 
     @cached_property
     def only_eos(self) -> mx.array:
-        """Bools, (size,), that allow only EOS tokens."""
+        """A mask, (size,), that allows only EOS tokens."""
         return mx.array([token in self.eos for token in range(self.size)])
 
     def all_but_eos(self, without: Collection[int] = ()) -> mx.array:
-        """Return bools, (size,), that allow all tokens except EOS tokens and `without`."""
+        """Return a mask, (size,), that allows all tokens except EOS tokens and those in
+        `without`."""
         allowed = [True] * len(self.texts) + [False] * (self.size - len(self.texts))
         for token in (*self.eos, *without):
             allowed[token] = False
@@ -67,17 +68,17 @@ class FreePrefix:
     """Unconstrained text before a grammar, up to and including `mark`.
 
     Matches bytes, so it does not matter how the mark is split into tokens. A state is the part of
-    the mark written so far. The mask excludes EOS, and tokens that would continue after the mark's
-    end, because text after the mark belongs to the grammar.
+    `mark` written so far. The token mask excludes EOS, and tokens that would continue after the end
+    of `mark`, because the text there belongs to the grammar.
     """
 
     def __init__(self, vocabulary: Vocabulary, mark: str) -> None:
         self._vocabulary = vocabulary
         self._mark = mark.encode()
-        # Only these tokens can write the mark's end and continue.
+        # Only these tokens can write the mark's end and more text.
         self._longer = [i for i, text in enumerate(vocabulary.texts) if self._mark[-1] in text[:-1]]
         self._masks: dict[bytes, mx.array] = {}
-        self.mask(b"")  # the usual state: computed now, before a batch waits for it
+        self.mask(b"")  # the usual state, before a batch waits for it
 
     def advance(self, state: bytes, token: int) -> bytes | None:
         """Return the state after `token`; None once the mark is complete."""
@@ -90,7 +91,7 @@ class FreePrefix:
         return next((suffix for suffix in suffixes if self._mark.startswith(suffix)), b"")
 
     def mask(self, state: bytes) -> mx.array:
-        """Return bools, (size,), for the tokens allowed in `state`."""
+        """Return a mask, (size,), of the tokens allowed in `state`."""
         if state not in self._masks:
             texts = self._vocabulary.texts
             overrunning = [token for token in self._longer if self._overruns(state + texts[token])]
@@ -104,7 +105,7 @@ class FreePrefix:
 
 class GrammarMask:
     """The token mask for one sequence, from the first token of its answer on. The first call
-    consumes all earlier tokens of the answer, so a preemption changes nothing."""
+    consumes all earlier tokens of the answer, so a preemption changes no mask."""
 
     def __init__(
         self, vocabulary: Vocabulary, matcher: LLMatcher, prefix: FreePrefix | None, n_prompt: int
@@ -121,8 +122,7 @@ class GrammarMask:
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """Return `logits`, (1, vocab), for the token after `tokens`, with minus infinity for
         forbidden tokens."""
-        # Reading the newest token waits for it; meanwhile MLX evaluates the logits that depend on
-        # it.
+        # Reading the newest token waits until MLX has it; meanwhile MLX goes on to the logits.
         async_eval(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):
             self._consume(token)
@@ -130,8 +130,8 @@ class GrammarMask:
         return mx.where(self._allowed(), logits, mx.array(-mx.inf, logits.dtype))
 
     def failure_at(self, position: int) -> str | None:
-        """Return why the grammar failed at or before token `position`, counted with the prompt;
-        None if it did not."""
+        """Return why the grammar failed at or before token `position`, counted from the prompt's
+        start; None if it did not fail."""
         if self._failure is None or position < self._failure[0]:
             return None
         return self._failure[1]

@@ -1,7 +1,7 @@
 """Limits on time and size for rendering chat templates, which come with downloaded models.
 
-Replaces transformers' Jinja environment with one that counts turns of loops, and characters of
-values and of the text. Knows nothing about messages or tokens.
+Replaces transformers' Jinja environment with one that counts turns of loops, and the characters of
+values and of the rendered text. Knows nothing about messages or tokens.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from semantic.domain.errors import InvalidRequestError
 T = TypeVar("T")
 
 _SECONDS = 10.0
-"""CPU seconds of the thread. A chat of a million tokens takes less than one second."""
+"""The most CPU seconds for a rendering. A chat of a million tokens takes less than one second."""
 _CHARACTERS = 1 << 26
-"""Characters in one value, and in the whole text. A request's body is smaller."""
+"""The most characters in one value, or in the whole text. A request's body is smaller."""
 _MADE = 1 << 28
-"""Characters in all values that a template makes, which may repeat a large chat's texts several
-times."""
+"""The most characters in all values together that a template makes, enough to repeat a large chat's
+texts several times."""
 _OBJECT, _REFERENCE = 64, 8
-"""Characters counted for a new part of a list or a turn of a loop, and for an existing part."""
+"""How many characters a new part of a list or a turn of a loop counts as, and a reused part."""
 _LARGEST_NUMBER = 1 << 24
-"""The largest number to pass to a function or filter: a width, a count."""
+"""The largest number that a template may pass to a function or filter, as a width or a count."""
 _LARGEST_BITS = 1 << 12
 _TURNS_PER_LOOK = 256
 _PARTS_PER_LOOK = 1 << 16
 _WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*")
-"""A width in a format that is too large, or that is itself an argument."""
+"""A width, in a format, that is too large or that is itself an argument."""
 _FORMATS = frozenset({"format", "format_map"})
 _TEXTUAL = _FORMATS | {
     "capitalize", "center", "escape", "forceescape", "indent", "lower", "mark_safe", "pprint",
@@ -58,7 +58,7 @@ Sliceable: TypeAlias = str | list[object] | tuple[object, ...]
 
 
 class TemplateLimitError(InvalidRequestError):
-    """A template took too long or made too much."""
+    """A template took too long or made too much text."""
 
 
 class _Budget(threading.local):
@@ -76,7 +76,7 @@ _budget = _Budget()
 
 @contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """Limit rendering in this thread until the block ends. Rendering beyond a limit raises
+    """Limit rendering in this thread until the `with` block ends: beyond a limit, it raises
     TemplateLimitError."""
     _budget.turns = _budget.characters = _budget.made = 0
     _budget.ends = time.thread_time() + _SECONDS
@@ -89,8 +89,8 @@ def bounded_rendering() -> Iterator[None]:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with limits on each value, and inside `bounded_rendering` on a whole
-    rendering."""
+    """Jinja's sandbox, with limits on each value and, inside `bounded_rendering`, on the rendering
+    as a whole."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
@@ -110,8 +110,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if called in self._own:
             return cast(Callable[..., object], called)(*args)
         owner, given = _owner(called), (*args, *kwargs.values())
-        # Arguments of macros, objects and lists are values: they may be any number that a chat
-        # contains.
+        # Numbers given to macros, objects and lists may come from a chat, so any value is allowed.
         counts = called is generate_lorem_ipsum or called is safe_range
         if counts or isinstance(owner, str | bytes | int | float):
             _check_numbers(called, given)
@@ -130,7 +129,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a loop's turn or a macro call, with text of `n_characters`, lists of `n_parts`."""
+        """Count a turn of a loop or a call of a macro whose text has `n_characters` and whose lists
+        have `n_parts`."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
@@ -209,7 +209,8 @@ def _count(value: T) -> T:
 
 
 class _Measure(NamedTuple):
-    """A lower bound on a value's size as text: its parts, their nesting depth, characters."""
+    """Lower bounds for a value as text: its number of parts, their nesting depth, its
+    characters."""
 
     parts: int
     depth: int
@@ -217,8 +218,8 @@ class _Measure(NamedTuple):
 
 
 def _measure(value: object) -> _Measure:
-    """Measure a value. A list may repeat a part, so its text may exceed memory; therefore raises
-    TemplateLimitError as soon as the value is too large."""
+    """Measure a value. Raises TemplateLimitError as soon as the value is too large, since a list
+    that repeats parts may be larger than memory."""
     level: list[object] = [value]
     n_parts = depth = n_characters = 0
     while level:
@@ -249,7 +250,7 @@ def _check_time() -> None:
 
 
 def _check_json(value: object, options: Iterable[object]) -> None:
-    """Refuse large JSON, in which each part gets an indent and a separator."""
+    """Refuse a value that is too large as JSON, where each part gets an indent and a separator."""
     measure, width = _measure(value), 0
     for one in options:
         for text in one if isinstance(one, tuple | list) else (one,):
@@ -296,7 +297,8 @@ def _check_format(text: str) -> None:
 
 
 def _has_nested_field(text: str) -> bool:
-    """Return whether an argument is another's width, as in `{:{}}`. Braces may be doubled."""
+    """Return whether a format takes a width from an argument, as in `{:{}}`. Allows doubled
+    braces."""
     try:
         return any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
     except ValueError:
@@ -304,7 +306,7 @@ def _has_nested_field(text: str) -> bool:
 
 
 def _check_numbers(called: object, given: Iterable[object]) -> None:
-    """Refuse large numbers that may be a width or a count. Numbers to be formatted are neither."""
+    """Refuse large numbers that may be a width or a count, unlike numbers to format."""
     too_large = any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given)
     if too_large and _name(called) not in _FORMATS:
         raise TemplateLimitError("the chat template calls a function with too large a number")
@@ -325,7 +327,8 @@ def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -
 
 
 def _counted(values: object, mark: int) -> object:
-    """Return `values`, limited to what a join may make; each counts `mark` more characters."""
+    """Return `values`; they raise TemplateLimitError once a join, with `mark` per value, is too
+    large."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         return values
     return _within_limits(values, mark)
@@ -344,15 +347,14 @@ def _name(called: object) -> str:
 
 
 def _owner(method: object) -> object:
-    """Return the object to which a method belongs; the sandbox wraps formatting methods."""
+    """Return the object to which a method belongs, also if the sandbox has wrapped the method."""
     wrapped = getattr(method, "__wrapped__", method)
     found: object = getattr(wrapped, "__self__", None)
     return found
 
 
 def _checked(function: Callable[..., T]) -> Callable[..., T]:
-    # The filtered value may be any number. Jinja passes one more argument before it to some
-    # filters.
+    # The value to filter may be any number. Some filters get one more argument before it.
     n_values = 2 if hasattr(function, "jinja_pass_arg") else 1
 
     @wraps(function)
@@ -373,8 +375,7 @@ def _checked(function: Callable[..., T]) -> Callable[..., T]:
 
 
 class _Filters(dict[str, Callable[..., object]]):
-    """The checked filters of an environment. Checks filters added later too, since transformers
-    adds one."""
+    """An environment's filters, each with checks, even if added later, as by transformers."""
 
     def __init__(self, filters: Mapping[str, Callable[..., object]]) -> None:
         super().__init__({name: _checked(one) for name, one in filters.items()})

@@ -1,8 +1,8 @@
 """Chat format of one model: renders chats, parses tool calls, builds grammars for answers.
 
-Takes the template, the marks and the parser from mlx-lm's tokenizer. Renders the text that a
-template writes after an answer over a short substitute for the history. Knows the tokenizer; knows
-nothing about the model or how the engine enforces a grammar.
+Takes the template, the marks and the parser from mlx-lm's tokenizer. To find the text that a
+template writes after an answer, renders a short substitute for the history. Knows the tokenizer;
+knows nothing about the model or how the engine enforces a grammar.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ _ANSWER_TEXT = "y"
 
 
 class IncrementalRenderer:
-    """Continues chats with one template, if that works in a trial during construction.
-    `is_supported`: the tokens after an answer do not depend on the history. `preserves_history`: a
-    full rendering shows earlier answers and thoughts as they were generated."""
+    """Continues chats without rendering their history, if a trial shows that this works for the
+    template. `is_supported` is True if the tokens after an answer do not depend on the history,
+    `preserves_history` if a full rendering shows earlier answers and thoughts as they were
+    generated."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class IncrementalRenderer:
         loops_only: bool = False,
     ) -> None:
         """`render` renders a whole chat; `eos` tokens end an answer; `thinks` says that the model
-        marks thoughts. `single_calls`: several calls are rendered as several answers. `loops_only`:
-        see `ChatFormat.loops_only`; also True if the template writes tools before the last
+        marks thoughts. With `single_calls`, several calls become several answers. `loops_only` is
+        as in `ChatFormat`, and also becomes True if the template writes tools before the last
         question."""
         self._render = render
         self._eos = eos
@@ -97,7 +98,7 @@ class IncrementalRenderer:
             return None
         calls = tuple(replace(call, arguments="{}") for call in answer.tool_calls)
         substitute = replace(answer, content=_ANSWER_TEXT, reasoning="", tool_calls=calls)
-        # After the beginning, templates only test whether there are tools, so one tool is enough.
+        # After a chat's beginning, templates only test whether there are tools, so one is enough.
         short = replace(chat, tools=chat.tools[:1])
         later = chat.messages[n_messages:]
         question = self._render(replace(short, messages=(_QUESTION,))).tokens
@@ -118,8 +119,8 @@ class IncrementalRenderer:
         return after is not None and whole[-len(after.tokens) :] != after.tokens
 
     def _is_supported(self) -> bool:
-        """Return whether, right after the answer, a substitute's tokens equal those of a full
-        rendering."""
+        """Return whether a substitute and a full rendering have equal tokens right after the
+        answer."""
         question, tool = Message("user", "probe1"), Tool("probetool")
         later = Message("tool", "probe4", tool_call_id="probe5") if self.loops_only else question
         last = []
@@ -139,7 +140,8 @@ class IncrementalRenderer:
         return self.loops_only or last[0] != last[1]
 
     def _preserves_history(self, *, thinks: bool) -> bool:
-        """Return whether an answer is rendered as generated, even before a later question."""
+        """Return whether an answer looks as generated in a rendering, even before a later
+        question."""
         question = Message("user", "probe1")
         answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
         try:
@@ -149,7 +151,7 @@ class IncrementalRenderer:
             shows = second != self._render(Chat((question, other, question))).tokens
         except InvalidRequestError:
             return False
-        # The generation prompt ends `first`; in history, an answer may begin differently.
+        # `first` ends with the generation prompt; in history, an answer may begin differently.
         generation_prompt = first[common_prefix(first, second) :]
         return second[common_prefix(second, third) :] == generation_prompt and (shows or not thinks)
 
@@ -191,9 +193,9 @@ class MLXChatFormat:
         grammars: GrammarCompiler | None = None,
         parsers: Parsers | None = None,
     ) -> None:
-        """`grammars` compiles grammars for answers and may require schemas to be checked first;
-        `parsers` override the tokenizer's files. Raises InvalidRequestError if there is a call
-        parser but the template has no tools."""
+        """`grammars` compiles grammars for answers, and may refuse schemas that are not checked
+        yet; `parsers` take precedence over the tokenizer's files. Raises InvalidRequestError if
+        `parsers` has a call parser but the template has no tools."""
         inner = tokenizer.inner
         self._grammars = grammars or GrammarCompiler(None, (), 0)
         self._tokenizer = tokenizer
@@ -311,9 +313,8 @@ class MLXChatFormat:
         return "the chat template keeps history unchanged"
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """See `ChatFormat.call_grammar`. If the prompt opens a thought, the grammar begins after
-        the thought. If the model may open a thought itself, the grammar begins with an optional
-        thought."""
+        """See `ChatFormat.call_grammar`. If the prompt opens a thought, the grammar applies after
+        it. If the model may open a thought itself, the grammar begins with an optional thought."""
         _check_choice(chat)
         schemas = [json.dumps(schema) for schema in enforced_schemas(chat)]
         self._grammars.require_checked(schemas, tenant)
@@ -327,9 +328,9 @@ class MLXChatFormat:
         return call_grammar(chat, self._language(chat), arguments, after=after)
 
     def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
-        """Return the schema to enforce for the arguments of `tool`: its own if the engine can
-        enforce it. Otherwise raises InvalidRequestError for a strict tool, and accepts any object
-        for other tools."""
+        """Return the schema to enforce for the arguments of `tool`: the tool's own if the engine
+        can enforce it; otherwise a schema for any object or, for a strict tool, an
+        InvalidRequestError."""
         schema = arguments_schema(tool)
         if tool.strict:
             self._check_schema(schema, f"the parameters of {tool.name}", tenant)
@@ -346,13 +347,13 @@ class MLXChatFormat:
         thought = None if silent else self.thought_marks
         marks = self.call_marks
         if set(self._spelled(marks.end).pieces) & self._tokenizer.eos_token_ids:
-            marks = replace(marks, end="")  # it ends the answer, so grammars lack it
+            marks = replace(marks, end="")  # it ends the answer, so grammars omit it
         return CallLanguage(
             marks, thought, self._form, self.headers, self.bare_calls, self._spelled
         )
 
     def _spelled(self, mark: str) -> SpelledMark:
-        """Return `mark` as text and added tokens; a grammar refers to added tokens by id."""
+        """Return `mark` as a series of texts and added tokens, to which a grammar refers by id."""
         pieces: list[int | str] = []
         at = 0
         while at < len(mark):
@@ -397,8 +398,9 @@ class MLXChatFormat:
         return self._tokenizer.apply_template(messages, given)
 
     def _find_special_tokens(self, source: str) -> SpecialTokens:
-        """Return the tokenizer's special tokens, and added tokens that `source` or the marks
-        contain. An added token around messages counts as special, because it marks the speaker."""
+        """Return the special tokens of the tokenizer, and the added tokens that `source` or the
+        marks contain. Added tokens around messages count as special, because they mark the
+        speaker."""
         pairs = [pair for pair in (self.thought_marks, self.call_marks) if pair]
         ours = "".join(mark for pair in pairs for mark in (pair.start, pair.end))
         around = self._around_messages()
@@ -412,8 +414,7 @@ class MLXChatFormat:
         return SpecialTokens(self._tokenizer.encode_rendered, special=special, marks=marks)
 
     def _around_messages(self) -> str:
-        """Return the text that the template writes around messages without tools, calls and
-        reasoning."""
+        """Return a rendering of messages without tools, calls and reasoning."""
         if not self._inner.has_chat_template:
             return ""
         roles: list[TemplateMessage] = [
@@ -435,7 +436,8 @@ def _template_source(chat_template: object) -> str:
 
 
 def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, object]:
-    """Return a request's template options. Raises InvalidRequestError for a reserved name."""
+    """Return a request's template options, escaped. Raises InvalidRequestError for a reserved
+    name."""
     for name in options:
         if name in _RESERVED_OPTIONS or name.endswith("_token"):
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name!r}")
@@ -443,7 +445,8 @@ def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, objec
 
 
 def _texts(chat: Chat) -> Iterator[str]:
-    """Yield all texts in a chat, in every form: none may contain a placeholder."""
+    """Yield all texts in a chat, in every form in which a template may write them: none may contain
+    a placeholder."""
     for message in chat.messages:
         yield from (message.content, message.reasoning, message.name or "")
         yield message.tool_call_id or ""

@@ -1,6 +1,6 @@
 """Features of a model's chat template, detected by trial when it is loaded.
 
-The trials do not depend on any chat, so a message is always rendered in the same way and a growing
+The trials do not depend on any chat, so a message has the same text in all renderings and a growing
 chat keeps its prefix. Knows messages; knows nothing about tokens.
 """
 
@@ -47,26 +47,27 @@ REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
 _OBJECT = {"probekey": "probevalue"}
 _TEXT = '{"probekey": "probevalue"}'
 _NO_OBJECT = '{"probekey": "probevalue'
-"""Arguments that are cut short."""
+"""Arguments of a call that a client cut short."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFeatures:
     """The features that a template supports.
 
-    `tools`: it renders tools, their calls and results; if `writes_calls`, it does not render calls,
-    which are part of the answer's text. `text_arguments`: it expects a call's arguments as JSON
-    text. `any_arguments`: it renders arguments that are not objects, as text. `ids`: which ids of
-    calls it accepts: all ids, ids of nine letters and digits, or ids that contain the tool's name.
-    `single_calls`: an answer may contain only one call. `splits_text`: the text of an answer with a
-    call must be in an answer of its own. `thought_or_text`: an answer with a call may have either
-    reasoning or a text. `developer`: there is a developer role. `first_system`, `later_system`: a
-    system message may come first, or anywhere. `repeats`: consecutive messages may have the same
-    role. `assistant_first`: the assistant may begin. `user_after_result`: a user's text may follow
-    the result of a call. `orphan_results`: a result may come without a call. `empty_answers`: an
-    answer may be empty. `parts`: contents must be lists of parts. `loses_users`: it leaves out
-    users' texts. `lists_tools`: it requires a list of tools, which may be empty. `unread_calls`: it
-    renders tools, but no parser understands their calls.
+    `tools`: it renders tools, their calls and results; with `writes_calls`, calls must be part of
+    the answer's text, because it does not render them. `text_arguments`: it expects a call's
+    arguments as JSON text. `any_arguments`: it renders arguments that are not objects, as text.
+    `ids`: the ids of calls that it accepts: all, those of nine letters and digits, or those that
+    contain the tool's name. `single_calls`: an answer may contain only one call. `splits_text`: the
+    text of an answer with a call must be in an answer of its own. `thought_or_text`: an answer with
+    a call may have either reasoning or a text. `developer`: there is a developer role.
+    `first_system`, `later_system`: a system message may come first, or anywhere. `repeats`:
+    consecutive messages may have the same role. `assistant_first`: the assistant may begin.
+    `user_after_result`: a user's text may follow the result of a call. `orphan_results`: a result
+    may come without a call. `empty_answers`: an answer may be empty. `parts`: contents must be
+    lists of parts. `loses_users`: it leaves out users' texts. `lists_tools`: it requires a list of
+    tools, which may be empty. `unread_calls`: it renders tools, but no parser understands their
+    calls.
     """
 
     tools: bool = False
@@ -103,8 +104,8 @@ def detect_features(
     apply: Apply, source: str, *, parses_calls: bool, numbered_ids: bool = False
 ) -> TemplateFeatures:
     """Detect by trial what a template supports. `source` is its text, empty if it is Python code.
-    Unless `parses_calls`, there is no parser for its calls and it counts as a template without
-    tools. `numbered_ids`: in its family, ids of calls contain the tool's name."""
+    Unless `parses_calls`, no parser understands its calls, and it counts as a template without
+    tools. With `numbered_ids`, it needs ids of calls that contain the tool's name."""
     probe = _Probe(apply)
     is_lost = not probe.renders_users()
     parts = is_lost and _Probe(apply, parts=True).renders_users()
@@ -209,7 +210,8 @@ class _Probe:
         return self._text([_message("user", 1)], None) is not None
 
     def renders(self, *roles: str) -> bool:
-        """Return whether messages with these roles appear in order; "" is an empty answer."""
+        """Return whether messages with these roles appear in order; the role "" is an empty
+        answer."""
         messages = _messages(roles)
         text = self._text(messages, None)
         return text is not None and _in_order(text, _contents(messages))
@@ -227,7 +229,7 @@ class _Probe:
         return text is not None and text != self._text(question, None) and "probetool" in text
 
     def renders_results(self) -> bool:
-        """Return whether the result of a call appears if the call is in an answer's text."""
+        """Return whether the result of a call that is in an answer's text appears."""
         messages = [_message("user", 1), _message("assistant", 2), _message("tool", 3)]
         text = self._text(messages, [_TOOL])
         return text is not None and _in_order(text, _contents(messages))
@@ -245,8 +247,8 @@ class _Probe:
         after: Roles = (),
     ) -> bool:
         """Return whether calls and their results appear, between messages with the roles `before`
-        and `after`. `arguments` replaces the usual arguments; if `thought`, the answer also has
-        reasoning and a text."""
+        and `after`. `arguments` replaces the usual arguments; with `thought`, the answer has
+        reasoning and a text too."""
         given = arguments or (_TEXT if text_arguments else _OBJECT)
         calls = [_call(given, ids, number) for number in range(n_calls)]
         answer: TemplateMessage = {"role": "assistant", "content": text, "tool_calls": calls}

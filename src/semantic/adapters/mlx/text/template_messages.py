@@ -1,4 +1,4 @@
-"""Chats as messages that one model's template supports; unsupported parts become text.
+"""Turns chats into messages that one model's template supports; unsupported parts become text.
 
 A template without tools, calls or system messages gets them as text in the form that most open
 models have been trained on: JSON between marks. Knows nothing about templates' sources or tokens.
@@ -37,9 +37,10 @@ To call a function, write a JSON object with its name and its arguments between 
 
 _SYSTEM = ("system", "developer")
 _NO_RESULT = "There is no result."
-"""Result of a call that a user interrupted, if a template requires one."""
+"""The result of a call that a user interrupted, for templates that require a result."""
 _NOTHING_SAID = "."
-"""A user's text before an assistant's message that begins a chat, if a template requires one."""
+"""The text of a user's message before an assistant's that begins a chat, for templates that require
+it."""
 _SHORT_ID_LENGTH = 9
 _NUMBERED = re.compile(r"functions\..+:[0-9]+")
 
@@ -49,7 +50,7 @@ WriteCalls = Callable[[Sequence[tuple[str, object]]], str]
 
 
 class Escape(Protocol):
-    """Escapes the special tokens in a text; if `marks`, templates' own marks too."""
+    """Escapes the special tokens in a text and, with `marks`, templates' own marks too."""
 
     def __call__(self, text: str, *, marks: bool = False) -> str: ...
 
@@ -62,8 +63,8 @@ def template_tools(tools: Sequence[Tool], escape: Escape) -> list[TemplateMessag
 def template_messages(
     chat: Chat, features: TemplateFeatures, escape: Escape, write: WriteCalls
 ) -> list[TemplateMessage]:
-    """Return the messages of `chat` in order, for a template with these features. `write` writes
-    calls that the template does not render."""
+    """Return the messages of `chat` in order, for a template with these features. `write` returns
+    the text for calls that the template does not render."""
     writer = _Writer(features, escape, write)
     messages = list(chat.messages)
     if chat.tools and not features.tools:
@@ -95,7 +96,7 @@ def _signature(tool: Tool, escape: Escape) -> dict[str, object]:
 
 
 def _call_as_text(name: str, arguments: str) -> str:
-    """Return a call as the assistant writes it. `arguments` is JSON text and stays unchanged."""
+    """Return a call as text of the assistant. `arguments` is JSON text and stays unchanged."""
     name = json.dumps(name, ensure_ascii=False)
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
@@ -112,7 +113,7 @@ class _Writer:
         self._escape = escape
         self._write = write
         self._n_calls = 0
-        self._ids: dict[str, str] = {}  # by the client's id: the id that the template accepts
+        self._ids: dict[str, str] = {}  # ids for the template, by clients' ids
         self._later: list[ToolCall] = []  # calls that the last answer may not contain
         self._tools_text = ""
         self._open: list[ToolCall] = []  # the last answer's calls without results so far
@@ -128,7 +129,7 @@ class _Writer:
             self._add_system("system", "")
 
     def end_calls(self) -> None:
-        """Add the calls that the last answer may not contain, if they have no result."""
+        """Add the calls that the last answer may not contain and that got no result."""
         while self._later:
             self._add_later()
 
@@ -174,7 +175,7 @@ class _Writer:
         self._append({"role": "user", "content": content} | self._name_field(name))
 
     def _end_open_calls(self) -> None:
-        """Add results to calls that have none, because a user wrote before results came."""
+        """Add results to calls that have none because a user wrote before the results came."""
         for call in list(self._open):
             self._add_result(Message("tool", _NO_RESULT, tool_call_id=call.id))
 
@@ -267,7 +268,7 @@ class _Writer:
         return self._escape(call.id if is_own else f"functions.{call.name}:{self._n_calls}")
 
     def _id(self, call_id: str) -> str:
-        """Return the template's id for a call; its result has the same id."""
+        """Return the id of a call, and of its result, that the template accepts."""
         if call_id in self._ids:
             return self._ids[call_id]
         if self._features.ids != "short":

@@ -1,7 +1,7 @@
 """A `Tokenizer` over a Hugging Face tokenizer, the bytes of its tokens, and its special tokens.
 
 In most models' byte-level vocabularies, each character of a token stands for one byte. A special
-token spelled out in a user's text stays text: meanwhile a placeholder stands for it.
+token spelled out in a user's text stays text: while a template renders, a placeholder replaces it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _BYTES: Final = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
-    """Return a tokenizer's `decode` without the Python around it, if that only costs time."""
+    """Return the same function as a tokenizer's `decode`, without its Python code if that only
+    costs time."""
     backend = _backend(decode)
     if backend is None:
         return decode
@@ -44,7 +45,7 @@ def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], st
 
 def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes] | None:
     """Return a function that looks up a token's bytes for the tokenizer with this `decode`; None if
-    there is none. An unknown token has no bytes. Looks up each token only once."""
+    its bytes cannot be looked up. An unknown token has no bytes. Looks up each token only once."""
     backend = _backend(decode)
     if backend is None or type(backend.decoder) is not ByteLevel:
         return None
@@ -61,7 +62,8 @@ def _bytes(spelling: str) -> bytes:
 
 
 def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
-    """Return the decoder below `decode` if transformers' own returns its text unchanged."""
+    """Return the decoder that `decode` calls, if transformers returns its text unchanged; else
+    None."""
     owner = getattr(decode, "__self__", None)
     if not isinstance(owner, PreTrainedTokenizerFast):
         return None
@@ -74,8 +76,8 @@ def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
 
 
 def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
-    """Return whether the tokenizer drops spaces before punctuation, which is not the default for
-    BPE."""
+    """Return whether the tokenizer drops spaces before punctuation; for BPE, that is not the
+    default."""
     if not tokenizer.clean_up_tokenization_spaces:
         return False
     told = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
@@ -84,19 +86,20 @@ def _cleans(tokenizer: PreTrainedTokenizerFast, backend: Tokenizer) -> bool:
 
 _RUN: Final = re.compile(r"\s+|\S+")
 _LONG_RUN: Final = 1 << 12
-"""Characters that take at most milliseconds."""
+"""A run of at most this many characters takes only milliseconds."""
 _OTHER: Final = " a "
 """Text that ends a run, so that patterns for the end of the text do not match the run."""
 _SQUARE: Final = 8
-"""If four times as many characters take at least this factor longer, time grows as their square,
-for which the factor would be 16."""
+"""If four times as many characters take at least this many times as long, the time grows with the
+square of their number, which would make it 16 times as long."""
 _MOST_SECONDS: Final = 1.0
 
 NO_TEMPLATE = "this model has no chat template; send a plain prompt"
 
 
 class AddedToken(Protocol):
-    """A token for one fixed text. A `special` token controls the model and is not text."""
+    """A token for one fixed text. A `special` token controls the model instead of standing for
+    text."""
 
     content: str
     special: bool
@@ -127,8 +130,8 @@ class HuggingFaceTokenizer(Protocol):
 
 class MLXTokenizer:
     """A `Tokenizer` with the same results as mlx-lm. Any thread may call it. Encoding changes the
-    tokenizer's state, so it holds a lock. Decoding only reads and never blocks, because the engine
-    decodes every token."""
+    tokenizer's state and therefore holds a lock. Decoding changes nothing and never blocks, because
+    the engine decodes every token."""
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
         self.inner = inner
@@ -142,8 +145,8 @@ class MLXTokenizer:
 
     @property
     def longest_token(self) -> int:
-        """Characters in the longest token, so a text of n characters has at least n / this many
-        tokens."""
+        """The length L, in characters, of the longest token: a text of n characters has at least n
+        / L tokens."""
         return max(map(len, self.inner.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -167,9 +170,9 @@ class MLXTokenizer:
         return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def _require_soon(self, text: str) -> None:
-        """Raise InvalidRequestError if the longest run of spaces, or of anything else, takes too
-        long. In some models, patterns take time proportional to the square of its length and cannot
-        be stopped."""
+        """Raise InvalidRequestError if the longest run of spaces, or of other characters, would
+        take too long: some models' patterns take time proportional to the square of its length, and
+        cannot be stopped."""
         if len(text) <= _LONG_RUN:
             return
         run = max(_RUN.finditer(text), key=lambda one: one.end() - one.start())
@@ -202,7 +205,7 @@ class MLXTokenizer:
         return StreamingDetokenizer(self.decode, self._some_text).whole(token)
 
     def detokenizer(self, after: Sequence[int] = ()) -> ByteDetokenizer | StreamingDetokenizer:
-        """See `Tokenizer.detokenizer`. A text may begin after a special token."""
+        """See `Tokenizer.detokenizer`. After a special token, a text begins anew."""
         if self._bytes_of is None:
             begins = bool(after) and after[-1] in self._special
             return StreamingDetokenizer(self.decode, () if begins else after)
@@ -232,13 +235,13 @@ class MLXTokenizer:
 
 
 def refusal(error: Exception) -> InvalidRequestError:
-    """Return the error for a request if the template refused its messages with `error`."""
+    """Return the error to raise for a request whose messages the template refused with `error`."""
     reason = str(error) or type(error).__name__
     return InvalidRequestError(f"the chat template refused the messages: {reason}")
 
 
 Encode = Callable[[str], list[int]]
-"""Takes text and returns its tokens, special tokens as themselves, without adding any."""
+"""Takes text and returns its tokens; recognizes special tokens but adds none."""
 
 _NEVER = "(?!)"
 
@@ -271,8 +274,8 @@ class SpecialTokens:
         return tokens
 
     def _encode_as_text(self, text: str) -> list[int]:
-        """Return the tokens of `text` without special tokens: splits the text, since its parts are
-        not special."""
+        """Return tokens for `text` none of which is special, by splitting the text where
+        necessary."""
         tokens = self.encode_following(text)
         if len(text) == 1 or not self._tokens.intersection(tokens):
             return tokens
@@ -292,7 +295,8 @@ class Escaper:
     """Replaces special tokens in the texts of one chat with placeholders."""
 
     def __init__(self, special_tokens: SpecialTokens, texts: Iterable[str]) -> None:
-        """`texts` are all texts in the chat; no placeholder occurs in any of them."""
+        """`texts` are all texts in the chat; the placeholders are chosen so that none contains
+        one."""
         self._special_tokens = special_tokens
         self._word = _word_not_in([text for text in texts if "hiddentext" in text])
         self.placeholder = re.compile(f"{self._word}([0-9]+)z")

@@ -133,7 +133,7 @@ class PageRef:
 
 
 class Loan:
-    """A `Place`: a page for copies outside MLX, shared with its sequence and in use until `end`."""
+    """A `Place`: a page lent to a copy outside MLX. It stays allocated until `end`."""
 
     __slots__ = ("_number", "_page", "_pool")
 
