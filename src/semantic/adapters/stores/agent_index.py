@@ -26,8 +26,7 @@ ENTRY_BYTES = 1024
 """Bytes that a block or manifest takes in addition to its body and tokens: objects, keys, table
 entries."""
 TOKEN_BYTES = 48
-"""Bytes for each token: an int and two pointers. An int shared by several entries counts in each of
-them."""
+"""Bytes for each token: an int and two pointers, even if several entries share the int."""
 LINK_BYTES = 640
 """Bytes of a manifest for each of its blocks: the block's hash, and the agents that need the
 block."""
@@ -39,13 +38,13 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class SavedAgent:
-    """A manifest with packed tokens, and the blocks that its tokens determine."""
+    """A manifest with packed tokens, and the blocks into which its tokens divide."""
 
     bare: Manifest
     tokens: bytes
     chain: tuple[BlockHash, ...]
     last: tuple[BlockLink, ...]
-    """The last block, or empty if the agent has no blocks."""
+    """The last block; empty if the agent has no blocks."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> SavedAgent:
@@ -78,7 +77,7 @@ class AgentTable:
         """The agents that need each block."""
         self._saved: dict[AgentName, SavedAgent] = {}
         self._listed: dict[Scope, list[Place]] = {}  # sorted
-        self._names: dict[tuple[Scope, str], dict[str, None]] = {}  # of agents, by parent
+        self._names: dict[tuple[Scope, str], dict[str, None]] = {}  # agents' names, by parent
 
     def __len__(self) -> int:
         return len(self._saved)
@@ -138,8 +137,8 @@ class AgentTable:
 
 
 def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
-    """Remove a member, and its group once it is empty. Missing members are ignored, because a chain
-    may name a block twice."""
+    """Remove a member, and the group once the group is empty. Ignores a missing member, because a
+    chain may contain a block twice."""
     members = groups.get(group, {})
     members.pop(member, None)
     if not members:
@@ -148,8 +147,8 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierAgents:
-    """The agents of two tiers. `cold` and its generations take precedence. `pins` is the tier whose
-    quota limits pins. Methods without a docstring: see `AgentIndexPort`."""
+    """The agents of two tiers. What `cold` says of an agent takes precedence. `pins` is the tier
+    whose quota limits pins. Methods without a docstring: see `AgentIndexPort`."""
 
     _warm: AgentIndexPort
     _cold: AgentIndexPort
@@ -168,7 +167,7 @@ class TierAgents:
         return list(dict.fromkeys([*self._warm.scopes(), *self._cold.scopes()]))
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """See `AgentIndexPort.page`. Skips the agents in `warm` that `cold` contains too."""
+        """See `AgentIndexPort.page`. An agent in both tiers appears once, as in `cold`."""
         cold = ((one, True) for one in walk(self._cold, scope, limit, after))
         warm = ((one, False) for one in walk(self._warm, scope, limit, after))
         found: dict[str, Manifest] = {}
@@ -203,7 +202,7 @@ class _Save:
     manifest: Manifest
     number: int = 0
     generation: int | None = None
-    """The generation that the manifest will get, determined when first needed."""
+    """The generation that the manifest will get; None until it is needed."""
 
     @property
     def agent(self) -> AgentName:
@@ -213,14 +212,14 @@ class _Save:
 class QueuedAgents:
     """The agents of a store behind a queue, including those whose manifests are still queued.
 
-    A queued manifest waits for the blocks put before it. The queue holds only an agent's newest
-    manifest; a replaced manifest gets no generation. Methods without a docstring: see
+    A queued manifest waits for the blocks put before it. The queue holds only the newest manifest
+    of an agent; a manifest replaced there gets no generation. Methods without a docstring: see
     `AgentIndexPort`.
     """
 
     def __init__(self, queue: WriteQueue, inner: AgentIndexPort, *, waits: bool) -> None:
-        """If `waits`, `remove` waits for a running write of the agent; otherwise it relies on
-        `inner` to keep writes and removals in order."""
+        """If `waits`, `remove` waits for a running write of the agent; otherwise, `inner` must keep
+        writes and removals in order."""
         self._queue = queue
         self._changed = queue.changed
         self._inner = inner
@@ -279,7 +278,8 @@ class QueuedAgents:
         return self._inner.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `AgentIndexPort.remove`. The removal is not queued: the agent is gone on return."""
+        """See `AgentIndexPort.remove`. The removal bypasses the queue: the agent is gone on
+        return."""
         agent = scope, agent_id
         with self._changed:
             was_queued = self._saves.pop(agent, None) is not None

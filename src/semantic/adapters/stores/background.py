@@ -24,14 +24,13 @@ from semantic.domain.stored import BlockHeader, BlockRead, Found, StoredBlock, S
 from semantic.ports.store import StorePort
 
 QUEUED_BLOCK_BYTES = 1024
-"""Bytes that a queued block counts in addition to its body, so that blocks without a body are
-limited too."""
+"""Bytes that a queued block counts in addition to its body, so that the limit covers blocks without
+a body too."""
 _KEPT_FOR_OTHERS = 8
-"""The fraction of the queue, 1/8, that a single tenant cannot fill: a full queue drops other
-tenants' blocks."""
+"""A single tenant cannot fill the last 1/8 of the queue, since a full queue drops other tenants'
+blocks."""
 MAX_TOUCHES = 1000
-"""The most touches to queue. The queue drops more, which only makes the eviction order less
-exact."""
+"""The most touches to queue. Drops further ones, which only makes the eviction order less exact."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,10 +53,10 @@ class BackgroundStore:
     Queues at most `max_queued_bytes` of blocks (each counts `QUEUED_BLOCK_BYTES` in addition to its
     body). With several tenants, each may fill at most 7/8 of that; public prefixes do not count as
     a tenant. Drops blocks that exceed these limits (backpressure), and everything during a
-    back-off. Queues only an agent's newest manifest; a replaced manifest gets no generation. After
-    `close`, `inner` has everything that was not dropped; a process that ends without `close` loses
-    the queue. `flush` and `close` raise IntegrityError if a bug has ended a thread. Methods without
-    a docstring: see `CacheStorePort`.
+    back-off. Queues only the newest manifest of an agent; one replaced in the queue gets no
+    generation. After `close`, `inner` has everything that was not dropped; a process that ends
+    without `close` loses the queue. `flush` and `close` raise IntegrityError if a bug has ended a
+    thread. Methods without a docstring: see `CacheStorePort`.
     """
 
     def __init__(
@@ -72,16 +71,15 @@ class BackgroundStore:
         forgets_at_once: bool = False,
         close_seconds: float = math.inf,
     ) -> None:
-        """`tier` is the tier under which `stats` reports the queue. Threads pass blocks on when
-        `pace` allows, or during a `flush` or `close`.
+        """`tier` is the tier as which `stats` reports the queue. Threads pass blocks on when `pace`
+        allows, and in any case during `flush` and `close`.
 
-        Writing takes time from computing. If a `pace` is given, checkpoints from before a turn's
+        Writing takes time from computing: if there is a `pace`, checkpoints from before a turn's
         end come last, and the queue drops them while it is more than half full. Each of several
-        `threads` passes on one block at a time; everything other than blocks waits for the blocks
-        put before it, as with one thread. With `forgets_at_once`, `inner` orders writes and
-        removals itself, so neither `drop` nor `remove` waits for a write. `close` drops the
-        remaining writes after `close_seconds`. Raises InvalidRequestError if `max_queued_bytes` is
-        below 1.
+        `threads` passes on one block at a time; all other writes wait for the blocks put before
+        them, as with one thread. With `forgets_at_once`, `inner` orders writes and removals itself,
+        so neither `drop` nor `remove` waits for a write. `close` drops the remaining writes after
+        `close_seconds`. Raises InvalidRequestError if `max_queued_bytes` is below 1.
         """
         if max_queued_bytes < 1:
             raise InvalidRequestError(
@@ -107,7 +105,7 @@ class BackgroundStore:
     @property
     def holds_back(self) -> bool:
         """See `CacheStorePort.holds_back`. With `forgets_at_once`, also True while the queue may
-        drop blocks: the end of a turn then puts missing blocks again."""
+        drop blocks, so that the end of a turn puts missing blocks again."""
         if self._waits or self.inner.holds_back:
             return self.inner.holds_back
         with self._changed:
@@ -140,8 +138,8 @@ class BackgroundStore:
             return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Not queued: without `forgets_at_once`, waits for a running
-        write of the block."""
+        """See `CacheStorePort.drop`. Bypasses the queue; without `forgets_at_once`, waits for a
+        running write of the block."""
         gone = frozenset(keys)
         with self._changed:
             if not self._waits:
@@ -214,7 +212,8 @@ class BackgroundStore:
         return bytes(data)
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """See `CacheStorePort.prefetch`. Not queued. Queued blocks are in memory already."""
+        """See `CacheStorePort.prefetch`. Bypasses the queue: blocks waiting in it are already in
+        memory."""
         with self._changed:
             is_queued = header.key in self._blocks
         return is_queued or self.inner.prefetch(header)
@@ -230,8 +229,8 @@ class BackgroundStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. The first entry is the queue: its "dropped" counts blocks
-        that never reached the inner store, its "back-offs" the pauses after failed writes."""
+        """See `CacheStorePort.stats`. The first entry is the queue: there, "dropped" counts blocks
+        that never reached the inner store, and "back-offs" counts pauses after failed writes."""
         with self._changed:
             queue = StoreStats(
                 self._tier,
@@ -286,8 +285,7 @@ class BackgroundStore:
         self._touches -= 1
 
     def _has_room(self, job: _Put) -> bool:
-        """Return whether the block fits and, with several tenants, leaves room for the other
-        tenants."""
+        """Return whether the block fits and leaves room for other tenants, if there are any."""
         own, most = self._tenants[job.tenant] + job.n_bytes, self._queue.max_bytes
         if len(self._tenants.keys() - {self._public}) > 1 and own > most - most // _KEPT_FOR_OTHERS:
             return False
@@ -308,8 +306,7 @@ class BackgroundStore:
             self._drop(number, "superseded")
 
     def _drop_deferred(self) -> None:
-        """Drop the oldest deferred blocks until at least half of the queue is free for other
-        blocks."""
+        """Drop deferred blocks, the oldest first, until at least half of the queue is free."""
         while self._queue.is_over_half:
             number = self._queue.order.oldest_deferred()
             if number is None:
@@ -324,6 +321,6 @@ class BackgroundStore:
 
 
 def _joined(written: Sequence[BlockHeader], queued: Sequence[BlockHeader]) -> list[BlockHeader]:
-    """Return each block once; if a block is in both lists, its queued header."""
+    """Return the header of each block once: if it is in both lists, the one in `queued`."""
     keys = {one.key for one in queued}
     return [*(one for one in written if one.key not in keys), *queued]

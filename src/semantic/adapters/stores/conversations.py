@@ -40,7 +40,7 @@ class SqliteResponses:
         self._records.put(key_of(tenant, response.id), encoded(response), owner_of(tenant))
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`. Overwrites the text, also in the database's log."""
+        """See `ResponsesPort.delete`. Overwrites the response's text, in the database's log too."""
         return self._records.delete(key_of(tenant, response_id))
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class SqliteResponses:
 
 
 class FallbackResponses:
-    """Implements `ResponsesPort` with `disk`, and with `memory` where `disk` fails: until the
+    """Implements `ResponsesPort` with `disk` and, where that fails, with `memory`: until the
     process ends, a full or locked disk loses no response. `notify` receives one sentence, at the
     first failure."""
 
@@ -114,13 +114,14 @@ class FallbackResponses:
 
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
-"""Flag for a parent, the parent's digest and number of tokens, the thought's digest."""
+"""Whether there is a parent, the parent's digest, how many of its tokens precede the turn's, the
+digest of the turn's thought."""
 _NO_POINT: Final = bytes(32)
 
 
 class DiskTurns:
     """Implements `TurnsPort`. Beyond `max_bytes`, deletes the oldest turns of the largest tenant
-    first. Tells `notify` once when the disk fails, and when it quarantines the file. Raises
+    first. Tells `notify` of the first failure of the disk, and of every quarantined file. Raises
     nothing."""
 
     def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None]) -> None:
@@ -137,7 +138,7 @@ class DiskTurns:
         return None if data is None else decoded_turn(point, data)
 
     def put(self, turn: Turn) -> None:
-        """See `TurnsPort.put`. The turn is written on return, for this machine only."""
+        """See `TurnsPort.put`. On return, the file contains the turn, for this machine only."""
         if not turn.tokens and self.get(turn.point) is not None:
             return
         try:
@@ -158,7 +159,7 @@ class DiskTurns:
 
 
 def turn_key(point: Point) -> bytes:
-    """Return the key, 32 bytes, of the turn that ends at `point`."""
+    """Return the 32-byte key of the turn that ends at `point`."""
     return digest("turn-key-v1", point)
 
 

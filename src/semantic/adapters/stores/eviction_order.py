@@ -21,9 +21,9 @@ E = TypeVar("E", bound=Hashable)
 
 @dataclass(slots=True)
 class _Tenant(Generic[E]):
-    """A tenant's entries, each with its last use (a value of a counter), least recently used first,
-    in three queues: unpinned entries, unpinned entries that their agents abandoned, and pinned
-    entries."""
+    """A tenant's entries in three queues: unpinned, unpinned and abandoned by their agents, and
+    pinned. Each queue has each entry's last use, a counter's value, and begins with the oldest
+    use."""
 
     lru: OrderedDict[E, int] = field(default_factory=OrderedDict)
     left: OrderedDict[E, int] = field(default_factory=OrderedDict)
@@ -47,13 +47,13 @@ class _Tenant(Generic[E]):
         return entry in self.lru or entry in self.left
 
     def entries(self, *, pinned: bool) -> Iterator[E]:
-        """Yield entries in order of eviction; if `pinned`, pinned entries too, after the unpinned
-        ones."""
+        """Yield the unpinned entries in order of eviction and, with `pinned`, the pinned entries
+        after them."""
         used = heapq.merge(self.left.items(), self.lru.items(), key=itemgetter(1))
         return itertools.chain(map(itemgetter(0), used), self.pinned if pinned else ())
 
     def abandon(self, entries: Iterable[E]) -> None:
-        """Count `entries` as last used at `left_at`, so that they are evicted sooner."""
+        """Count `entries` as last used at `left_at`, so that eviction takes them sooner."""
         firsts = (next(iter(one.values()), self.uses) for one in (self.lru, self.left))
         at = left_at(min(firsts), self.uses)
         for entry in entries:
@@ -70,7 +70,7 @@ class _Tenant(Generic[E]):
         order[entry] = self.uses
 
     def _take(self, entry: E) -> OrderedDict[E, int]:
-        """Remove the entry; return the queue that contained it."""
+        """Remove the entry from its queue and return that queue."""
         orders = (self.lru, self.left, self.pinned)
         order = next(one for one in orders if entry in one)
         del order[entry]
@@ -82,8 +82,8 @@ class EvictionOrder(Generic[E]):
 
     The least recently used entry goes first, its dependents before it. To make room for a tenant,
     entries of larger tenants go first, from the largest tenant down, pinned entries last; then the
-    tenant's own unpinned entries. The `public` tenant does not count as a tenant: if only one other
-    tenant exists, that tenant may pin everything, and its pins hold against public entries. Not
+    tenant's own unpinned entries. `public` does not count as a tenant: if only one other tenant
+    exists, that tenant may pin everything, and public entries never evict its pins. Not
     thread-safe.
     """
 
@@ -130,7 +130,7 @@ class EvictionOrder(Generic[E]):
         self.tenants[tenant].use(entry)
 
     def abandon(self, tenant: bytes, entries: Iterable[E]) -> None:
-        """Make `entries`, which their agents no longer need, be evicted sooner."""
+        """Let eviction take `entries`, which their agents no longer need, sooner."""
         self.tenants[tenant].abandon(entries)
 
     def clear(self) -> None:
@@ -141,8 +141,8 @@ class EvictionOrder(Generic[E]):
     def victims(
         self, tenant: bytes, n_bytes: int, spared: Collection[E] = ()
     ) -> Collection[E] | None:
-        """Return the entries to evict so that `n_bytes` more of `tenant` fit. None if they cannot
-        fit next to its pinned and spared entries and the bytes that other tenants keep."""
+        """Return the entries to evict so that `n_bytes` more of `tenant` fit; None if they cannot
+        fit next to its pinned entries, the spared entries and the bytes that other tenants keep."""
         excess = self.n_bytes + n_bytes - self.max_bytes
         if excess <= 0:
             return ()
@@ -158,16 +158,16 @@ class EvictionOrder(Generic[E]):
         return found if total >= excess else None
 
     def oldest(self, n_bytes: int) -> Collection[E]:
-        """Return unpinned entries of at least `n_bytes` in total if there are enough: the largest
-        tenants' least recently used entries."""
+        """Return unpinned entries of at least `n_bytes` in total, or all if there are fewer: the
+        least recently used entries of the largest tenants."""
         return self._first(self._order(b"", 0, (), pins_stay=True), n_bytes)[0]
 
     def _of(self, tenant: bytes) -> _Tenant[E]:
         return self.tenants.get(tenant, _Tenant())
 
     def _first(self, order: Iterable[E], n_bytes: int) -> tuple[Collection[E], int]:
-        """Return the first distinct entries that add up to `n_bytes`, or all of them, and their
-        total bytes."""
+        """Return the first distinct entries that add up to `n_bytes`, or all if they are fewer, and
+        their total bytes."""
         found: dict[E, None] = {}
         total = 0
         for entry in order:
@@ -182,8 +182,8 @@ class EvictionOrder(Generic[E]):
         self, tenant: bytes, then: int, spared: Collection[E], *, pins_stay: bool
     ) -> Iterator[E]:
         """Yield everything that may be evicted for `tenant`, which will have `then` bytes; entries
-        may repeat. Other tenants lose only bytes above `then`, the largest tenant first, pinned
-        entries last or, if `pins_stay`, never."""
+        may repeat. Other tenants lose only bytes above `then`, the largest tenant first, and lose
+        pinned entries last or, with `pins_stay`, never."""
         larger = [
             (-one.n_bytes, tag)
             for tag, one in self.tenants.items()

@@ -43,7 +43,8 @@ from semantic.domain.stored import (
 from semantic.ports.store import BlockObserver
 
 _MAX_REFUSED = 1000
-"""How many refused blocks to remember. Forgetting one too early only makes an eviction worse."""
+"""How many refused blocks to remember. Forgetting one too early only makes a worse choice of
+victims."""
 _SECRET_BYTES = 32
 
 _Entry: TypeAlias = BlockKey | AgentName
@@ -52,12 +53,11 @@ _Entry: TypeAlias = BlockKey | AgentName
 class MemoryStore:
     """Keeps the most recently used blocks and manifests, up to `max_bytes`. Thread-safe.
 
-    A block counts as its body, its tokens and `ENTRY_BYTES`; a manifest is counted likewise. Blocks
-    and manifests share one `EvictionOrder`. Once neither an agent's newest manifest nor any other
-    agent needs a block of its history, the block counts as used longer ago, see `left_at`. Putting
-    a block never evicts its ancestors, so a chain that is too long keeps its beginning. Only calls
-    that return all entries take longer with more entries. Methods without a docstring: see its
-    ports.
+    A block takes the bytes of its body and tokens plus `ENTRY_BYTES`; a manifest counts likewise.
+    Blocks and manifests share one `EvictionOrder`. Once no agent's newest manifest needs a block
+    any more, the block counts as used longer ago, see `left_at`. Putting a block never evicts its
+    ancestors, so a chain that is too long keeps its beginning. Only the time of calls that return
+    all entries grows with their number. Methods without a docstring: see its ports.
     """
 
     def __init__(
@@ -255,9 +255,9 @@ class MemoryStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. "dropped manifests" and "evicted manifests" have counts of
-        their own. "superseded" counts partial blocks dropped because a longer block contains
-        them."""
+        """See `CacheStorePort.stats`. Counts "dropped manifests" and "evicted manifests"
+        separately. "superseded" counts partial blocks dropped because a longer block contains their
+        tokens."""
         with self._lock:
             return [
                 StoreStats(
@@ -301,8 +301,8 @@ class MemoryStore:
                 self._order.use(self._tenant(key), key)
 
     def _abandon(self, chain: Sequence[BlockHash]) -> None:
-        """Make blocks of `chain` that no agent needs any more be evicted sooner, the chain's end
-        first."""
+        """Let eviction take the blocks of `chain` that no agent needs any more sooner, the chain's
+        end first."""
         left = (name for name in reversed(chain) if name not in self._agents.users)
         keys = [key for key in _keys(left) if key in self._blocks]
         if keys:
@@ -313,7 +313,7 @@ class MemoryStore:
         if self._order.n_bytes + n_bytes <= self._order.max_bytes:
             return True
         # A descendant of a refused block would evict the beginning of its own chain, because
-        # `_lineage` does not see past the gap. Other gaps do no harm: a colder tier may fill them.
+        # `_lineage` stops at the gap. Other gaps do no harm: a colder tier may fill them.
         if block.header.link.parent in self._refused:
             return False
         link = block.header.link
@@ -337,7 +337,8 @@ class MemoryStore:
             yield from (header.key for header in self._children.of(key.hash, part))
 
     def _lineage(self, link: BlockLink) -> set[BlockHash]:
-        """Return the block's hash and its ancestors' hashes, up to the first missing ancestor."""
+        """Return the hashes of the block and of its ancestors, up to the first that is not
+        stored."""
         found = {link.hash}
         parent = self._blocks.get(BlockKey(link.parent, Part.FULL))
         while parent is not None and parent.header.link.hash not in found:
@@ -434,8 +435,8 @@ def _keys(names: Iterable[BlockHash]) -> list[BlockKey]:
 
 
 def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryview | None:
-    """Return the bytes of `block` if it has this header, waiting until they are there; None if the
-    header differs or the bytes never come."""
+    """Return the bytes of `block`, waiting for them if necessary; None if its header is not
+    `header`, or if the bytes never arrive."""
     if block is None or block.header != header:
         return None
     try:
@@ -446,7 +447,7 @@ def data_of(block: StoredBlock | None, header: BlockHeader) -> bytes | memoryvie
 
 def fill(read: BlockRead, block: StoredBlock | None) -> bool:
     """Copy the body of `block` into the targets of `read`. Return False, leaving the targets
-    unchanged, if any field of the headers differs or the body and the targets differ in size."""
+    unchanged, if the headers differ in any field, or body and targets in size."""
     data = data_of(block, read.header)
     if data is None or sum(map(len, read.segments)) != len(data):
         return False

@@ -1,4 +1,4 @@
-"""Finds which of the blocks that follow one parent share most tokens with a prompt.
+"""Finds the blocks, out of those that follow one parent, that share most tokens with a prompt.
 
 In the sort order of packed tokens, blocks that share many tokens are neighbours, so a few searches
 find the nearest among any number of blocks. Knows headers and packed tokens; does not know where
@@ -24,7 +24,7 @@ from semantic.domain.stored import BlockHeader
 Search = Callable[[bytes], bytes | None]
 
 _FEW = 8
-"""Up to this many siblings, compare each of them: most parents have a single child."""
+"""Compares all siblings if there are at most this many: most parents have a single child."""
 _BEHIND = b"\xff" * 33
 """Sorts after every hash."""
 
@@ -54,7 +54,7 @@ def nearest(like: bytes, at_most: Search, above: Search) -> list[bytes]:
 
 
 def shared_bytes(one: bytes, other: bytes) -> int:
-    """Return the length in bytes of the common prefix, rounded down to whole tokens."""
+    """Return the length, in bytes, of the longest common prefix of whole tokens."""
     n = min(len(one), len(other))
     differing = int.from_bytes(one[:n], "big") ^ int.from_bytes(other[:n], "big")
     same = n - (differing.bit_length() + 7) // 8
@@ -101,7 +101,7 @@ class Children:
 
 
 class _Family:
-    """The blocks of one part that follow one parent. Keeps them sorted too if there are many."""
+    """The blocks of one part that follow one parent; if there are many, sorted as well."""
 
     __slots__ = ("_sorted", "headers")
 

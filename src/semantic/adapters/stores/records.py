@@ -2,7 +2,7 @@
 
 Every row has a checksum; a row that does not match its checksum counts as missing. Sorts SQLite's
 errors into system failures (StoreError) and a corrupt file, which is quarantined and replaced. Does
-not know what the bytes mean, and knows only the names of owners.
+not know the meaning of the bytes, and knows owners only by name.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ FileId = tuple[int, int]
 """Device and inode."""
 
 _CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-"""SQLITE_ERROR means that a table is defined differently, since the statements never change."""
+"""Since the statements never change, SQLITE_ERROR means that a table has another definition."""
 
 _REFUSALS: Final = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""Excludes SQLITE_CANTOPEN: this module has just opened the file itself, so when SQLite cannot,
-file descriptors have run out."""
+"""Leaves out SQLITE_CANTOPEN: this module has just opened the file itself, so SQLite cannot open it
+only if file descriptors have run out."""
 
 _TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
@@ -91,14 +91,14 @@ class BrokenDatabaseError(Exception):
 
 
 class UnusableFileError(StoreError):
-    """The file will stay unusable. Nothing has changed."""
+    """The file will stay unusable, and the failed call changed nothing."""
 
 
 class Records:
     """Records in one file, created on first use in an existing folder. Thread-safe.
 
-    Beyond `max_bytes`, deletes the oldest records: those of the largest other owner while that
-    owner has more bytes than the writing owner will have, otherwise the writing owner's. `noun`
+    Beyond `max_bytes`, deletes the oldest records of the largest other owner while that owner has
+    more bytes than the writing owner will have; after that, those of the writing owner. `noun`
     names the records in messages. `notify` receives a sentence when a corrupt file is quarantined.
     """
 
@@ -182,8 +182,8 @@ def _oldest(db: sqlite3.Connection, owner: bytes) -> tuple[int, int] | None:
 
 
 def _oldest_of_larger(db: sqlite3.Connection, owner: bytes, n_bytes: int) -> tuple[int, int] | None:
-    """Return the number and cost of the oldest record of the largest other owner that has more than
-    `n_bytes`; None if there is no such owner."""
+    """Return the number and cost of the oldest record of the largest owner except `owner`; None if
+    no other owner has more than `n_bytes`."""
     sql = "SELECT owner FROM owners WHERE owner != ? AND bytes > ? ORDER BY bytes DESC LIMIT 1"
     found = db.execute(sql, (owner, n_bytes)).fetchone()
     return None if found is None else _oldest(db, found[0])
@@ -258,8 +258,8 @@ class RecordDatabase:
 
     def _prepare_files(self) -> FileId:
         """Make sure that the file is a plain file of this user that no other user can read; return
-        its identity. Raises BrokenDatabaseError if something else has its name, for example a
-        symbolic link."""
+        its identity. Raises BrokenDatabaseError if something else, for example a symbolic link, has
+        the file's name."""
         self._file = None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

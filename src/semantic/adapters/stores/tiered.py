@@ -1,7 +1,7 @@
 """Two tiers as one store: a fast warm one and a durable cold one.
 
-Implements `CacheStorePort`. Writes everything to both tiers, as far as their quotas allow. Nothing
-moves between them. Does not know what either tier is.
+Implements `CacheStorePort`. Writes everything to both tiers, as far as their quotas allow. Moves
+nothing between them. Knows nothing else about either tier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semantic.ports.store import StorePort
 
 class TieredStore:
     """Reads from `warm` whatever it contains, and everything else from `cold`, directly into the
-    targets. Copies nothing to `warm`, because the restored sequence puts its blocks again.
+    targets. Reading copies nothing to `warm`, because restored sequences put their blocks again.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -113,7 +113,7 @@ class TieredStore:
             self.cold.close()
 
     def _body(self, header: BlockHeader, n_bytes: int) -> Body | None:
-        """Return a verified body from `cold`, in memory that needed no clearing or copying: either
+        """Return a verified body from `cold`, without clearing or copying memory, since either
         would delay the thread that steps the engine."""
         if header.part is Part.CHECKPOINT or not n_bytes:
             return self.cold.read(header)
@@ -175,7 +175,8 @@ class SharedTiers(TieredStore):
         return body
 
     def _keep(self, header: BlockHeader, body: bytes) -> None:
-        """Put the block as interim: another machine has written it, so this machine need not."""
+        """Put the block as interim, since this machine need not write what another machine has
+        written."""
         self.warm.put(StoredBlock(header, body, interim=True))
 
 

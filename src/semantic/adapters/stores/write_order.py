@@ -1,6 +1,6 @@
 """WriteOrder picks the next queued write; UploadPace decides when blocks may be uploaded.
 
-Know numbers, headers and times; know nothing about bodies or stores.
+They know numbers, headers and times; they know nothing about bodies or stores.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.ports.generation import Clock
 
 LINGER = 60.0
-"""Seconds that a partial interim block waits for a longer block that makes it unnecessary. It was
-written for a checkpoint before the end of the turn, and the end most likely brings the longer
-block."""
+"""Seconds that a partial interim block waits for a longer block that makes it unnecessary. Its
+checkpoint is from before the turn's end, which most likely brings the longer block."""
 
 
 class WriteOrder:
     """The order of queued writes: mostly the order of their arrival. Not thread-safe.
 
     Holds back two kinds of writes of an unfinished request. A partial block of keys and values
-    lingers, because a longer block most likely replaces it at the end of the turn. If `defers`,
-    checkpoints before the end of the turn, and their windows, give way to all other writes: where
+    lingers, because a longer block most likely replaces it at the end of the turn. With `defers`,
+    checkpoints from before the turn's end, and their windows, give way to all other writes: where
     writing takes time from decoding, the blocks from which the next turn continues go first.
     """
 
@@ -37,11 +36,11 @@ class WriteOrder:
         self._prompt: dict[int, None] = {}
         self._lingering: dict[int, tuple[BlockHeader, float]] = {}  # with the due time
         self._deferred: dict[int, BlockKey] = {}
-        self._held: dict[BlockKey, int] = {}  # numbers of both
+        self._held: dict[BlockKey, int] = {}  # writes' numbers, of both kinds
 
     def add(self, number: int, block: StoredBlock | None = None) -> None:
-        """Add a write; `block` is None if it writes something else. `number` is above all earlier
-        ones."""
+        """Add a write; `block` is None if it writes no block. `number` exceeds all earlier
+        numbers."""
         if block is None or not block.interim:
             self._prompt[number] = None
         elif block.header.part is not Part.FULL and self._defers:
@@ -73,12 +72,13 @@ class WriteOrder:
             self._prompt[number] = None
 
     def replaced_by(self, longer: BlockHeader) -> Sequence[int]:
-        """Return the lingering writes whose tokens begin the block `longer`."""
+        """Return the numbers of the lingering writes of blocks whose tokens begin the block
+        `longer`."""
         return [n for n, (shorter, _) in self._lingering.items() if _extends(longer, shorter)]
 
     def next(self, *, lingers: bool = True) -> int | None:
-        """Return the next due write without removing it; None if no write is due. If `lingers` is
-        False, no write waits for a longer block."""
+        """Return the number of the next due write without removing it; None if no write is due.
+        Without `lingers`, no write waits for a longer block."""
         number = next(iter(self._prompt), None)
         waiting, (_, due) = next(iter(self._lingering.items()), (None, (None, 0.0)))
         if waiting is not None and not (lingers and due > self._clock()):
@@ -86,7 +86,8 @@ class WriteOrder:
         return next(iter(self._deferred), None) if number is None else number
 
     def oldest_deferred(self) -> int | None:
-        """Return the first of the writes that give way to all others; None if there is none."""
+        """Return the number of the oldest write that gives way to all others; None if there is
+        none."""
         return next(iter(self._deferred), None)
 
     def delay(self) -> float | None:
@@ -107,33 +108,32 @@ def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
 
 
 MOST_COST = 0.01
-"""The fraction by which uploads may lengthen decode steps. Half of the real limit, because the
-samples are few and miss effects on the processor's caches."""
+"""The fraction by which uploads may lengthen decode steps. Half of the real limit, because samples
+are few and miss effects on the processor's caches."""
 MOST_COST_OF_PREFILL = 0.05
 """The fraction by which uploads may lengthen steps that only prefill. Larger, because if an upload
 comes late, another replica has to repeat the prefill."""
 ASSUMED_COST = 0.5
-"""Seconds by which a second of uploading is assumed to lengthen decode steps until it is
-measured."""
+"""The assumed seconds by which one second of uploading lengthens decode steps, until measured."""
 LEAST_REST = 1 / 8
-"""The shortest rest, as a fraction of the uploading time: steps during rests serve as
+"""The shortest rest, as a fraction of the uploading time, since steps during rests serve as a
 comparison."""
 MOST_BUSY = 0.25
 """After uploading for this many seconds, no further upload starts before a rest."""
 MOST_REST = 10.0
 """The longest rest in seconds, so that uploads never cease."""
 MOST_SAVED = 0.05
-"""Seconds of uploading that idle time can pay for in advance, so that a turn's end uploads at
+"""For how many seconds of uploading idle time can pay in advance, so that a turn's end uploads at
 once."""
 IDLE = 1.0
-"""Seconds after an engine's last step; from then on uploads cost nothing."""
+"""This many seconds after an engine's last step, uploads cost nothing."""
 FEWEST_STEPS = 16
-"""Steps that must overlap uploads before their cost counts as measured."""
+"""How many steps must overlap uploads before the cost of uploads counts as measured."""
 _STEPS = 128
 """How many of the latest steps with uploads determine the cost."""
 _FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
-"""Steps without uploads with which to compare a step: the fewest, the most, and their maximum age
-in seconds, which matters because contexts grow."""
+"""With how many steps without uploads to compare a step: at least, and at most; and their largest
+age in seconds, limited because contexts grow."""
 _MOST_TIMES = 3.0
 """A step counts as at most this many times the usual length: beyond that, something else delayed
 it."""
@@ -144,7 +144,7 @@ _ASK_AGAIN = 0.25
 
 
 class _Beside(NamedTuple):
-    """A step: by how many seconds it was longer than usual, and for how many it overlapped
+    """A step: by how many seconds it was longer than usual, and for how many seconds it overlapped
     uploads."""
 
     excess: float
@@ -155,11 +155,11 @@ class UploadPace:
     """Paces all uploads of a process, so that they barely lengthen decode steps. Thread-safe.
 
     Measures the cost of uploads by comparing decode steps that overlap an upload with decode steps
-    of equally many requests that do not. Rests after uploading, for as long as it takes to keep the
-    lengthening below `MOST_COST` of all time. Steps that only prefill may be lengthened more. If
-    uploads cost nothing, they rest only to provide steps for the comparison; while no engine steps,
-    they do not rest at all. Where steps of one kind differ much, for example because other programs
-    are busy, the cost is overestimated, since longer steps overlap uploads more often.
+    of equally many requests that do not. After uploading, rests until the lengthening is below
+    `MOST_COST` of all time. Steps that only prefill may be lengthened more. Uploads that cost
+    nothing rest only to provide steps for the comparison, and do not rest at all while no engine
+    steps. Where steps of one kind differ much, for example because other programs are busy, the
+    cost is overestimated, since longer steps overlap uploads more often.
 
     An upload calls `begin` once `delay` is 0, and `end` at its end. Each engine reports its steps
     to its own observer, which `new_observer` returns.
@@ -240,8 +240,8 @@ class UploadPace:
             self._beside.append(_Beside(excess, overlap))
 
     def _rest(self, now: float, more: float = 0.0) -> None:
-        """Subtract the time since `_settled`, which had no uploads, plus `more` seconds, from the
-        rest due."""
+        """Subtract from the rest due the time since `_settled`, which had no uploads, and `more`
+        seconds."""
         owed = self._owed - (now - self._settled) - more
         self._owed, self._settled = max(-MOST_SAVED * self._times(), owed), now
 
@@ -261,7 +261,7 @@ class DecodeSteps:
 
     def __init__(self, pace: UploadPace) -> None:
         self._pace = pace
-        self._now = 0.0  # total seconds of all steps: contexts grow with them
+        self._now = 0.0  # total seconds of steps, with which contexts grow
         self._alone: dict[int, deque[tuple[float, float]]] = {}  # by number of requests
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:

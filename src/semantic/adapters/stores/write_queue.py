@@ -1,7 +1,6 @@
 """WriteQueue: threads that do queued jobs in `WriteOrder`, with a pace, back-off and a byte limit.
 
-Knows which jobs wait and whether they fail; knows nothing about what they write or for which
-caller.
+Knows the waiting jobs and whether they fail; knows neither what they write nor for which caller.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from semantic.domain.stored import QUEUE_COUNTERS, StoredBlock
 FAILURES = 3
 """Consecutive failed writes before the queue backs off."""
 FIRST_PAUSE = 1.0
-"""Seconds of the first back-off. Each further failure doubles it."""
+"""Seconds of the first back-off. Each further failure doubles the pause."""
 MAX_PAUSE = 30.0
 
 
@@ -34,9 +33,9 @@ class _Entry:
 
 
 class WriteQueue:
-    """Jobs by number, oldest first. `changed` is the only lock and guards all state; callers hold
-    it unless a docstring says otherwise. `drain` and `close` raise IntegrityError if a bug has
-    ended a thread."""
+    """A queue of jobs, numbered in order of arrival. `changed` is the only lock and guards all
+    state; callers hold it unless a docstring says otherwise. `drain` and `close` raise
+    IntegrityError if a bug has ended a thread."""
 
     def __init__(
         self,
@@ -112,8 +111,8 @@ class WriteQueue:
         return [entry.job for entry in self._current.values()]
 
     def attempt(self, write: Callable[[], bool], dropped: str) -> None:
-        """Call `write` without holding `changed`. During a back-off, or after the time to close, do
-        not call it but count it as `dropped`."""
+        """Call `write` without holding `changed`. During a back-off, or once the time for closing
+        is over, only count it as `dropped`."""
         with self.changed:
             if self.backoff.is_on() or self._clock() >= self._ends:
                 self.counts[dropped] += 1
@@ -212,8 +211,8 @@ class WriteQueue:
 
 class Backoff:
     """Exponential back-off: pauses writes after `FAILURES` consecutive failures, then lets one
-    through. If that write fails, the next pause is twice as long, up to `MAX_PAUSE` seconds. Not
-    thread-safe."""
+    write through. If that write fails, the next pause is twice as long, up to `MAX_PAUSE` seconds.
+    Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -228,7 +227,7 @@ class Backoff:
 
     @property
     def has_begun(self) -> bool:
-        """True if a pause has begun and no write has succeeded since."""
+        """True if writes have been paused and none has succeeded since."""
         return self._until is not None
 
     def record(self, *, succeeded: bool) -> None:

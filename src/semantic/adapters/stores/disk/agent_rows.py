@@ -1,4 +1,4 @@
-"""The index's rows of agents: the generations of their manifests, the blocks of their chains.
+"""The rows of agents in the index: the generations of their manifests, the blocks of their chains.
 
 All functions take an open connection; call those that write inside a transaction. Knows nothing
 about files.
@@ -24,7 +24,7 @@ _UPSERT = (
     " tenant = ?6, name = ?7, parent = ?8, time = ?9, proof = ?10"
 )
 _LAST: Place = ((1 << 63) - 1, b"\xff")
-"""A place that sorts before every agent's place in the list, which begins with the newest agent."""
+"""A place before those of all agents in the list, which begins with the newest agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, 
 
 
 def outdated(db: sqlite3.Connection) -> list[bytes]:
-    """Return the agents whose stored chain does not belong to their newest manifest."""
+    """Return the keys of the agents whose stored chain is not that of their newest manifest."""
     rows = db.execute(
         "SELECT key FROM agents AS a WHERE generation IS NOT"
         " (SELECT max(generation) FROM manifests WHERE agent = a.id)"
@@ -64,7 +64,7 @@ def outdated(db: sqlite3.Connection) -> list[bytes]:
 
 
 def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> list[BlockHash]:
-    """Insert an installed manifest as its agent's newest; return the hashes of the agent's
+    """Insert a manifest, whose file is in place, as its agent's newest; return the hashes of its
     chain."""
     manifest = filed.manifest
     hashes = [link.hash for link in manifest.scope.chain(manifest.token_ids)]
@@ -89,8 +89,8 @@ def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> lis
 
 
 def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None:
-    """Delete the row of one manifest; after the agent's last manifest, delete the agent's row
-    too."""
+    """Delete the row of one manifest and, if the agent has no other manifest, all the agent's
+    rows."""
     db.execute(
         "DELETE FROM manifests WHERE agent = ? AND generation = ?", (_id(db, key), generation)
     )
@@ -111,8 +111,8 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: bytes | None, *, pinned: bool
 ) -> bytes | None:
-    """Return the tenant's pinned or unpinned agent that was saved longest ago, other than `spared`;
-    None if there is none."""
+    """Return which of the tenant's agents, pinned or unpinned as asked, was saved longest ago,
+    leaving out `spared`; None if there is none."""
     row = db.execute(
         "SELECT key FROM agents WHERE tenant = ? AND pinned = ? AND key IS NOT ?"
         " ORDER BY saved LIMIT 1",
@@ -122,7 +122,7 @@ def lru_victim(
 
 
 def chain_of(db: sqlite3.Connection, key: bytes) -> list[BlockHash]:
-    """Return the blocks that the agent's newest manifest needs, unordered."""
+    """Return the hashes of the blocks that the agent's newest manifest needs, unordered."""
     return _chain(db, _id(db, key))
 
 
@@ -142,7 +142,7 @@ def page(db: sqlite3.Connection, *, scope: Scope, limit: int, after: Place | Non
 
 
 def tenants(db: sqlite3.Connection) -> list[bytes]:
-    """Return the tags of the tenants that have agents."""
+    """Return the tags of all tenants that have agents."""
     return [blob(row[0]) for row in db.execute("SELECT tag FROM tenants WHERE n_agents > 0")]
 
 
@@ -153,7 +153,7 @@ def bytes_of(db: sqlite3.Connection, tenant: bytes) -> tuple[int, int]:
 
 
 def larger(db: sqlite3.Connection, n_bytes: int) -> list[bytes]:
-    """Return the tenants with more than `n_bytes`, largest first."""
+    """Return the tags of the tenants with more than `n_bytes`, largest first."""
     rows = db.execute("SELECT tag FROM tenants WHERE bytes > ? ORDER BY bytes DESC", (n_bytes,))
     return [blob(row[0]) for row in rows]
 
@@ -205,8 +205,8 @@ def count_of(db: sqlite3.Connection, tenant: bytes) -> int:
 
 
 def _row(filed: FiledManifest) -> tuple[object, ...]:
-    """Return the values of the agent's own row, in the order of `_UPSERT` and
-    `schema.verify_rows`."""
+    """Return the values of an agent's row, in the order that `_UPSERT` and `schema.verify_rows`
+    use."""
     manifest = filed.manifest
     time, name = manifest.place
     return (
@@ -228,6 +228,6 @@ def _chain(db: sqlite3.Connection, agent: int) -> list[BlockHash]:
 
 
 def _id(db: sqlite3.Connection, key: bytes) -> int:
-    """Return the id of the agent's row; -1, an id that no row has, if the agent is missing."""
+    """Return the id of the agent's row; if the agent is missing, -1, which is the id of no row."""
     row = db.execute("SELECT id FROM agents WHERE key = ?", (key,)).fetchone()
     return -1 if row is None else whole(row[0])

@@ -1,4 +1,4 @@
-"""Block files: a header that identifies the block, the body, and a checksum for each of the two.
+"""Block files: a header that identifies the block, a body, and a checksum for both of them.
 
     offset  bytes
          0      8  magic
@@ -61,7 +61,8 @@ R = TypeVar("R")
 HEADER_BYTES = 4096
 VERSION = 1
 MAX_BODY_BYTES = 1 << 32
-"""16 MiB for each of 256 tokens. The limit matters because a sparse file can claim any length."""
+"""The largest body: 16 MiB for each of 256 tokens. Needed because a sparse file can claim any
+size."""
 
 _MAGIC = b"SEMBLOCK"
 _START = struct.Struct("<8sI")
@@ -74,7 +75,8 @@ _CODES = {Part.FULL: 1, Part.WINDOW: 2, Part.CHECKPOINT: 3}
 _PARTS = {code: part for part, code in _CODES.items()}
 
 _MAX_VIEWS = 512
-"""The most targets for one system call. POSIX promises 16, Linux and macOS accept 1,024."""
+"""The most segments to fill with one system call. POSIX promises 16, Linux and macOS allow
+1,024."""
 _GROUP_BYTES = 1 << 18
 """Bytes to read and then hash at a time, few enough to stay in the processor's cache."""
 _MAX_THREADS = 8
@@ -93,8 +95,8 @@ class FileHeader:
 
 
 def layout_stamp(layout: str) -> str:
-    """Return the text that stands for a layout in a header: the layout's name, or a hash of a name
-    that is too long."""
+    """Return the text that stands for a layout in a header: its name or, if that is too long, a
+    hash."""
     if len(layout.encode()) <= _LAYOUT_BYTES:
         return layout
     return "sha256:" + digest("layout-v1", layout.encode()).hex()
@@ -127,9 +129,9 @@ def encode_header(block: StoredBlock) -> bytes:
 
 
 def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
-    """Return the header from `data`, the first bytes of the file of `key`, which is `file_bytes`
-    long. Raises NewerFormatError if a later version wrote the file, and DamagedError unless the
-    header is intact and belongs to `key`."""
+    """Return the header in `data`, the first bytes of the file of block `key`, which has
+    `file_bytes`. Raises NewerFormatError if a later version wrote the file, and DamagedError unless
+    the header is intact and belongs to `key`."""
     _check_frame(data)
     (_, _, code, n_tokens, n_layout, start, n_body, namespace, tenant, name, parent, body_sum) = (
         _FIELDS.unpack_from(data)
@@ -142,7 +144,7 @@ def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
         raise DamagedError("truncated" if file_bytes < HEADER_BYTES + n_body else "too long")
     tokens = unpack_tokens(data[_FIELDS.size : _FIELDS.size + 4 * n_tokens])
     scope = Scope(namespace, tenant)
-    # Recompute the hash: the contents verify a header, not the file's name.
+    # Recompute the hash, so that a header's contents verify it, not the file's name.
     if BlockKey(BlockHash(name), _PARTS[code]) != key:
         raise DamagedError("identity")
     if scope.hash_of(BlockHash(parent), tokens) != name:
@@ -287,7 +289,8 @@ class BlockReader:
 
 
 def _repeated(scratch: memoryview, n_bytes: int) -> Iterator[memoryview]:
-    """Yield the same memory repeatedly, until the pieces add up to `n_bytes`."""
+    """Yield `scratch` repeatedly, cutting the last piece, so that the pieces add up to
+    `n_bytes`."""
     for at in range(0, n_bytes, _GROUP_BYTES):
         yield scratch[: n_bytes - at]
 

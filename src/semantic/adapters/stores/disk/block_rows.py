@@ -1,4 +1,4 @@
-"""The index's rows of blocks: which blocks exist, their parents, their order of use, LRU victims.
+"""The rows of blocks in the index: which blocks exist, their parents, their last uses, LRU victims.
 
 All functions take an open connection; call those that write inside a transaction. They raise
 IndexBrokenError for an impossible row. Knows nothing about files.
@@ -70,7 +70,7 @@ def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
 
 
 def find(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-    """Return an entry for each of `keys` that has a row."""
+    """Return, by key, an entry for each of `keys` that has a row."""
     requested = set(keys)
     hashes = list({key.hash for key in requested})
     found = {}
@@ -123,7 +123,7 @@ def nearest_children(
 
 def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search, Search]:
     """Return `at_most` and `above` for `nearest`, searching the blocks of `part` that follow
-    `parent`. They ignore blocks with token ids of four bytes, which no vocabulary contains."""
+    `parent`. They ignore blocks with ids of four bytes, which no vocabulary contains."""
 
     def search(condition: str, packed: bytes) -> bytes | None:
         row = db.execute(
@@ -137,7 +137,7 @@ def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search,
 
 
 def _narrowable(packed: bytes) -> bytes:
-    """Return the tokens before the first one whose id needs four bytes."""
+    """Return the packed tokens before the first token whose id needs four bytes."""
     wide = next((i for i, byte in enumerate(packed[3::4]) if byte), None)
     return packed if wide is None else packed[: wide * TOKEN_BYTES]
 
@@ -189,7 +189,7 @@ def tick(db: sqlite3.Connection, n: int = 1) -> int:
 
 
 def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
-    """Mark `keys` as used now; the first key becomes the most recently used."""
+    """Mark the blocks as used now, the first key as the most recently used."""
     last = tick(db, len(keys)) + len(keys)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ? AND part = ?",
@@ -198,8 +198,7 @@ def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
 
 
 def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
-    """Mark all parts of a chain's blocks as used now; the first block becomes the most recently
-    used."""
+    """Mark all parts of the blocks as used now, the first block as the most recently used."""
     last = tick(db, len(hashes)) + len(hashes)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ?",
@@ -208,8 +207,8 @@ def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
 
 
 def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) -> None:
-    """Count the blocks among the tenant's `hashes` that no agent needs as last used at `left_at`,
-    so that they are evicted sooner."""
+    """Among the tenant's blocks `hashes`, count those that no agent needs as last used at
+    `left_at`, so that eviction takes them sooner."""
     now = tick(db, 0)
     sql = "SELECT used FROM blocks WHERE scope = ? AND pinned = 0 ORDER BY used LIMIT 1"
     firsts = (db.execute(sql, (scope,)).fetchone() for scope in _scopes(db, tenant))
@@ -228,7 +227,7 @@ def _scopes(db: sqlite3.Connection, tenant: bytes) -> list[int]:
 
 
 def update_pins(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
-    """Recompute which of `hashes` belong to a pinned agent."""
+    """Recompute which of the blocks `hashes` belong to a pinned agent."""
     db.executemany(
         f"UPDATE blocks SET pinned = {_IS_PINNED.format(hash='blocks.hash')}"  # noqa: S608
         " WHERE hash = ?",
@@ -248,15 +247,15 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 def lru_victim(
     db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
 ) -> Victim | None:
-    """Return the tenant's least recently used pinned or unpinned leaf, other than `spared`; None if
-    there is none."""
+    """Return the tenant's least recently used leaf, pinned or unpinned as asked, leaving out
+    `spared`; None if there is none."""
     places = ",".join("?" * len(spared))
     sql = (
         "SELECT b.used, -b.start, b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
         f" WHERE b.scope = ? AND b.pinned = ? AND b.hash NOT IN ({places}) AND {_LEAF}"
         " ORDER BY b.used, b.start DESC LIMIT 1"
     )
-    found = [  # one search for each scope
+    found = [  # a search per scope
         db.execute(sql, (scope, int(pinned), *spared)).fetchone() for scope in _scopes(db, tenant)
     ]
     first = min((row for row in found if row is not None), default=None)
@@ -276,7 +275,7 @@ def superseded(
     db: sqlite3.Connection, before: Iterable[BlockHash], links: Iterable[BlockLink]
 ) -> list[BlockKey]:
     """Return the partial FULL blocks that no agent needs and whose tokens begin a longer block.
-    Considers the hashes in `before`, and the blocks whose tokens begin one of `links`."""
+    Considers the blocks `before`, and the blocks whose tokens begin one of `links`."""
     names = dict.fromkeys(before)
     for link in links:
         packed = _narrowable(pack_tokens(link.tokens))
@@ -288,9 +287,8 @@ def superseded(
 
 
 def unneeded_checkpoints(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> list[BlockKey]:
-    """Return the checkpoints and windows that no agent needs at the ends of the partial blocks
-    `hashes`. Includes only checkpoints larger than the keys and values of the previous block,
-    because eviction handles smaller ones."""
+    """Return the checkpoints and windows, at the ends of the partial blocks `hashes`, that no agent
+    needs. Leaves checkpoints no larger than the keys and values of the block before to eviction."""
     large = [name for name in dict.fromkeys(hashes) if _has_large_checkpoint(db, name)]
     keys = [BlockKey(name, part) for name in large for part in (Part.CHECKPOINT, Part.WINDOW)]
     return [key for key in keys if _is_unneeded(db, key)]
@@ -346,7 +344,7 @@ def _key(name: object, part: object) -> BlockKey:
 
 
 def _header(parent: BlockHash, row: tuple[object, ...]) -> BlockHeader:
-    """Return the header in a row. Recomputes the hash instead of trusting the row."""
+    """Return the header of the block in a row. Recomputes its hash instead of trusting the row."""
     name, part, start, width, stored, namespace, tenant, layout = row
     key, packed = _key(name, part), packed_in(width, stored)
     match start, packed, namespace, tenant, layout:

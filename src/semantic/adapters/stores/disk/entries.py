@@ -30,21 +30,21 @@ from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.identity import digest
 
 PAGE = 4096
-"""The unit in which file systems allocate: the cost of a file is a whole number of pages."""
+"""The unit, in bytes, in which file systems allocate and the cost of a file is counted."""
 MAX_NUMBER = 1 << 62
-"""The largest number accepted from a file. The index can store twice that, so a counter that
-continues from such a number does not overflow."""
+"""The largest number accepted from a file. The index can store numbers twice as large, so a counter
+that continues from this one does not overflow."""
 MAX_QUARANTINED = 16
 """How many quarantined files to keep for inspection: the newest ones."""
 _NAME_BYTES = 256
 """The most bytes that a name can add to its folder."""
 _MAX_COST = 1 << 44
-"""An upper limit on one file's cost. It exceeds any quota, yet the sum over half a million sparse
-files that claim any size does not overflow."""
+"""The largest cost of one file. It exceeds any quota, yet the total for half a million sparse
+files, which can claim any size, does not overflow."""
 _NOT_PLAIN = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EOPNOTSUPP, errno.EMLINK}
 _SHARD_NAME_LENGTH = 2
 _LAST_NUMBER = 10**20 - 1
-"""The last number for names in `bad/`, which have 20 digits so that they sort."""
+"""The last number for names in `bad/`. They begin with 20 digits, so that they sort."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _BLOCK = re.compile(r"([0-9a-f]{64})\.(full|window|checkpoint)")
 _MANIFEST = re.compile(r"([0-9a-f]{64})\.([0-9]{20})")
@@ -55,7 +55,8 @@ class UnreadableError(Exception):
 
 
 class DamagedError(UnreadableError):
-    """The contents of a file do not match its name. The message is the kind of damage."""
+    """The contents of a file are invalid or do not match its name. The message is the kind of
+    damage."""
 
     @property
     def kind(self) -> str:
@@ -67,12 +68,11 @@ class NewerFormatError(UnreadableError):
 
 
 class MismatchError(UnreadableError):
-    """An intact file is not the requested one. The message names the field that differs."""
+    """A file is intact but not the requested one. The message names the field that differs."""
 
 
 class Kind(StrEnum):
-    """The two kinds of files. Each has a folder with 256 shards, by the first byte of the file
-    names."""
+    """The two kinds of files. Each has a folder of 256 shards, one for each first byte of names."""
 
     BLOCKS = "blocks"
     AGENTS = "agents"
@@ -97,8 +97,9 @@ class Entry:
 class Listed:
     """Something found in a shard. `n_bytes` is None unless it is a plain file of this user.
 
-    `path` is relative to the store's folder and printable, see `escape_name`. `entry` is None if
-    the thing cannot be part of the store: a folder, or a file whose name belongs in another shard.
+    `path` is relative to the store's folder and printable, see `escape_name`. `entry` is None for
+    anything that cannot be part of the store, such as a folder or a file whose name does not belong
+    in this shard.
     """
 
     path: str
@@ -123,8 +124,7 @@ def manifest_entry(agent: bytes, generation: int) -> Entry:
 
 
 def parse_block(name: str) -> BlockKey | None:
-    """Return the key of the block whose file has this name; None if it is not the name of a block
-    file."""
+    """Return the key of the block whose file has this name; None if no block's file can have it."""
     match = _BLOCK.fullmatch(name)
     if match is None:
         return None
@@ -132,8 +132,8 @@ def parse_block(name: str) -> BlockKey | None:
 
 
 def parse_manifest(name: str) -> tuple[bytes, int] | None:
-    """Return the agent key and generation of the manifest whose file has this name; None if it is
-    not the name of a manifest file."""
+    """Return the agent key and generation of the manifest whose file has this name; None if no
+    manifest's file can have it."""
     match = _MANIFEST.fullmatch(name)
     return None if match is None else (bytes.fromhex(match[1]), int(match[2]))
 
@@ -145,7 +145,8 @@ def agent_key(scope: Scope, agent_id: str) -> bytes:
 
 
 def cost_of(n_bytes: int) -> int:
-    """Return how much a file of `n_bytes` counts against the quota: whole pages, plus its name."""
+    """Return how many bytes a file of `n_bytes` counts against the quota: whole pages, plus its
+    name."""
     return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
 
 
@@ -209,7 +210,7 @@ class Entries:
         return found.st_size if is_plain(found) else None
 
     def exists(self, entry: Entry) -> bool:
-        """Return whether anything has the entry's name."""
+        """Return whether a file, or anything else, has the entry's name."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 self.files.lstat(entry.name, dir_fd=shard)
@@ -235,14 +236,15 @@ class Entries:
             delete_any(self.files, entry.name, shard)
 
     def sync(self, entry: Entry) -> None:
-        """Make the file's contents reach the drive before anything that is synced later."""
+        """Make the file's contents reach the drive before any later sync does."""
         with self.opened(entry) as (fd, _):
             self.files.sync_data(fd)
 
     # Quarantine
 
     def quarantine(self, entry: Entry) -> Quarantined | None:
-        """Move whatever has the entry's name to `bad/`; return None if nothing has that name."""
+        """Move a file, or anything else with the entry's name, to `bad/`; return None if nothing
+        has it."""
         with opened(self.files, self.bad, FOLDER_FLAGS, reads=True) as bad:
             names = self.quarantined()
             # Numbered, not dated, so that the order does not depend on the clock.

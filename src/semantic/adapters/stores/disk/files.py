@@ -32,12 +32,12 @@ READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PREFIX = 21
-"""How many leading characters of a quarantined folder's name its nested folders keep when moved:
+"""When moved, folders inside a quarantined folder keep this many leading characters of its name:
 the number that sorts names in `bad/`."""
 
 
 class FileSystem:
-    """The real file system. Every method raises OSError as its system call does."""
+    """The real file system. Every method raises the OSError of its system call."""
 
     def open(self, path: Where, flags: int, *, dir_fd: int | None = None) -> int:
         """Return a file descriptor. A created file has mode 0600."""
@@ -47,12 +47,12 @@ class FileSystem:
         os.close(fd)
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Return the number of bytes written, possibly fewer than given."""
+        """Write `data`, or only its beginning; return the number of bytes written."""
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Return the number of bytes read, possibly fewer than `targets` hold; 0 at the end of the
-        file."""
+        """Read into `targets`, possibly filling only some; return the number of bytes read, 0 at
+        the file's end."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -92,7 +92,7 @@ class FileSystem:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def sync_data(self, fd: int) -> None:
-        """Make data in `fd` reach the drive before anything that is synced later."""
+        """Make the data of the file `fd` reach the drive before any later sync does."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, _F_BARRIERFSYNC)
@@ -113,8 +113,9 @@ class FileSystem:
 
 
 class Counts:
-    """Named counters since the store opened; some names exist from the start. Thread-safe. Counts
-    each kind separately in addition to the total, under names like "damaged: body checksum"."""
+    """Named counters since the store opened; some names exist from the start. Thread-safe. In
+    addition to a total such as "damaged", each kind has a counter, such as "damaged: body
+    checksum"."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -130,7 +131,7 @@ class Counts:
 
     def add_error(self, name: str, error: OSError) -> None:
         """Count `error` under the name of its errno, for example "write_errors: ENOSPC". Logs the
-        first, tenth, hundredth (and so on) failing write, unless the folder is missing."""
+        first, tenth, hundredth (and so on) failed write, but none if the folder is missing."""
         kind = errno.errorcode.get(error.errno or 0, "unknown")
         n = self.add(name, kind)
         is_write = name == "write_errors" and kind not in {"ENOENT", "ESTALE"}
@@ -174,8 +175,8 @@ def delete_any(files: FileSystem, name: str, folder: int) -> None:
 
 
 def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
-    """Delete a folder tree. First moves nested folders next to `name`, so that however deep the
-    tree is, at most three folders are open at once."""
+    """Delete a folder tree. Moves nested folders next to `name` first, so that at most three
+    folders are open at a time, however deep the tree is."""
     left = [name]
     while left:
         this = left[-1]

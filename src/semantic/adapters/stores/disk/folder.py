@@ -62,7 +62,7 @@ _MAX_PAUSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The contents of FORMAT: the store's format, and the digest of its secret."""
+    """The contents of FORMAT: the number of the store's format, and the digest of its secret."""
 
     format: int
     secret_digest: bytes
@@ -74,8 +74,8 @@ class Stamp:
 
 
 class Folder:
-    """An open store folder. `locked` keeps out other processes and other threads of this process.
-    Methods raise OSError unless their docstrings say otherwise."""
+    """An open store folder. `locked` keeps out other threads and other processes. Methods raise
+    OSError unless their docstrings say otherwise."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
         """See `open_folder`, which also checks the folder. The constructor checks and locks
@@ -174,7 +174,7 @@ class Folder:
             self._install(path, name)
 
     def sessions(self) -> dict[str, bool]:
-        """Return for each session name whether its process is alive. Callers hold the lock."""
+        """Return, for each session's name, whether its process is alive. Callers hold the lock."""
         names = self.files.names(self.root / "tmp")
         return {name: name == self.session or self._is_alive(name) for name in names}
 
@@ -202,13 +202,13 @@ class Folder:
             with opened(self.files, self.root / "tmp" / session / "lock", READ_FLAGS) as fd:
                 return not self.files.try_lock(fd)
         except (FileNotFoundError, NotADirectoryError):
-            return False  # not a session that is just beginning: those hold the folder's lock
+            return False  # not just beginning: that needs the folder's lock
         except OSError:
             return True  # unknown: do not touch it
 
     def _count_in(self, session: str) -> int:
-        """Return the number of names in a dead session's folder; 1 if it is not a folder, 0 if it
-        was just deleted."""
+        """Return how many names a dead session's folder has; 1 if the session is not a folder, 0 if
+        another process has just deleted it."""
         try:
             with opened(self.files, self.root / "tmp" / session, FOLDER_FLAGS, reads=True) as fd:
                 return len(self.files.names(fd))
@@ -264,7 +264,7 @@ class Folder:
 
     def _require_same_folder(self) -> None:
         """Raise OSError if the folder is gone, or if a link or another folder has its name, because
-        files would then be written there. Log the first such failure."""
+        the files would go there. Log the first failure."""
         try:
             found = self.files.lstat(self.root)
         except FileNotFoundError:
@@ -302,8 +302,8 @@ def open_folder(root: Path, files: FileSystem) -> Folder:
 
 
 def read_format(root: Path, files: FileSystem) -> int | None:
-    """Return the format of the store at `root`; None if there is no store yet. Raises StoreError if
-    the format is newer than `FORMAT`, or FORMAT is damaged."""
+    """Return the number of the store's format; None if there is no store at `root` yet. Raises
+    StoreError if the format is newer than `FORMAT`, or FORMAT is damaged."""
     stamp = _read_stamp(root, files)
     return None if stamp is None else stamp.format
 
@@ -367,8 +367,8 @@ def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -
 
 
 def read_small(path: Path, files: FileSystem, most: int) -> bytes:
-    """Return at most the first `most` bytes of a file. Raises OSError, or StoreError unless it is a
-    plain file."""
+    """Return the first `most` bytes of a file, or all bytes if it is shorter. Raises OSError, or
+    StoreError unless it is a plain file."""
     with opened(files, path, READ_FLAGS) as fd:
         if not is_plain(files.fstat(fd)):
             raise StoreError(f"{path} is not a plain file of this user; nothing has changed")
@@ -385,7 +385,7 @@ def _require_usable(root: Path, files: FileSystem) -> None:
         _require_folder(root, files)
     if read_format(root, files) is None:
         foreign = {n for n in files.names(root) if n not in _BEFORE_FORMAT and n[0] != "."}
-        # Read again: another process may have made the folder a store in between.
+        # Read again, because another process may meanwhile have made the folder a store.
         if foreign and read_format(root, files) is None:
             raise StoreError(
                 f"{root} is not a store: it has no FORMAT but holds {min(foreign)!r}; "
@@ -413,7 +413,8 @@ def _require_folder(path: Path, files: FileSystem) -> None:
 
 _WAIT_SECONDS = 0.1
 _MOST_STEPS = 3_000_000
-"""The most steps for SQLite's virtual machine: enough for several hundred thousand agents."""
+"""The most steps of SQLite's virtual machine in a search: enough for several hundred thousand
+agents."""
 _NAMES = """
 SELECT name FROM agents WHERE tenant = ?1 AND substr(name, 1, length(?2)) = ?2
 GROUP BY name ORDER BY max(time) DESC LIMIT ?3
@@ -421,11 +422,11 @@ GROUP BY name ORDER BY max(time) DESC LIMIT ?3
 
 
 def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
-    """Return at most `limit` agent names that start with `beginning`, most recently saved first.
+    """Return the names of at most `limit` agents, beginning with `beginning`, latest saved first.
 
-    Serves completion in a shell, for agents of requests without a key. Fast; takes no lock. Repairs
-    nothing, so names may be outdated. Returns nothing for a store that is missing, damaged, locked,
-    of another format, or with more agents than the search can visit.
+    Completes names in a shell, so it finds only agents created without an API key. Fast; takes no
+    lock. Repairs nothing, so names may be outdated. Returns an empty list if the store is missing,
+    damaged, locked or of another format, or has more agents than the search can visit.
     """
     try:
         with (root / "secret").open("rb") as file:
@@ -442,8 +443,8 @@ def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
 
 
 def _opened(index: Path) -> sqlite3.Connection:
-    """Open the index. If it has no log, its file is complete, and opening it as immutable keeps
-    SQLite from adding files."""
+    """Open the index. Without a log, the index's file is complete, and opening it as immutable
+    keeps SQLite from adding files."""
     logged = index.with_name(f"{index.name}-wal").exists()
     address = f"file:{quote(str(index))}?{'mode=ro' if logged else 'immutable=1'}"
     return sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)

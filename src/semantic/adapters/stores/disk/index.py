@@ -1,4 +1,4 @@
-"""SQLite connections to the index: one that writes under the folder's lock, one that only reads.
+"""SQLite connections to the index: one writes, under the folder's lock, and one only reads.
 
 Sorts SQLite's errors into faults of the system (OSError: the operation failed) and faults of the
 index (IndexBrokenError: rebuild it). Knows the index's four files; knows nothing about its tables.
@@ -37,8 +37,8 @@ _SYSTEM_FAULTS = {
     sqlite3.SQLITE_INTERRUPT: errno.EINTR,
 }
 _REFUSALS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""SQLite errors that the folder, the process or the index can cause: `require_folder` finds out
-which one did."""
+"""SQLite errors whose cause may be the folder, the process or the index: `require_folder` finds out
+which."""
 
 _NAMES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal")
 _MOST_OPENINGS = 8
@@ -46,16 +46,16 @@ _OPEN_TOGETHER = 4
 """Descriptors that SQLite needs at once, plus one to spare."""
 _OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
 _MIN_COST = 5 << 18
-"""Bytes of a small index with a full log, so that the index's cost changes little in a small
-store."""
+"""The least cost of an index, that of a small one with a full log, so that it changes little in a
+small store."""
 _SLACK = 1 << 19
-"""Allows for growth that file sizes do not show yet: a checkpoint copies the log into the table
+"""Bytes for growth that file sizes do not show yet: SQLite's checkpoint copies the log to the table
 file."""
 
 FileId = tuple[int, int]
 """Device and inode."""
 Identity = tuple[FileId, FileId | None, FileId | None]
-"""The table file, its write-ahead log and the log's shared-memory map."""
+"""The identities of the table file, its write-ahead log and the log's shared-memory map."""
 
 
 class Index:
@@ -64,8 +64,8 @@ class Index:
     def __init__(
         self, folder: Folder, on_removed: Callable[[Sequence[BlockHash]], None] | None = None
     ) -> None:
-        """`on_removed` is called with the whole blocks whose rows a transaction deleted, if there
-        are any, while the folder's lock is held."""
+        """`on_removed` is called, under the folder's lock, with the whole blocks, if there are any,
+        whose rows a transaction has deleted."""
         self._folder = folder
         self._on_removed = on_removed
         self._files = IndexFiles(folder)
@@ -91,15 +91,16 @@ class Index:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Yield a view of the last committed state, which does not change inside the block. For one
-        thread at a time."""
+        """Yield a connection that sees the last committed state, unchanged until the `with` block
+        ends. For one thread at a time."""
         with _translated(self._files), self._reader.held() as db, ExitStack() as end:
             db.execute("BEGIN")
             end.callback(_roll_back, db)
             yield db
 
     def is_sound(self) -> bool:
-        """Return whether the index is usable. Raises OSError if the system prevents finding out."""
+        """Return whether the index is usable. Raises OSError if the system does not let it find
+        out."""
         try:
             with self._folder.locked(), _translated(self._files), self._writer.held() as db:
                 return schema.is_sound(db)
@@ -108,8 +109,8 @@ class Index:
 
     @contextmanager
     def recreating(self) -> Iterator[sqlite3.Connection]:
-        """Yield a new index, inside the transaction that must also fill it. After an exception the
-        file has no tables and does not count as an index."""
+        """Yield a new index, in a transaction in which the caller must also fill it. After an
+        exception, the file has no tables and counts as no index."""
         with self._folder.locked(), _translated(self._files):
             self._writer.close()
             self._files.recreate()
@@ -204,17 +205,19 @@ class IndexFiles:
         if not stat.S_ISDIR(self._files.lstat(path).st_mode):
             self._files.unlink(path)
             return
-        # A folder may contain foreign files: quarantine it, with the number that is deleted first.
+        # A folder may contain foreign files: move it to `bad/`, with the number to be deleted
+        # first.
         name = f"{0:020}-{secrets.token_hex(8)}-{path.name}"
         with opened(self._files, self._folder.root / "bad", FOLDER_FLAGS) as bad:
             self._files.rename(path, name, to=bad)
 
 
 class _Connection:
-    """A connection that one thread holds at a time. Opens again when the index's files change."""
+    """A connection for one thread at a time, opened anew when other files replace the index's."""
 
     def __init__(self, files: IndexFiles, *, checks_log: bool) -> None:
-        """If `checks_log`, also notice when another log replaces the log of the same table file."""
+        """With `checks_log`, also notices if another log replaces the log of the same table
+        file."""
         self._files = files
         self._checks_log = checks_log
         self._lock = threading.RLock()
@@ -256,8 +259,7 @@ class _Connection:
 
     def _opened(self) -> sqlite3.Connection:
         """Open the current files and return the connection. Tries again if another process replaces
-        the files meanwhile, because a connection to deleted files would miss other processes'
-        writes."""
+        the files meanwhile, because a connection to deleted files would miss others' writes."""
         for _ in range(_MOST_OPENINGS):
             before = self._found()
             self._db = self._open()

@@ -29,7 +29,7 @@ from semantic.domain.stored import OnProgress
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A damaged file, by its path inside the store, and the kind of damage."""
+    """A damaged file's path inside the store, and the kind of damage."""
 
     path: str
     damage: str
@@ -37,8 +37,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a check. `n_bytes` counts the intact files. `foreign` lists the paths of files
-    that do not belong to the store, `newer` those of files that a later version wrote."""
+    """The result of a check. `n_bytes` is the size of the intact files. `foreign` has the paths of
+    files that do not belong to the store, `newer` the paths of files that a later version wrote."""
 
     n_blocks: int
     n_manifests: int
@@ -55,9 +55,9 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class CollectReport:
-    """Deletions, or with `dry_run` those that would happen: blocks without an agent, unfinished
-    files of dead processes, quarantined files, blocks over the quota. `freed_bytes` is by how much
-    the used bytes shrink."""
+    """How many things were deleted or, with `dry_run`, would be: blocks without an agent,
+    unfinished files of dead processes, quarantined files, blocks over the quota. `freed_bytes` is
+    the decrease of the bytes in use."""
 
     dry_run: bool
     unneeded_blocks: int
@@ -211,8 +211,8 @@ def _roll_back_if(*, dry_run: bool) -> None:
 
 
 def _share(listed: Listed, parts: int) -> int:
-    """Return the index of the share, out of `parts` equal ones, to which a file's name, a hash,
-    assigns the file."""
+    """Return the index of the share, out of `parts` equal shares, to which a file belongs because
+    of the hash in its name."""
     name = "" if listed.entry is None else listed.entry.name
     is_hash = parse_block(name) or parse_manifest(name)
     return int(name[:16], 16) % parts if is_hash else 0

@@ -1,4 +1,4 @@
-"""Encodes and verifies manifest files, which contain a checksum, a JSON text and packed tokens.
+"""Encodes and verifies manifest files, each with a checksum, a JSON text and packed tokens.
 
     offset  bytes
          0      8  magic
@@ -37,13 +37,13 @@ from semantic.domain.stored import Manifest
 
 VERSION = 1
 MAX_BYTES = 1 << 28
-"""The most bytes in a manifest: some sixty million tokens."""
+"""The most bytes in a manifest's file, which holds some sixty million tokens."""
 
 _MAGIC = b"SEMAGENT"
 _FRAME = struct.Struct("<8sII16s")
 _SIZES = struct.Struct("<QQ")
 FRAME_BYTES = _FRAME.size + _SIZES.size
-"""The bytes of a file that `require_size` needs: magic, version, checksum, sizes."""
+"""How many bytes `require_size` needs from a file's beginning: magic, version, checksum, sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def encode_manifest(filed: FiledManifest) -> bytes:
         "saved_at": manifest.saved_at,
         "match": None if manifest.match is None else dataclasses.asdict(manifest.match),
     }
-    # ASCII escapes are off: two adjacent lone surrogates would decode as one character.
+    # No ASCII escapes, because those of two adjacent lone surrogates would decode as one character.
     text = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
     rest = _SIZES.pack(len(text), len(manifest.token_ids)) + text + pack_tokens(manifest.token_ids)
     if _FRAME.size + len(rest) > MAX_BYTES:
@@ -117,9 +117,8 @@ def require_size(frame: bytes, file_bytes: int) -> None:
 
 
 def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
-    """Return the manifest from the contents of the file of agent `key` with `generation`. Raises
-    NewerFormatError, or DamagedError unless it is intact and belongs to that agent and
-    generation."""
+    """Return the manifest in `data`, the contents of the file for this agent and generation. Raises
+    NewerFormatError, or DamagedError unless it is intact and for that agent and generation."""
     require_size(data, len(data))
     _, version, zero, checksum = _FRAME.unpack_from(data)
     n_text, _ = _SIZES.unpack_from(data, _FRAME.size)
@@ -139,7 +138,8 @@ def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
 def read_manifest(
     entries: Entries, key: bytes, generation: int
 ) -> tuple[FiledManifest, ManifestFile]:
-    """Return a verified manifest and its file. Raises DamagedError, NewerFormatError or OSError."""
+    """Return a verified manifest and a description of its file. Raises DamagedError,
+    NewerFormatError or OSError."""
     with entries.opened(manifest_entry(key, generation)) as (fd, size):
         require_size(read_whole(entries.files, fd, FRAME_BYTES), size)
         data = read_whole(entries.files, fd, size)
@@ -209,8 +209,8 @@ def _parse_part(fields: _Fields) -> Difference:
 
 
 class _Fields:
-    """Access to the fields of a JSON object by type. Methods raise KeyError or TypeError for a
-    missing or wrong field, and ValueError or OverflowError for a number that is too large."""
+    """Typed access to the fields of a JSON object. Raises KeyError if a field is missing, TypeError
+    if it has another type, and ValueError or OverflowError if a number is too large."""
 
     def __init__(self, loaded: object) -> None:
         if not isinstance(loaded, dict):
@@ -221,7 +221,7 @@ class _Fields:
         return self._fields[name]
 
     def optional_since(self, name: str) -> object:
-        """Return a field, or None in a file from a version that did not write the field."""
+        """Return a field; None for a file from a version that did not write the field."""
         return self._fields.get(name)
 
     def text(self, name: str) -> str:
@@ -231,7 +231,7 @@ class _Fields:
         return value
 
     def text_since(self, name: str, before: str) -> str:
-        """Return a text, or `before` in a file from a version that did not write the field."""
+        """Return a text; `before` for a file from a version that did not write the field."""
         return self.text(name) if name in self._fields else before
 
     def whole(self, name: str) -> int:
@@ -250,7 +250,7 @@ class _Fields:
         return value
 
     def counter_since(self, name: str, before: int) -> int:
-        """Return a counter, or `before` in a file from a version that did not write the field."""
+        """Return a counter; `before` for a file from a version that did not write the field."""
         return self.counter(name) if name in self._fields else before
 
     def flag(self, name: str) -> bool:
@@ -260,7 +260,7 @@ class _Fields:
         return value
 
     def flag_since(self, name: str, *, before: bool) -> bool:
-        """Return a flag, or `before` in a file from a version that did not write the field."""
+        """Return a flag; `before` for a file from a version that did not write the field."""
         return self.flag(name) if name in self._fields else before
 
     def number(self, name: str) -> float:

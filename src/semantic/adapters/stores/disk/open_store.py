@@ -2,10 +2,10 @@
 
 Opens the store, runs crash recovery if the index is broken, and quarantines damaged files. A
 cleanly closed store has a seal, so opening it need not compare the index with every file. The seal
-is a checksum over the index and over the time at which a name last came or went in each folder. It
-is deleted on opening, before the index is used, and written by the last process to close the store,
-so after a crash there is no seal. A file changed in place, under its own name, is noticed when it
-is read, not when the store is opened. Knows nothing about blocks or agents.
+is a checksum over the index and over the times at which each folder's names last changed. Opening
+deletes it before using the index, and the last process to close the store writes it, so after a
+crash there is none. A file changed in place, under its own name, is noticed when it is read, not
+when the store is opened. Knows nothing about blocks or agents.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One pass over the folder, inside one transaction, that makes the index match the files.
-    Deletes only the unfinished files of dead processes; quarantines damaged files. Safe to
-    interrupt and repeat."""
+    """A pass over the folder, in one transaction, that makes the index match the files. Deletes
+    only the unfinished files of dead processes; quarantines damaged files. Safe to interrupt and
+    repeat."""
 
     _db: sqlite3.Connection
     _folder: Folder
@@ -151,8 +151,8 @@ class Recovery:
         for agent in {key for key, _ in changed}.union(agent_rows.outdated(self._db)):
             agent_rows.drop(self._db, agent)
             read += self._read_agent(agent, generations.get(agent, []))
-        # In the order of saving, so that an agent's newest manifest comes last and the last saved
-        # agent becomes the most recently used.
+        # In the order of saving, so that an agent's newest manifest is the last one added for it,
+        # and the last saved agent becomes the most recently used.
         for filed, file in sorted(read, key=lambda one: (one[0].order, one[0].manifest.generation)):
             hashes = agent_rows.add(self._db, filed, file)
             block_rows.touch_chain(self._db, hashes)
@@ -163,7 +163,7 @@ class Recovery:
         block_rows.update_all_pins(self._db)
 
     def _frame(self, agent: bytes, generation: int) -> bytes:
-        """Return the first bytes of a manifest's file; if it is unreadable, b"", which matches no
+        """Return the first bytes of a manifest's file; if that is unreadable, b"", which matches no
         row."""
         try:
             with self._entries.opened(manifest_entry(agent, generation)) as (fd, _):
@@ -225,7 +225,7 @@ def _add_other(db: sqlite3.Connection, name: str, cost: int) -> None:
 
 
 SEALED_FROM = 2000
-"""The number of files from which a store gets a seal: comparing fewer takes less than 0.1 s."""
+"""Only stores with at least this many files get a seal: comparing fewer takes less than 0.1 s."""
 
 _NAME = "index.seal"
 _TABLES = "index.sqlite"
@@ -236,7 +236,7 @@ _READ_BYTES = 1 << 20
 
 
 class Seal:
-    """The seal of an open folder. Callers hold the folder's lock and have no index open."""
+    """The seal of an open folder. Callers hold the folder's lock and do not have the index open."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -263,15 +263,15 @@ class Seal:
                 self._folder.create(self._path, checksum)
 
     def _is_alone(self) -> bool:
-        """Return whether no other session is alive. The checksum opens the index, and closing a
-        file that SQLite has open elsewhere in this process would release SQLite's locks."""
+        """Return whether no other session is alive. In one, SQLite may have the index open, and
+        taking a checksum closes the file, which would release SQLite's locks."""
         return [name for name, lives in self._folder.sessions().items() if lives] == [
             self._folder.session
         ]
 
     def _checksum(self) -> bytes:
-        """Return the seal's contents. Raises OSError, also if the index has a log, a sign of an
-        unclean close."""
+        """Return the seal's contents. Raises OSError, for example if the index has a log, a sign of
+        an unclean close."""
         for name in _LOGS:
             with suppress(FileNotFoundError):
                 self._files.lstat(self._folder.root / name)
@@ -288,8 +288,8 @@ class Seal:
         return hashed.digest()
 
     def _folders(self) -> Iterator[bytes]:
-        """Yield, for each folder with files, its identity and when a name in it last came or
-        went."""
+        """Yield, for each folder with files, its identity and the time at which its names last
+        changed."""
         for name in _FOLDERS:
             folder = self._folder.root / name
             inside = () if name == "bad" else sorted(self._files.names(folder))
@@ -305,13 +305,13 @@ Limit = int | Callable[[int], int]
 """A quota in bytes, or a function that computes the quota from the bytes that the folder already
 takes."""
 _RECOVERY_SECONDS = 60.0
-"""The longest wait for the folder's lock."""
+"""The longest wait, in seconds, for the folder's lock."""
 _OPENING_SECONDS = 30.0
-"""How long to retry opening an index that another process has locked, before going without a
-disk."""
+"""For how many seconds to retry opening an index that another process has locked. Then the program
+goes without a disk."""
 _PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
-"""Retries after a failed rebuild."""
+"""How often to try again after a failed rebuild."""
 
 
 class OpenStore:
@@ -371,7 +371,7 @@ class OpenStore:
                 return
 
     def _open(self) -> None:
-        """Run `recover`; for a store with a valid seal, only clean up after dead processes."""
+        """Run `recover` or, if the store has a valid seal, only clean up after dead processes."""
         with self.folder.locked(_RECOVERY_SECONDS):
             if self._seal.take():
                 with suppress(IndexBrokenError), self.index.writing() as db:
@@ -398,9 +398,9 @@ class OpenStore:
         self._list_anew()
 
     def with_recovery(self, action: Callable[[], T]) -> T:
-        """Run `action`. If the index is broken, repeat it after `recover`, then after `rebuild`,
-        then a few more times, because other processes may have replaced the index. Raises OSError,
-        also if all tries fail."""
+        """Run `action`. If the index is broken, run it again after `recover`, then after `rebuild`,
+        then a few more times, because other processes may have replaced the index. Raises OSError
+        if the disk or all tries fail."""
         try:
             return action()
         except IndexBrokenError as broken:
@@ -423,7 +423,7 @@ class OpenStore:
             self.counts.add_error("write_errors", error)
 
     def stored(self, header: BlockHeader) -> None:
-        """Report to the observer a block whose row is committed. Callers hold the folder's lock."""
+        """Tell the observer of a block whose row is committed. Callers hold the folder's lock."""
         if self._observer is None or not header.is_whole_block:
             return
         if not self._observer.stored(header, Tier.DISK):
@@ -446,7 +446,7 @@ class OpenStore:
             self.quota.release(db, reservation)
 
     def unlink_uncommitted(self, entry: Entry) -> None:
-        """Delete a file whose row was not committed, because it would not count against the
+        """Delete a file whose row was not committed, since without a row it would escape the
         quota."""
         with suppress(OSError):
             self.entries.delete(entry)
@@ -466,7 +466,7 @@ class OpenStore:
         self.folder.close()
 
     def _has_failed(self) -> bool:
-        """Return whether a failure has occurred that can leave a file without a row."""
+        """Return whether there was a failure that can leave a file without a row."""
         counts = self.counts.snapshot()
         return any(counts.get(name) for name in ("write_errors", "index mended"))
 

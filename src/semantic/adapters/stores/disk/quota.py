@@ -1,11 +1,11 @@
-"""Limits on a store's folder: bytes of all its contents, with LRU eviction, and bytes written a
-day.
+"""Limits on a store's folder: on the bytes of all its contents, with LRU eviction, and on bytes
+written per day.
 
 Counts all models, agents and processes together, including unfinished and quarantined files and the
-index. Evicts quarantined files first, then blocks, then agents, starting with the largest tenant.
-Pins always hold against the tenant's own writes, and hold against other tenants up to an equal part
-of the quota. Public prefixes do not count as a tenant: if only one tenant exists, all its pins hold
-against them.
+index. Evicts quarantined files first, then blocks, then agents, starting with the largest tenant. A
+tenant's own writes never evict its pins; other tenants' writes may evict those beyond an equal part
+of the quota. Public prefixes do not count as a tenant: if only one tenant exists, they evict none
+of its pins.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Quota:
     def __init__(
         self, index: Index, entries: Entries, counts: Counts, max_bytes: int, *, public: bytes
     ) -> None:
-        """`public` is the tag under which public prefixes are stored."""
+        """`public` is the tag of public prefixes, in place of a tenant's."""
         self.max_bytes = max_bytes
         self._public = public
         self._index = index
@@ -87,8 +87,8 @@ class Quota:
         """Reserve `cost` bytes for a tenant's file in `shard`; return the reservation's id.
 
         Evicts entries as needed, sparing `hashes` and `agent`. Returns None if the file does not
-        fit next to the tenant's own pins and the bytes that other tenants keep; without `evict`, if
-        it does not fit without any eviction.
+        fit next to the tenant's own pins and the bytes that other tenants keep or, without `evict`,
+        if it does not fit as things are.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
         needed = cost if known else cost + PAGE
@@ -102,7 +102,8 @@ class Quota:
         ).lastrowid
 
     def release(self, db: sqlite3.Connection, reservation: int) -> None:
-        """End a reservation, because its file exists and counts, or because writing it failed."""
+        """End a reservation, because its file is now counted itself, or because writing it
+        failed."""
         db.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
 
     def evict_until_fits(
@@ -153,7 +154,7 @@ class Quota:
         return True
 
     def _others(self, db: sqlite3.Connection, tenant: bytes) -> int:
-        """Return how many other tenants store anything."""
+        """Return how many other tenants have entries."""
         others = "SELECT count(*) FROM tenants WHERE bytes > 0 AND tag NOT IN (?, ?)"
         return whole(db.execute(others, (tenant, self._public)).fetchone()[0])
 
@@ -167,8 +168,8 @@ class Quota:
         pins_stay: bool,
     ) -> int:
         """Return the bytes in use after evicting everything that `tenant` may evict. `then` is how
-        many bytes the tenant will have, `own_pinned` how many it has pinned. With `pins_stay`, no
-        pinned entries go. Other tenants keep `fair_share.kept`."""
+        many bytes the tenant will have, `own_pinned` how many it has pinned. With `pins_stay`,
+        pinned entries stay. Other tenants keep what `fair_share.kept` says."""
         files = number(db, "bytes")
         fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
         fixed += one(db, "SELECT coalesce(sum(cost), 0) FROM reservations")
@@ -191,7 +192,7 @@ class Quota:
                     )
                 except OSError as error:
                     self._counts.add_error("write_errors", error)
-                    continue  # it stays and still counts: try the next file
+                    continue  # it stays and counts: try the next file
             db.execute("DELETE FROM others WHERE name = ?", row)
             return True
         return False
@@ -236,7 +237,7 @@ class Quota:
 
 
 def delete_manifests(db: sqlite3.Connection, entries: Entries, agent: bytes) -> None:
-    """Delete an agent's files, the newest last, so that an interruption leaves the agent
+    """Delete an agent's manifest files, the newest last: until it is gone, the agent is
     unchanged."""
     for generation in reversed(agent_rows.generations(db, agent)):
         entries.delete(manifest_entry(agent, generation))
@@ -246,10 +247,10 @@ logger = logging.getLogger("semantic.store")
 
 NAME = "written.json"
 MOST_DAYS = 31
-"""Days in the file: the latest days, and always today, whatever the clock says."""
+"""The most days in the file: the latest days, and always today, even if the clock was set back."""
 SETTLE_BYTES = 64 << 20
 SETTLE_SECONDS = 600.0
-"""The file, one page, is written after this many counted bytes or after this many seconds."""
+"""Write the file, one page, after counting this many bytes or after this many seconds."""
 _MOST_FILE_BYTES = 4096
 
 
@@ -277,12 +278,12 @@ class _Written:
 
 
 class WriteLedger:
-    """The bytes that a store has written, by day; reported as `Wear`. Thread-safe. Raises nothing.
+    """How many bytes a store has written on each day, reported as `Wear`. Thread-safe. Raises
+    nothing.
 
     Counts block files, manifests and the store's own small files, from all processes, but not
     SQLite's writes. Saves the count only occasionally, so `kill -9` loses its last minutes. The
-    clock defines the day: after the clock jumps, bytes count for another day, but the total stays
-    right.
+    clock defines the day: if it jumps, bytes count for a wrong day, but the total stays right.
     """
 
     def __init__(
@@ -308,7 +309,7 @@ class WriteLedger:
         folder.on_written = self.add
 
     def add(self, n_bytes: int) -> None:
-        """Count bytes that were just written."""
+        """Count bytes that the store has just written."""
         with self._mutex:
             self._pending[self._day()] += n_bytes
 
@@ -322,7 +323,7 @@ class WriteLedger:
 
     @property
     def holds_back(self) -> bool:
-        """See `CacheStorePort.holds_back`. Cheap to call."""
+        """See `CacheStorePort.holds_back`. Reads no file."""
         most, day = self._limits.max_a_day, self._day()
         if most is None:
             return False

@@ -1,16 +1,16 @@
 """The tables of the index, and checksums that detect changed rows.
 
-Every row can be derived from the files, and the store rebuilds a missing index from them.
-`blocks.used` and `agents.saved` are values of a counter that grows with each use, not times.
-`proof` is a checksum of a row's immutable values, because SQLite does not detect a flipped bit
-inside a value. It does not cover the files: an outdated row verifies, so the store compares it with
-its file. `agents.generation` is the generation of the manifest that defines the agent's chain.
-`manifests.frame` is the beginning of the manifest's file. `agents` lists each manifest by scope and
-time (see `Manifest.place`) and by parent, so that a page of agents reads one file for each agent.
-In the order of `tokens`, blocks with the same parent are neighbours if they share most tokens. Its
-rows have `width` bytes per token: 3, so that four rows fit into a page, or 4 if an id needs it (see
-`narrow`). Triggers maintain the numbers of rows and the sums of costs, so that checking the quota
-reads one row, however many blocks there are.
+All rows follow from the files, and the store rebuilds a missing index from them. `blocks.used` and
+`agents.saved` are values of a counter that grows with each use, not times. `proof` is a checksum of
+a row's immutable values, because SQLite does not detect a flipped bit inside a value. A checksum
+does not cover the file: an outdated row has a right one too, so the store compares the row with its
+file. `agents.generation` is the generation of the manifest that defines the agent's chain.
+`manifests.frame` is the beginning of the manifest's file. `agents` has indexes by scope and time
+(see `Manifest.place`) and by parent, so that listing a page of agents reads only one file per
+agent. `tokens` sorts blocks with the same parent so that those that share most tokens are
+neighbours. A row has `width` bytes per token: 3, so that four rows fit into a page, or 4 if an id
+needs them (see `narrow`). Triggers maintain the numbers of rows and the sums of costs, so that
+checking the quota reads one row, however many blocks there are.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ class IndexBrokenError(Exception):
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables in an empty database. Call it inside a transaction, so that all or none
-    exist."""
+    """Create the tables in an empty database. Call it in a transaction, so that it creates all or
+    none."""
     statement = ""
     for line in SCRIPT.splitlines(keepends=True):
         statement += line
@@ -217,7 +217,8 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Return whether version and tables match this module, and SQLite's integrity check passes."""
+    """Return whether the version and the tables are this module's and pass SQLite's integrity
+    check."""
     if db.execute("PRAGMA user_version").fetchone() != (VERSION,):
         return False
     if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
@@ -238,8 +239,8 @@ def _definitions(db: sqlite3.Connection) -> list[tuple[object, ...]]:
 
 
 def watch_removals(db: sqlite3.Connection) -> None:
-    """Make this connection note the whole blocks whose rows it deletes, except those that it rolls
-    back. Uses temporary tables: neither the file nor other connections change."""
+    """Make this connection note the whole blocks whose rows it deletes without rolling back. Uses a
+    temporary table, which neither the file nor other connections see."""
     if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'blocks'").fetchone() is None:
         return  # the index is still being created
     db.execute("CREATE TEMP TABLE IF NOT EXISTS removed(hash BLOB)")
@@ -247,7 +248,7 @@ def watch_removals(db: sqlite3.Connection) -> None:
 
 
 def take_removals(db: sqlite3.Connection) -> list[BlockHash]:
-    """Return the removals noted by `watch_removals` since the last call."""
+    """Return the blocks noted because of `watch_removals` since the last call."""
     if db.execute("SELECT 1 FROM temp.sqlite_master WHERE name = 'removed'").fetchone() is None:
         return []
     removed = [BlockHash(blob(row[0])) for row in db.execute("SELECT hash FROM temp.removed")]
@@ -276,7 +277,8 @@ def agent_proof(*values: object, chain: Iterable[bytes]) -> bytes:
 
 
 def verify_rows(db: sqlite3.Connection) -> None:
-    """Raise IndexBrokenError unless all rows match their checksums and refer to existing rows."""
+    """Raise IndexBrokenError unless all rows match their checksums and refer only to existing
+    rows."""
     _require(db.execute(_NUMBERS).fetchone() == (1,), "a counter")
     _require(db.execute(_STRAYS).fetchone() == (0,), "a row without its owner")
     for width, stored, proof, *own in db.execute(_BLOCKS):
@@ -303,7 +305,8 @@ def _hash(domain: str, values: Iterable[object]) -> bytes:
 
 
 def _bytes(value: object) -> bytes:
-    """Return a value as bytes that begin with its type: SQLite stores any type in any column."""
+    """Return a value as bytes that begin with its type, since SQLite stores any type in any
+    column."""
     match value:
         case bytes():
             return b"b" + value
@@ -318,8 +321,8 @@ def _bytes(value: object) -> bytes:
 
 
 def narrow(packed: bytes) -> bytes | None:
-    """Return `packed` with three bytes per token, in the same sort order; None if an id needs
-    four."""
+    """Return `packed` with three bytes per token, in an order that sorts equally; None if an id
+    needs four."""
     if any(packed[3::4]):
         return None
     narrowed = bytearray(len(packed) // 4 * 3)
@@ -362,7 +365,7 @@ def one(db: sqlite3.Connection, sql: str) -> int:
 
 
 def whole(value: object) -> int:
-    """Return `value`, which must be an integer: SQLite stores any type in any column."""
+    """Return `value`, which must be an integer, although SQLite stores any type in any column."""
     if not isinstance(value, int):
         raise IndexBrokenError(f"expected a whole number in the index, got {type(value).__name__}")
     return value

@@ -63,14 +63,14 @@ T = TypeVar("T")
 
 NO_LIMITS = WriteLimits()
 _UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
-"""Errnos of a file that would stay unreadable: once it is in quarantine, the store can write the
+"""Errors with which a file stays unreadable: after moving it to `bad/`, the store can write the
 block again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderView:
-    """The contents of a store's folder: its format, the numbers of its files, and their bytes in
-    total."""
+    """A summary of a store's folder: the format's number, the counts of files, and their total
+    bytes."""
 
     format: int
     n_blocks: int
@@ -80,8 +80,8 @@ class FolderView:
 
 class DiskStore:
     """At most `max_bytes` in one folder, for all processes together. Thread-safe. Methods without a
-    docstring: see its ports. No method raises because of a disk fault, unless its docstring says
-    so."""
+    docstring: see its ports. Only methods whose docstring says so raise errors because of disk
+    faults."""
 
     def __init__(self, store: OpenStore) -> None:
         self._store = store
@@ -106,10 +106,10 @@ class DiskStore:
 
         `max_bytes` is the quota, or a function that computes the quota from the bytes that the
         folder already takes. With `durable`, a saved agent survives power loss. Without it, an
-        agent survives only the end of the process, and a torn file counts as missing. A `secret` is
-        used instead of the folder's own secret, which stays in place: entries written under the
-        other secret are not found. `writes` limits the bytes written per day. `observer` learns
-        what this process stores and removes, but not what other processes change.
+        agent survives only the end of the process, and a torn file counts as missing. A `secret`
+        takes the place of the folder's own secret, whose file stays: entries written under the
+        folder's own secret are not found. `writes` limits the bytes written per day. `observer`
+        learns what this process stores and removes, but nothing about other processes.
 
         Raises StoreError, with nothing changed, if the folder is not a store, is unsafe, has a
         newer format or is not writable, and InvalidRequestError if the quota is below 1.
@@ -245,12 +245,12 @@ class DiskStore:
         return found
 
     def scopes_of(self, tenant: bytes) -> Sequence[Scope]:
-        """Return the scopes in which the tenant with this tag has agents: one for each model."""
+        """Return the scopes, one for each model, in which the tenant with this tag has agents."""
         found = self._query(lambda db: agent_rows.namespaces(db, tenant), failed=list[bytes]())
         return [Scope(namespace, tenant) for namespace in found]
 
     def count_of(self, tenant: bytes) -> int:
-        """Return how many agents the tenant has, counting all models."""
+        """Return how many agents the tenant with this tag has, for all models together."""
         return self._query(lambda db: agent_rows.count_of(db, tenant), failed=0)
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
@@ -271,8 +271,8 @@ class DiskStore:
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. `n_bytes` is what counts against the quota: whole pages,
-        including folders, manifests, the index and quarantined files."""
+        """See `CacheStorePort.stats`. `n_bytes` is the number that counts against the quota: whole
+        pages, including folders, manifests, the index and quarantined files."""
         n_blocks, n_bytes, n_agents, pinned = self._query(self._sizes, failed=(0, 0, 0, 0))
         return [
             StoreStats(
@@ -309,9 +309,9 @@ class DiskStore:
         subset: tuple[int, int] = (1, 1),
         on_progress: OnProgress = no_progress,
     ) -> CheckReport:
-        """Verify the headers of all files, and with `read_data` every byte. Changes nothing.
+        """Verify the headers of all files and, with `read_data`, every byte. Changes nothing.
 
-        `subset` (n, m) checks only the n-th of m equal shares. `on_progress` counts files; its
+        A `subset` of (n, m) means only the n-th of m equal shares. `on_progress` counts files; the
         total comes from the index and is approximate. Raises InvalidRequestError for an invalid
         `subset`, and StoreError if the folder is unreadable.
         """
@@ -325,9 +325,9 @@ class DiskStore:
         return maintenance.check(self._store, read_data=read_data, subset=subset, on_file=on_file)
 
     def gc(self, *, dry_run: bool, on_progress: OnProgress = no_progress) -> CollectReport:
-        """Delete blocks without an agent, unfinished and quarantined files, and whatever exceeds
-        the quota; with `dry_run`, only report them. `on_progress` counts blocks without an agent.
-        Raises StoreError on failure."""
+        """Delete blocks without an agent, unfinished files of dead processes, quarantined files,
+        and blocks beyond the quota; with `dry_run`, only report them. `on_progress` counts blocks
+        without an agent. Raises StoreError on failure."""
         return maintenance.collect(self._store, dry_run=dry_run, on_progress=on_progress)
 
     def rebuild_index(self) -> None:
@@ -341,7 +341,7 @@ class DiskStore:
     # Failures count
 
     def _query(self, query: Callable[[sqlite3.Connection], T], *, failed: T) -> T:
-        """Return the result of `query` on the index, or `failed` if the disk fails."""
+        """Return the result of `query` on the index; `failed` if the disk fails."""
 
         def read() -> T:
             with self._store.index.reading() as db:
@@ -354,7 +354,7 @@ class DiskStore:
             return failed
 
     def _change(self, action: Callable[[], T], *, failed: T) -> T:
-        """Return the result of `action`, or `failed` if the disk fails."""
+        """Return the result of `action`; `failed` if the disk fails."""
         try:
             return self._store.with_recovery(action)
         except OSError as error:
@@ -362,8 +362,8 @@ class DiskStore:
             return failed
 
     def _verified(self, key: BlockKey, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`, which verifies a block; on failure count the reason and
-        return None."""
+        """Return the result of `read`, which verifies a block; None, after counting the reason, if
+        it fails."""
         try:
             result = read()
         except DamagedError as damage:
@@ -385,8 +385,7 @@ class DiskStore:
         return None
 
     def _is_unreadable(self, key: BlockKey) -> bool:
-        """Return whether reading the file fails a second time: the first failure may be
-        transient."""
+        """Return whether reading a file fails again, since a first failure may be transient."""
         try:
             self._store.reader.check(key)
         except OSError as error:

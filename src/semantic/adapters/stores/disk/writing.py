@@ -1,7 +1,7 @@
 """Writes blocks and manifests: reserves quota, writes a temporary file, renames it, adds the row.
 
 A manifest becomes durable after the blocks that it needs, and before an older generation is
-deleted. Each agent keeps its newest two generations. Raises failures; `DiskStore` counts them.
+deleted. Each agent keeps its newest two generations. Raises errors, which `DiskStore` counts.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from semantic.domain.prefix import continues, ends_of_turn
 from semantic.domain.stored import Manifest, StoredBlock
 
 _TRIES = 64
-"""How many races against other processes to lose before a call fails."""
+"""A call fails after losing this many races against other processes."""
 _GENERATIONS = 2
-"""Manifests to keep: the newest, and one more in case the newest is damaged."""
+"""How many manifests of an agent to keep: the newest, and one more in case that is damaged."""
 
 
 class QuotaExceededError(Exception):
@@ -89,7 +89,7 @@ class Agents:
     # Saving
 
     def _save(self, manifest: Manifest) -> bool:
-        """Try once; False if another process has just saved the same generation."""
+        """Try once to save; return False if another process has just saved the same generation."""
         store = self._store
         key = agent_key(manifest.scope, manifest.agent_id)
         with store.index.writing() as db:
@@ -123,8 +123,8 @@ class Agents:
         return True
 
     def _next_generation(self, known: Sequence[int], key: bytes) -> int:
-        """Return the number after the newest generation, skipping numbers whose file exists without
-        a row. Raises OSError if a foreign manifest has used the last number."""
+        """Return the number after the newest generation, skipping numbers for which a file exists.
+        Raises OSError if a foreign manifest has used the largest number."""
         generation = 1 + max(known, default=0)
         while self._store.entries.exists(manifest_entry(key, generation)):
             generation += 1
@@ -135,9 +135,9 @@ class Agents:
     def _install(
         self, filed: FiledManifest, entry: Entry, data: bytes, reservation: int
     ) -> list[BlockHash] | None:
-        """Write the file, rename it and add the row; return the agent's previous blocks, or None if
-        another process saved this generation first. It holds the folder's lock, so that no process
-        can take the name between the check and the rename."""
+        """Write the file, rename it and add the row; return the hashes of the agent's previous
+        blocks; None if another process saved this generation first. Holds the folder's lock, so
+        that no process takes the name between check and rename."""
         store = self._store
         with store.folder.temporary() as path:
             store.folder.create(path, data, sync=store.durable)
@@ -158,9 +158,9 @@ class Agents:
     def _delete_superseded(self, filed: FiledManifest, before: Sequence[BlockHash]) -> None:
         """Delete what the saved manifest replaces. A failure only delays the deletion.
 
-        Deletes old generations with their turns' checkpoints, and partial blocks that the agent
-        needed before or that begin one of its new blocks. Other blocks of a history that the
-        manifest does not continue will be evicted sooner.
+        Deletes old generations, their turns' checkpoints, and partial blocks that the agent needed
+        before or whose tokens begin one of its new blocks. If the manifest does not continue the
+        old history, that history's other blocks will be evicted sooner.
         """
         store, manifest = self._store, filed.manifest
         known = set(before)
@@ -193,9 +193,9 @@ class Agents:
     def _ends_of_old_turns(
         self, key: bytes, last: Sequence[BlockLink]
     ) -> dict[int, list[BlockHash]]:
-        """Return, by generation, the last blocks of turns and prompts whose checkpoints to delete.
-        Reads the files before the index is locked, and only if the newest turn, which ends with
-        `last`, has a checkpoint: otherwise the model does not use checkpoints."""
+        """Return, by generation, the last blocks of those turns and prompts whose checkpoints to
+        delete. Reads the files before the index is locked, and only if the newest turn, which ends
+        with `last`, has a checkpoint: otherwise the model does not use checkpoints."""
         with self._store.index.reading() as db:
             if not block_rows.find(db, [link.key(Part.CHECKPOINT) for link in last]):
                 return {}
@@ -206,9 +206,10 @@ class Agents:
         }
 
     def _ends_of_turn(self, key: bytes, generation: int, newer: int) -> list[BlockHash]:
-        """Return the last blocks of a turn and of its prompt. Empty if the turn's manifest is
-        unreadable, or if the `newer` manifest does not continue its prompt, as after a compaction:
-        the agent may return to that prompt, and eviction deletes its checkpoints eventually."""
+        """Return the last blocks of the turn that `generation` saved, and of its prompt. Empty if a
+        manifest is unreadable or generation `newer` does not continue that prompt, as after a
+        compaction: the agent may return to that prompt, and eviction deletes its checkpoints
+        eventually."""
         try:
             old, after = (
                 read_manifest(self._store.entries, key, one)[0].manifest
@@ -225,8 +226,8 @@ class Agents:
             return agent_rows.generations(db, key)
 
     def _first_sound(self, key: bytes, generations: Sequence[int]) -> FiledManifest | None:
-        """Return the first intact manifest. Quarantine damaged manifests and drop missing ones
-        before it."""
+        """Return the first intact manifest. Quarantine damaged manifests before it, and drop the
+        rows of missing ones."""
         for generation in generations:
             try:
                 filed, file = read_manifest(self._store.entries, key, generation)
@@ -240,7 +241,7 @@ class Agents:
                 if generation != generations[0]:
                     with self._store.index.writing() as db:
                         if generation in agent_rows.generations(db, key)[:1]:
-                            agent_rows.add(db, filed, file)  # restore its chain as the agent's
+                            agent_rows.add(db, filed, file)  # make its chain the agent's again
                 return filed
         return None
 
@@ -289,7 +290,7 @@ class Blocks:
         return True
 
     def sync(self) -> list[Entry]:
-        """Make the blocks written since the last call survive power loss; return those that
+        """Make the blocks written since the last call durable; return the entries for which this
         failed."""
         return self._flusher.flush()
 
@@ -324,7 +325,8 @@ class Blocks:
         return False
 
     def _write(self, block: StoredBlock, entry: Entry, reservation: int) -> None:
-        """Write a temporary file, rename it and add the row: all or nothing."""
+        """Write a temporary file, rename it and add the row. If any of these fails, undo the
+        others."""
         store = self._store
         body = block.data()
         header = encode_header(block)
@@ -356,8 +358,8 @@ class Flusher:
         self._waiting[entry] = None
 
     def flush(self) -> list[Entry]:
-        """Sync all waiting files; return the failed ones, which must not be trusted. Never retries:
-        after a failed sync the system may report success without having written."""
+        """Sync all waiting files; return those that failed, which must not be trusted. Never
+        retries, since after a failed sync the system may report success without writing."""
         waiting, self._waiting = list(self._waiting), {}
         failed = [entry for entry in waiting if not self._sync(entry)]
         bad = {shard for shard in {e.shard for e in waiting} if not self._sync_shard(shard)}
@@ -387,7 +389,7 @@ class Flusher:
 
 
 def _is_reachable(db: sqlite3.Connection, link: BlockLink) -> bool:
-    """Return whether the index contains the block's parent. Without its parent a block may not
+    """Return whether the block has no parent, or its parent is in the index. Other blocks may not
     evict anything."""
     if link.parent == link.scope.root:
         return True
