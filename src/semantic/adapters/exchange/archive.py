@@ -202,8 +202,7 @@ class Incoming:
             self._file.close()
 
     def _read(self) -> Generator[int, bytes, None]:
-        """Parse the document: yield how many bytes are needed next, and receive exactly that
-        many."""
+        """Read the archive: yield how many bytes to send next, and receive exactly those."""
         n_bytes = _size(DOCUMENT, (yield _BLOCK))
         if n_bytes > _MAX_DOCUMENT_BYTES:
             raise InvalidRequestError(f"{DOCUMENT} has more than {_MAX_DOCUMENT_BYTES} bytes")

@@ -38,14 +38,12 @@ from semantic.ports.store import StorePort
 _SUFFIXES = (".safetensors", ".json")
 _OWNER_ONLY = 0o600
 _MAX_DOCUMENT_BYTES = 32 << 20
-"""The largest document accepted, in bytes: one for three million tokens. Parsed, it takes several
-times as much memory."""
+"""The most bytes of a document, for three million tokens. Parsed, it takes several times that."""
 _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
 _DESCRIPTORS = Path("/proc/self/fd")
 _SYNC_BYTES = 64 << 20
-"""Bytes of bodies to put between two flushes of a store. With more, other writers would wait
-longer."""
+"""Bytes of bodies to put between two flushes. With more, other writers would wait longer."""
 _NO_CHECKSUM = "0" * 32
 """Placeholder for checksums of bodies not read yet."""
 
@@ -275,8 +273,7 @@ def _drop(store: StorePort, keys: Sequence[BlockKey]) -> None:
 
 
 def _model_here(store: StorePort, document: AgentDocument) -> str:
-    """Return the model's name as stored with agents of this namespace; if none, the document's
-    name."""
+    """Return the model's name from a stored agent of this namespace, else from the document."""
     for scope in store.agents.scopes():
         if scope.namespace == document.namespace:
             for manifest in store.agents.page(scope, 1):

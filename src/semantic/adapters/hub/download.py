@@ -36,8 +36,7 @@ _AT_ONCE = 4
 _PIECE_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
-"""Called from any thread with the number of bytes that arrived; negative if bytes must be fetched
-again."""
+"""Called from any thread with the number of arrived bytes; negative to fetch bytes again."""
 
 
 def missing_bytes(model: RemoteModel) -> int:

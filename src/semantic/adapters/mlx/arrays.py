@@ -95,16 +95,14 @@ def on_device(numbers: Sequence[int]) -> mx.array:
 
 def on_device_async(numbers: Sequence[int]) -> mx.array:
     """Like `on_device`, but start the evaluation. A decode step that uploaded numbers itself would
-    have a different CUDA graph, and MLX takes as long to instantiate a new graph as to run the
-    step."""
+    have another CUDA graph, and MLX instantiates a graph as slowly as it runs a step."""
     array = on_device(numbers)
     async_eval(array)
     return array
 
 
 def token_ids(tokens: Sequence[Sequence[int]]) -> mx.array:
-    """Return an array of the type that sampled tokens have: a GPU compiles a gather for each
-    type."""
+    """Return `tokens` in the type of sampled ones: a GPU compiles a gather for each type."""
     return mx.array([list(one) for one in tokens], mx.uint32)
 
 

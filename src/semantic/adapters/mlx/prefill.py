@@ -68,8 +68,7 @@ class Prefill:
         prompt.length += len(tokens)
 
     def compute_together(self, chunks: Sequence[Chunk]) -> None:
-        """Append each sequence's tokens in one pass. Raises BackendError unless they can share a
-        pass."""
+        """Append each sequence's tokens in one pass. Raises BackendError if that is impossible."""
         self._compute_shared(chunks)
         for prompt, tokens in chunks:
             prompt.length += len(tokens)

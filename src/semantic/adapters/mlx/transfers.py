@@ -52,9 +52,8 @@ class HostAllocator(Protocol):
 
 
 class CopyDriver(HostAllocator, Protocol):
-    """One device. Any thread may call everything except `address`. Calls return after the copy has
-    finished. They raise MemoryError if host memory is short, and RuntimeError if the device
-    fails."""
+    """One device. Any thread may call everything except `address`. Copies are done when a call
+    returns. Raises MemoryError if host memory is short, and RuntimeError if the device fails."""
 
     def address(self, array: mx.array) -> int:
         """Return the device address of the first byte of an evaluated, contiguous array. Only MLX's
@@ -84,8 +83,7 @@ _MOST_FREE_BYTES = 1 << 30
 """The most bytes of unused memory to keep for reuse."""
 
 _STEP = 4 << 20
-"""The sizes of larger pieces are multiples of this, in bytes; those of smaller ones are powers of
-two."""
+"""Sizes of larger pieces are multiples of this, in bytes, and smaller ones powers of two."""
 
 
 class HostMemory:

@@ -22,8 +22,7 @@ E = TypeVar("E", bound=Hashable)
 @dataclass(slots=True)
 class _Tenant(Generic[E]):
     """A tenant's entries in three queues: unpinned, unpinned and abandoned by their agents, and
-    pinned. Each queue has each entry's last use, a counter's value, and begins with the oldest
-    use."""
+    pinned. Each queue has entries' last uses, a counter's values, and begins with the oldest."""
 
     lru: OrderedDict[E, int] = field(default_factory=OrderedDict)
     left: OrderedDict[E, int] = field(default_factory=OrderedDict)
@@ -166,8 +165,8 @@ class EvictionOrder(Generic[E]):
         return self.tenants.get(tenant, _Tenant())
 
     def _first(self, order: Iterable[E], n_bytes: int) -> tuple[Collection[E], int]:
-        """Return the first distinct entries that add up to `n_bytes`, or all if they are fewer, and
-        their total bytes."""
+        """Return the first distinct entries that add up to `n_bytes`, or all, and their total
+        bytes."""
         found: dict[E, None] = {}
         total = 0
         for entry in order:

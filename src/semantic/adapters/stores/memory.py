@@ -68,9 +68,8 @@ class MemoryStore:
         counts_bodies: bool = True,
         observer: BlockObserver | None = None,
     ) -> None:
-        """Without `counts_bodies`, the quota covers everything except the bodies, which are
-        elsewhere. Raises InvalidRequestError if the quota is below 1 or the secret does not have 32
-        bytes."""
+        """Without `counts_bodies`, the quota leaves out the bodies, which are elsewhere. Raises
+        InvalidRequestError if the quota is below 1 or the secret does not have 32 bytes."""
         if max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         if secret is not None and len(secret) != _SECRET_BYTES:

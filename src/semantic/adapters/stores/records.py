@@ -23,8 +23,7 @@ from semantic.domain.identity import digest
 
 VERSION: Final = 2
 ROW_BYTES: Final = 512
-"""Bytes that a row takes in addition to its data: key, checksum, entries in two B-trees, page
-slack."""
+"""Bytes of a row without its data: key, checksum, entries in two B-trees, page slack."""
 
 _APPLICATION: Final = 0x736D5263
 """SQLite's application id in the file's header, which marks a file of this module."""
@@ -133,8 +132,8 @@ class Records:
                 raise StoreError(f"cannot store {self._noun}: {error}") from error
 
     def delete(self, key: bytes) -> bool:
-        """Delete the record and overwrite it, also in the log; return False if it is missing.
-        Raises StoreError."""
+        """Delete and overwrite a record, also in the log; False if it is missing. Raises
+        StoreError."""
         try:
             with self._database.held() as db:
                 gone = db.execute("DELETE FROM records WHERE key = ?", (key,)).rowcount

@@ -86,8 +86,7 @@ class WriteOrder:
         return next(iter(self._deferred), None) if number is None else number
 
     def oldest_deferred(self) -> int | None:
-        """Return the number of the oldest write that gives way to all others; None if there is
-        none."""
+        """Return the number of the oldest write that gives way to all others; None without any."""
         return next(iter(self._deferred), None)
 
     def delay(self) -> float | None:
@@ -123,8 +122,7 @@ MOST_BUSY = 0.25
 MOST_REST = 10.0
 """The longest rest in seconds, so that uploads never cease."""
 MOST_SAVED = 0.05
-"""For how many seconds of uploading idle time can pay in advance, so that a turn's end uploads at
-once."""
+"""Seconds of uploading that idle time can save up, so that a turn's end uploads at once."""
 IDLE = 1.0
 """This many seconds after an engine's last step, uploads cost nothing."""
 FEWEST_STEPS = 16
@@ -135,8 +133,7 @@ _FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
 """With how many steps without uploads to compare a step: at least, and at most; and their largest
 age in seconds, limited because contexts grow."""
 _MOST_TIMES = 3.0
-"""A step counts as at most this many times the usual length: beyond that, something else delayed
-it."""
+"""A step counts as at most this many times the usual: something else delayed longer ones."""
 _NO_REST = 1e-6
 """A rest shorter than this many seconds is only a rounding error."""
 _ASK_AGAIN = 0.25
@@ -188,7 +185,7 @@ class UploadPace:
         return DecodeSteps(self)
 
     def delay(self) -> float:
-        """Return 0 if an upload may begin now, otherwise the seconds until it makes sense to ask
+        """Return 0 if an upload may begin now, otherwise the seconds to wait before asking
         again."""
         with self._lock:
             now = self._clock()

@@ -119,8 +119,8 @@ class BatchRows:
 
 
 Agree = Callable[[mx.array], mx.array]
-"""Takes the tokens that a rank sampled, (rows,), and returns the tokens that all ranks use. It is
-part of MLX's graph."""
+"""Takes the tokens that a rank sampled, (rows,), and returns those that all ranks use. Part of
+MLX's graph."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""
@@ -143,9 +143,8 @@ class NewSequence:
 class Emitted(NamedTuple):
     """A sequence's sampled token and the log-probabilities, (vocab,).
 
-    From now on, the cache that `DecodeBatch.leave` returns contains the token. If the model's
-    logits, before processors, contained NaN or infinity, the token is arbitrary and `finite` is
-    False.
+    The cache that `DecodeBatch.leave` would now return contains the token. If the model's logits,
+    before processors, contain NaN or infinity, `finite` is False and the token arbitrary.
     """
 
     sequence: SequenceId

@@ -92,8 +92,7 @@ class _Watch:
         return finite
 
     def _see(self, _tokens: mx.array, logits: mx.array) -> mx.array:
-        """Note the logits. Runs as the first processor: a later one, a mask, may hide infinite
-        logits."""
+        """Note the logits, as the first processor: a later one may mask infinite logits."""
         self._raw = mx.logsumexp(logits)
         return logits
 
@@ -102,8 +101,7 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """If an empty sequence joins together with others, mlx-lm gives it a state of zeros, not
-    none."""
+    """If it joined with others, an empty sequence would get a state of zeros in mlx-lm."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(

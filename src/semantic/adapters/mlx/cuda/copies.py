@@ -30,8 +30,7 @@ _ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)data;"
 _TESTED = 1 << 14
 """How many numbers the test copies."""
 _HALF, _WHOLE = 4, 8
-"""The test's rows: how many numbers one has on the host, and how far apart two are on the
-device."""
+"""The test's rows: numbers per row on the host, and between rows' starts on the device."""
 _ROWS = Rows(_TESTED // _WHOLE, 4 * _HALF, 4 * _WHOLE)
 
 

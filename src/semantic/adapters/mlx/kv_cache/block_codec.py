@@ -224,8 +224,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
 @dataclass(frozen=True, slots=True)
 class PartLayers:
-    """For each part, the layers that it stores token by token. A checkpoint stores the others
-    whole."""
+    """For each part, the layers stored token by token. A checkpoint stores other layers whole."""
 
     full: tuple[int, ...]
     window: tuple[int, ...]
@@ -255,8 +254,7 @@ def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
 def describe(
     parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
 ) -> BlockLayout:
-    """Return the layout of a model's blocks. `others` has the number and kind of each other
-    layer."""
+    """Return the layout of a model's blocks. `others` has other layers' numbers and kinds."""
     name = {
         "full": _describe_layers(parts.full, shapes),
         "window": _describe_layers(parts.window, shapes),

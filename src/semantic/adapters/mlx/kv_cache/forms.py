@@ -161,8 +161,7 @@ def _form(
     empty: Mapping[int, MlxLmCache],
     memory: BlockMemory[CacheT, MemoryT],
 ) -> CacheForm:
-    """Return the form of caches in `memory`; `empty` has a new cache of each layer stored as a
-    state."""
+    """Return the form of caches in `memory`. `empty` has new caches for layers with states."""
     # This reads only the shapes, and discards the arrays without computing them.
     traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
     states = {i: expected_state(traced[i]) for i in empty}

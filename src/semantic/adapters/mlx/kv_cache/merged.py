@@ -34,10 +34,9 @@ class _Row(Protocol):
 
 
 class StateBatch(ArraysCache):
-    """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache. As long
-    as it exists, the sequences' own caches are empty except for their byte counts. Either all
-    sequences have a state or none has, because some models treat no state differently from
-    zeros."""
+    """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache.
+    Meanwhile, the sequences' own caches are empty except for byte counts. Either all sequences have
+    a state or none has, because some models treat no state differently from zeros."""
 
     cache: list[mx.array | None]  # type: ignore[assignment]  # entries may be None
 
@@ -93,8 +92,7 @@ class StateBatch(ArraysCache):
 
     @property
     def example(self) -> list[mx.array | None]:
-        """The states of some rows; those of the others differ in shape only in the number of
-        rows."""
+        """States of some rows; the others' differ in shape only in the number of rows."""
         return self._joining[-1] if self._joining else self.cache
 
     # Called by models

@@ -144,8 +144,7 @@ class LogitsProbe:
         return True
 
     def _yardstick_for(self, layers: _Layers) -> float:
-        """Return the largest difference that rounding explains; 0 if mlx-lm's own batch is
-        wrong."""
+        """Return the largest error that rounding explains; 0 if mlx-lm's own batch is wrong."""
         if isinstance(layers, PagedLayers) and layers.beside != "alone":
             return self._yardstick_of("copies")
         # mlx-lm's padded batch cannot be its own yardstick, because padding may be the error.
@@ -239,8 +238,7 @@ class _Padded:
 
 class AttentionUse(NamedTuple):
     """How a kind's layers call attention: the number of query heads (0 if they never call it),
-    which of the two cases, with and without sinks, occur, and whether keys are latents; see
-    `DecodeStep.rope`."""
+    whether sinks are given in each case, and whether keys are latents; see `DecodeStep.rope`."""
 
     n_heads: int
     sinks: frozenset[bool]
@@ -327,8 +325,7 @@ def _batched(
 def _prefilled_side_by_side(
     model: Module, layers: PagedLayers, sequences: Sequence[Sequence[PagedCache]], prompts: _Prompts
 ) -> Slices[None]:
-    """Prefill the prompts together: first equally many tokens of each prompt, then the rest of
-    each."""
+    """Prefill prompts together: equally many tokens of each, then the rest of each."""
     lengths = sorted({len(prompt) for prompt in prompts})
     stops = lengths if layers.beside == "even" else [lengths[0] // 2, lengths[-1]]
     for at, stop in itertools.pairwise([0, *stops]):
@@ -350,8 +347,7 @@ def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[f
 
 
 def _most_rounded(differences: Sequence[float]) -> float:
-    """Return the rounding bound from the differences in mlx-lm's batch; 0 if that batch is
-    wrong."""
+    """Return the rounding bound given the errors of mlx-lm's batch; 0 if that batch is wrong."""
     theirs = _without_strays(differences)
     return min(_TIMES_MLX_LM * theirs, _MOST_ROUNDED) if theirs <= _MOST_ROUNDED else 0.0
 

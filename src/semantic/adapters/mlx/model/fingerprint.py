@@ -36,8 +36,7 @@ _CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file's state, which changes whenever its content does: no program can set `ctime_ns`
-    back."""
+    """A file's state. It changes when the content does: no program can set `ctime_ns` back."""
 
     device: int
     inode: int
@@ -74,8 +73,7 @@ def cache_folder() -> Path:
 
 
 class DigestCache:
-    """Digests of files, by the files' state. Raises nothing: an unusable cache file counts as
-    empty."""
+    """Digests by the state of files. Raises nothing: an unusable cache counts as empty."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder

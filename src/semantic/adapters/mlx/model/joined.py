@@ -2,8 +2,8 @@
 
 The time of a decode step of a few sequences depends on the number of kernels, not on their work.
 The given model still computes the same, and its weights become views of the joined weights, so no
-weight exists twice. Depends only on the names of mlx-lm's layers. Layers whose inputs differ are
-computed separately.
+weight exists twice. Depends only on the names of mlx-lm's layers. Layers whose inputs differ stay
+separate.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def share(model: Module, apart: Collection[str] = ()) -> Module:
 
 
 def product_of(module: Module) -> Product | None:
-    """Return the joined product of which a linear layer's result is a part; None if there is
-    none."""
+    """Return the joined product that computes a linear layer; None if none does."""
     return module.product if isinstance(module, _Takes) else None
 
 

@@ -188,8 +188,7 @@ class MLXModelProvider:
         return backend, wrapped
 
     def _weights(self, folder: Path, max_bytes: int | None) -> Slices[Weights]:
-        """Return the weights in `folder`, of at most `max_bytes`. Does not read them again if they
-        are in memory."""
+        """Return the weights in `folder`, of at most `max_bytes`, read only if not in memory."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)

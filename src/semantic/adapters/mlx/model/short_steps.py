@@ -70,8 +70,7 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Return a digest of the source code of a module's layers and its model, less the output
-    layer."""
+    """Return a digest of the source code of a module's layers and headless model."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
@@ -111,8 +110,8 @@ def keep_long(model: Module) -> None:
 
 def shorten_here(model: Module) -> Module:
     """On a GPU, return the model with joined products and short steps, the same object each time;
-    on a CPU, the model itself: there most time goes into the products anyway, and joined products
-    may round differently."""
+    on a CPU, the model itself: there products take most time anyway, and joined ones may round
+    differently."""
     if on_cpu():
         return model
     if _DECODING not in vars(model):

@@ -142,8 +142,7 @@ class LeadingBackend(MLXBackend):
         grammars: GrammarCompiler | None,
         ranks: Ranks,
     ) -> None:
-        """See `MLXBackend`; `form` is that of rank 0's shard. The other ranks follow from now
-        on."""
+        """See `MLXBackend`; `form` is of rank 0's shard. From now on, other ranks follow."""
         super().__init__(form, model_id, vocab_size, grammars, None, ranks.from_first)
         self.ranks = ranks
         self._outcomes = Outcomes(ranks)
@@ -208,9 +207,8 @@ class LeadingBackend(MLXBackend):
             return super().return_memory(room)
 
     def memory_to_spare(self) -> int | None:
-        """Return how many more bytes every rank has to spare, see `device.memory_to_spare`. A rank
-        that has not reported is assumed to use as much as rank 0, because shards have equal
-        size."""
+        """Return how many more bytes every rank has to spare, see `device.memory_to_spare`. Ranks
+        that have not reported count as using as much as rank 0: shards have equal size."""
         used = device.memory_in_use()
         spare = [most - used for most in tuple(self._most.values())]
         own = device.memory_to_spare()
@@ -316,8 +314,8 @@ class LeadingBackend(MLXBackend):
 
     @contextmanager
     def _announced(self, op: Op, *ints: int, data: Sequence[bytes] = ()) -> Iterator[int]:
-        """Announce a call to the other ranks, each with its `data`; rank 0 makes the call in the
-        `with` block."""
+        """Announce a call to the other ranks, each with its `data`; rank 0 makes it in the `with`
+        block."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
         for at, channel in enumerate(self.ranks.links.channels):

@@ -59,8 +59,7 @@ class Ranks:
 
 
 def require_same(found: Sequence[bytes], what: str) -> None:
-    """Raise BackendError unless all ranks have the same data, which `what` names; then every rank
-    raises the same error."""
+    """Raise the same BackendError on every rank unless all have the same data, named `what`."""
     for rank, one in enumerate(found):
         if one != found[0]:
             raise BackendError(f"rank {rank} has a different {what} than rank 0")
@@ -74,8 +73,7 @@ _WITHOUT_GRADIENTS: Mapping[type[Module], type[Module]] = {
     AllToShardedLinear: Linear,
     QuantizedAllToShardedLinear: QuantizedLinear,
 }
-"""Maps classes of divided layers to classes that compute the same without gradients; `joined`
-recognizes only these."""
+"""Divided layers' classes, and equal ones without gradients, which `joined` recognizes."""
 
 _Shard = Callable[[mx.distributed.Group], None]
 

@@ -1,9 +1,9 @@
 """Bodies of all ranks, and how their parts move between rank 0 and the other ranks.
 
 On one machine, parts move through host memory that rank 0 allocates and the other ranks map. The
-memory is reused, because pinning new memory stalls a device. Linux only: other systems have no
-unnamed shared memory, so ranks send the parts. Knows bodies and frames; does not know which backend
-call needs them.
+memory is reused, because pinning new memory stalls a device. On systems other than Linux, ranks
+send the parts: there is no unnamed shared memory. Knows bodies and frames; does not know which
+backend call needs them.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class MappedMemory:
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for rank 0's place for a body; None if the body is to be sent. Raises
-        RuntimeError."""
+        """Wait for rank 0's place for a body; None to send the body. Raises RuntimeError."""
         where = self._room(call).result()
         if not where:
             return None
@@ -107,9 +106,8 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_piece(descriptor: int, n_bytes: int) -> int:
-    """Map shared memory and return its address. Raises OSError. Allocates all pages now, since
-    otherwise pinning would allocate them and stall the device. Python's mmap would keep the
-    descriptor open."""
+    """Map shared memory and return its address. Allocates all pages now, since otherwise pinning
+    would, and stall the device. Python's mmap would keep the descriptor open. Raises OSError."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     address: int = _LIBC.mmap(None, n_bytes, access, flags, descriptor, 0)
@@ -226,8 +224,7 @@ def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
 
 
 class SharedRoom:
-    """Memory for the body that one call exports, and for other ranks' parts until their copy into
-    it."""
+    """Memory for the body that one call exports, and for other ranks' parts on their way."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory
@@ -297,8 +294,7 @@ class GatheredBody:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Identifies a target on the other ranks: the number of the `loading` call, and the target's
-    number in it."""
+    """A target on the other ranks: the number of the `loading` call, and the target's number."""
 
     channels: Sequence[ChannelPort]
     number: int

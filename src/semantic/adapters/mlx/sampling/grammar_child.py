@@ -165,8 +165,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _problem(trie: LLTokenizer, source: str, cpu_s: float, most: int) -> str:
-    """Return a grammar's error, empty if it has none. If compiling exceeds a limit, the process
-    ends."""
+    """Return a grammar's error, or an empty text. Beyond a limit, the process ends."""
     done = threading.Event()
     watch = threading.Thread(target=_watch, args=(done, most), daemon=True)
     watch.start()

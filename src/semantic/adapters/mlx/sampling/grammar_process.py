@@ -35,13 +35,11 @@ _RUN = (
     "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
 )
 _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""A setting of glibc that keeps threads from reserving address space, which counts for the
-limit."""
+"""Keeps glibc's threads from reserving address space, which would count for the limit."""
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
 """The only variables passed to the interpreter, which may need them; others may contain keys."""
 _STARTS = 2
-"""How often to try a grammar: the process may have ended itself after the previous grammar, or
-failed by chance."""
+"""Tries per grammar: a process may end itself after the previous one, or fail by chance."""
 _LINE = 200
 """The most characters of the process's last message to repeat in an error."""
 _MIB = 1 << 20

@@ -29,8 +29,7 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Parameters that determine which tokens may be drawn, and their weights. Rows with equal
-    filters share one draw."""
+    """Parameters that select and weight tokens to draw. Rows with equal filters share one draw."""
 
     temperature: float
     top_p: float

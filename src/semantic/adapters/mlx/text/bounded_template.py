@@ -31,8 +31,7 @@ _SECONDS = 10.0
 _CHARACTERS = 1 << 26
 """The most characters in one value, or in the whole text. A request's body is smaller."""
 _MADE = 1 << 28
-"""The most characters in all values together that a template makes, enough to repeat a large chat's
-texts several times."""
+"""The most characters in all values that a template makes: a large chat's, several times."""
 _OBJECT, _REFERENCE = 64, 8
 """How many characters a new part of a list or a turn of a loop counts as, and a reused part."""
 _LARGEST_NUMBER = 1 << 24
@@ -76,8 +75,7 @@ _budget = _Budget()
 
 @contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """Limit rendering in this thread until the `with` block ends: beyond a limit, it raises
-    TemplateLimitError."""
+    """Let rendering in this thread and `with` block raise TemplateLimitError beyond a limit."""
     _budget.turns = _budget.characters = _budget.made = 0
     _budget.ends = time.thread_time() + _SECONDS
     try:
@@ -129,8 +127,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:
-        """Count a turn of a loop or a call of a macro whose text has `n_characters` and whose lists
-        have `n_parts`."""
+        """Count a loop's turn or macro's call with a text of `n_characters` and lists of
+        `n_parts`."""
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)

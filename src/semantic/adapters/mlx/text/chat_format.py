@@ -328,9 +328,9 @@ class MLXChatFormat:
         return call_grammar(chat, self._language(chat), arguments, after=after)
 
     def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
-        """Return the schema to enforce for the arguments of `tool`: the tool's own if the engine
-        can enforce it; otherwise a schema for any object or, for a strict tool, an
-        InvalidRequestError."""
+        """Return the schema to enforce for the arguments of `tool`: its own if the engine can
+        enforce it; otherwise one for any object. Raises InvalidRequestError for a strict tool
+        instead."""
         schema = arguments_schema(tool)
         if tool.strict:
             self._check_schema(schema, f"the parameters of {tool.name}", tenant)
@@ -436,8 +436,7 @@ def _template_source(chat_template: object) -> str:
 
 
 def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, object]:
-    """Return a request's template options, escaped. Raises InvalidRequestError for a reserved
-    name."""
+    """Return a request's template options. Raises InvalidRequestError for a reserved name."""
     for name in options:
         if name in _RESERVED_OPTIONS or name.endswith("_token"):
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name!r}")
@@ -445,8 +444,8 @@ def _options(options: Mapping[str, object], escaper: Escaper) -> dict[str, objec
 
 
 def _texts(chat: Chat) -> Iterator[str]:
-    """Yield all texts in a chat, in every form in which a template may write them: none may contain
-    a placeholder."""
+    """Yield a chat's texts in all forms that templates may write: none may contain a
+    placeholder."""
     for message in chat.messages:
         yield from (message.content, message.reasoning, message.name or "")
         yield message.tool_call_id or ""

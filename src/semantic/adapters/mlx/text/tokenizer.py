@@ -62,8 +62,7 @@ def _bytes(spelling: str) -> bytes:
 
 
 def _backend(decode: Callable[[list[int]], str]) -> Tokenizer | None:
-    """Return the decoder that `decode` calls, if transformers returns its text unchanged; else
-    None."""
+    """Return the decoder that `decode` calls; None if transformers changes its text."""
     owner = getattr(decode, "__self__", None)
     if not isinstance(owner, PreTrainedTokenizerFast):
         return None
@@ -98,8 +97,7 @@ NO_TEMPLATE = "this model has no chat template; send a plain prompt"
 
 
 class AddedToken(Protocol):
-    """A token for one fixed text. A `special` token controls the model instead of standing for
-    text."""
+    """A token for one fixed text. A `special` token controls the model and is not text."""
 
     content: str
     special: bool
@@ -295,8 +293,7 @@ class Escaper:
     """Replaces special tokens in the texts of one chat with placeholders."""
 
     def __init__(self, special_tokens: SpecialTokens, texts: Iterable[str]) -> None:
-        """`texts` are all texts in the chat; the placeholders are chosen so that none contains
-        one."""
+        """`texts` are all texts in the chat; none of them contains any placeholder."""
         self._special_tokens = special_tokens
         self._word = _word_not_in([text for text in texts if "hiddentext" in text])
         self.placeholder = re.compile(f"{self._word}([0-9]+)z")

@@ -64,8 +64,7 @@ def outdated(db: sqlite3.Connection) -> list[bytes]:
 
 
 def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> list[BlockHash]:
-    """Insert a manifest, whose file is in place, as its agent's newest; return the hashes of its
-    chain."""
+    """Insert a manifest, already in its file, as its agent's newest; return its chain's hashes."""
     manifest = filed.manifest
     hashes = [link.hash for link in manifest.scope.chain(manifest.token_ids)]
     own = _row(filed)
@@ -89,8 +88,7 @@ def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> lis
 
 
 def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None:
-    """Delete the row of one manifest and, if the agent has no other manifest, all the agent's
-    rows."""
+    """Delete the row of one manifest and, if it was the agent's last, all the agent's rows."""
     db.execute(
         "DELETE FROM manifests WHERE agent = ? AND generation = ?", (_id(db, key), generation)
     )
@@ -205,8 +203,7 @@ def count_of(db: sqlite3.Connection, tenant: bytes) -> int:
 
 
 def _row(filed: FiledManifest) -> tuple[object, ...]:
-    """Return the values of an agent's row, in the order that `_UPSERT` and `schema.verify_rows`
-    use."""
+    """Return the values of an agent's row, in the order of `_UPSERT` and `schema.verify_rows`."""
     manifest = filed.manifest
     time, name = manifest.place
     return (

@@ -61,8 +61,7 @@ R = TypeVar("R")
 HEADER_BYTES = 4096
 VERSION = 1
 MAX_BODY_BYTES = 1 << 32
-"""The largest body: 16 MiB for each of 256 tokens. Needed because a sparse file can claim any
-size."""
+"""The largest body: 16 MiB for each of 256 tokens. Sparse files can claim any size."""
 
 _MAGIC = b"SEMBLOCK"
 _START = struct.Struct("<8sI")
@@ -75,8 +74,7 @@ _CODES = {Part.FULL: 1, Part.WINDOW: 2, Part.CHECKPOINT: 3}
 _PARTS = {code: part for part, code in _CODES.items()}
 
 _MAX_VIEWS = 512
-"""The most segments to fill with one system call. POSIX promises 16, Linux and macOS allow
-1,024."""
+"""The most segments per system call. POSIX promises 16, Linux and macOS allow 1,024."""
 _GROUP_BYTES = 1 << 18
 """Bytes to read and then hash at a time, few enough to stay in the processor's cache."""
 _MAX_THREADS = 8
@@ -95,8 +93,7 @@ class FileHeader:
 
 
 def layout_stamp(layout: str) -> str:
-    """Return the text that stands for a layout in a header: its name or, if that is too long, a
-    hash."""
+    """Return a layout's text for a header: its name or, if that is too long, a hash of it."""
     if len(layout.encode()) <= _LAYOUT_BYTES:
         return layout
     return "sha256:" + digest("layout-v1", layout.encode()).hex()
@@ -239,8 +236,8 @@ class BlockReader:
                 raise OSError(errno.ENOMEM, "no memory for a block's body") from None
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Call `action` for every item on several threads, because reads release the GIL; return
-        the results in order."""
+        """Call `action` for all items on threads, since reads release the GIL; return ordered
+        results."""
         if len(items) <= 1:
             return [action(item) for item in items]
         with self._starting:

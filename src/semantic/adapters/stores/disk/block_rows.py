@@ -46,8 +46,7 @@ _LEAF = (
     " AND (b.part != 'full'"
     " OR NOT EXISTS (SELECT 1 FROM blocks AS c WHERE c.hash = b.hash AND c.id != b.id))"
 )
-"""SQL for "`b` is a leaf": the index contains no block after `b` and no other part of the same
-block."""
+"""SQL for "`b` is a leaf": the index has no later block and no other part of the block."""
 
 
 @dataclass(frozen=True, slots=True)

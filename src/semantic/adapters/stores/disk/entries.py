@@ -145,8 +145,7 @@ def agent_key(scope: Scope, agent_id: str) -> bytes:
 
 
 def cost_of(n_bytes: int) -> int:
-    """Return how many bytes a file of `n_bytes` counts against the quota: whole pages, plus its
-    name."""
+    """Return the bytes that a file of `n_bytes` counts for the quota: whole pages and its name."""
     return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
 
 
@@ -219,8 +218,7 @@ class Entries:
         return True
 
     def install(self, temporary: Path, entry: Entry) -> None:
-        """Rename a finished file to its final name, atomically. Quarantine a folder that has that
-        name."""
+        """Atomically give a finished file its final name. Quarantine a folder of that name."""
         with suppress(FileExistsError):
             self.files.mkdir(self._folder(entry.kind, entry.shard))
         with self._shard(entry.kind, entry.shard) as shard:

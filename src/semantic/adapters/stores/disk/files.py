@@ -51,8 +51,7 @@ class FileSystem:
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Read into `targets`, possibly filling only some; return the number of bytes read, 0 at
-        the file's end."""
+        """Fill `targets` or only some; return the number of bytes read, 0 at the file's end."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -65,8 +64,7 @@ class FileSystem:
         Path(path).mkdir(mode=0o700)
 
     def rename(self, source: Where, target: Where, *, to: int, of: int | None = None) -> None:
-        """Rename `source` to `target` in the folder `to`. If `of` is given, `source` is relative to
-        that folder."""
+        """Rename `source`, relative to the folder `of` if given, to `target` in the folder `to`."""
         os.replace(source, target, src_dir_fd=of, dst_dir_fd=to)
 
     def unlink(self, path: Where, *, dir_fd: int | None = None) -> None:
@@ -80,8 +78,7 @@ class FileSystem:
         return os.listdir(folder)  # noqa: PTH208  # accepts a descriptor
 
     def try_lock(self, fd: int) -> bool:
-        """Take the exclusive lock of an open file; return False if another open file holds the
-        lock."""
+        """Lock an open file exclusively; return False if another open file holds the lock."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -37,8 +37,7 @@ _SYSTEM_FAULTS = {
     sqlite3.SQLITE_INTERRUPT: errno.EINTR,
 }
 _REFUSALS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""SQLite errors whose cause may be the folder, the process or the index: `require_folder` finds out
-which."""
+"""SQLite errors that the folder, the process or the index can cause; see `require_folder`."""
 
 _NAMES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal")
 _MOST_OPENINGS = 8
@@ -46,11 +45,10 @@ _OPEN_TOGETHER = 4
 """Descriptors that SQLite needs at once, plus one to spare."""
 _OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
 _MIN_COST = 5 << 18
-"""The least cost of an index, that of a small one with a full log, so that it changes little in a
-small store."""
+"""The least cost of an index: a small one with a full log. So the cost hardly changes in a small
+store."""
 _SLACK = 1 << 19
-"""Bytes for growth that file sizes do not show yet: SQLite's checkpoint copies the log to the table
-file."""
+"""Bytes of growth to expect: SQLite's checkpoint will copy the log to the table file."""
 
 FileId = tuple[int, int]
 """Device and inode."""
@@ -99,8 +97,7 @@ class Index:
             yield db
 
     def is_sound(self) -> bool:
-        """Return whether the index is usable. Raises OSError if the system does not let it find
-        out."""
+        """Return whether the index is usable. Raises OSError if the system prevents finding out."""
         try:
             with self._folder.locked(), _translated(self._files), self._writer.held() as db:
                 return schema.is_sound(db)
@@ -216,8 +213,7 @@ class _Connection:
     """A connection for one thread at a time, opened anew when other files replace the index's."""
 
     def __init__(self, files: IndexFiles, *, checks_log: bool) -> None:
-        """With `checks_log`, also notices if another log replaces the log of the same table
-        file."""
+        """With `checks_log`, also notices if another log replaces that of the same table file."""
         self._files = files
         self._checks_log = checks_log
         self._lock = threading.RLock()

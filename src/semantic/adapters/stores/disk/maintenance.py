@@ -211,8 +211,7 @@ def _roll_back_if(*, dry_run: bool) -> None:
 
 
 def _share(listed: Listed, parts: int) -> int:
-    """Return the index of the share, out of `parts` equal shares, to which a file belongs because
-    of the hash in its name."""
+    """Return which of `parts` equal shares a file belongs to, from the hash in its name."""
     name = "" if listed.entry is None else listed.entry.name
     is_hash = parse_block(name) or parse_manifest(name)
     return int(name[:16], 16) % parts if is_hash else 0

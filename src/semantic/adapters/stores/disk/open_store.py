@@ -84,8 +84,8 @@ class Recovery:
     _counts: Counts
 
     def run(self) -> None:
-        """Run the whole recovery. Raises OSError if the folder is unreadable, and IndexBrokenError
-        if rows are wrong."""
+        """Run the recovery. Raises OSError for an unreadable folder, IndexBrokenError for wrong
+        rows."""
         schema.verify_rows(self._db)
         self.sessions()
         self._db.execute("DELETE FROM others")
@@ -163,8 +163,7 @@ class Recovery:
         block_rows.update_all_pins(self._db)
 
     def _frame(self, agent: bytes, generation: int) -> bytes:
-        """Return the first bytes of a manifest's file; if that is unreadable, b"", which matches no
-        row."""
+        """Return a manifest file's first bytes; if it is unreadable, b"", which matches no row."""
         try:
             with self._entries.opened(manifest_entry(agent, generation)) as (fd, _):
                 return read_whole(self._entries.files, fd, FRAME_BYTES)
@@ -263,15 +262,15 @@ class Seal:
                 self._folder.create(self._path, checksum)
 
     def _is_alone(self) -> bool:
-        """Return whether no other session is alive. In one, SQLite may have the index open, and
-        taking a checksum closes the file, which would release SQLite's locks."""
+        """Return whether no other session is alive. If this process has another, closing the index
+        after taking its checksum would release SQLite's locks there."""
         return [name for name, lives in self._folder.sessions().items() if lives] == [
             self._folder.session
         ]
 
     def _checksum(self) -> bytes:
-        """Return the seal's contents. Raises OSError, for example if the index has a log, a sign of
-        an unclean close."""
+        """Return the seal's contents. Raises OSError, also for an unclean close, which leaves a
+        log."""
         for name in _LOGS:
             with suppress(FileNotFoundError):
                 self._files.lstat(self._folder.root / name)
@@ -302,13 +301,11 @@ class Seal:
 T = TypeVar("T")
 
 Limit = int | Callable[[int], int]
-"""A quota in bytes, or a function that computes the quota from the bytes that the folder already
-takes."""
+"""A quota in bytes, or a function that computes it from the bytes that the folder takes."""
 _RECOVERY_SECONDS = 60.0
 """The longest wait, in seconds, for the folder's lock."""
 _OPENING_SECONDS = 30.0
-"""For how many seconds to retry opening an index that another process has locked. Then the program
-goes without a disk."""
+"""Seconds to retry opening an index that another process has locked, before going without it."""
 _PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
 """How often to try again after a failed rebuild."""
@@ -446,8 +443,7 @@ class OpenStore:
             self.quota.release(db, reservation)
 
     def unlink_uncommitted(self, entry: Entry) -> None:
-        """Delete a file whose row was not committed, since without a row it would escape the
-        quota."""
+        """Delete a file whose row was not committed: without one, it would escape the quota."""
         with suppress(OSError):
             self.entries.delete(entry)
 

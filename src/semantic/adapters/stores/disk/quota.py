@@ -1,5 +1,4 @@
-"""Limits on a store's folder: on the bytes of all its contents, with LRU eviction, and on bytes
-written per day.
+"""Limits on a store's folder: bytes of all its contents, with LRU eviction, and bytes per day.
 
 Counts all models, agents and processes together, including unfinished and quarantined files and the
 index. Evicts quarantined files first, then blocks, then agents, starting with the largest tenant. A

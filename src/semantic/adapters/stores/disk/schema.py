@@ -205,8 +205,7 @@ class IndexBrokenError(Exception):
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables in an empty database. Call it in a transaction, so that it creates all or
-    none."""
+    """Create all tables in an empty database, or none if the caller's transaction fails."""
     statement = ""
     for line in SCRIPT.splitlines(keepends=True):
         statement += line
@@ -217,8 +216,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Return whether the version and the tables are this module's and pass SQLite's integrity
-    check."""
+    """Return whether version and tables are as here, and SQLite's integrity check passes."""
     if db.execute("PRAGMA user_version").fetchone() != (VERSION,):
         return False
     if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
@@ -277,8 +275,7 @@ def agent_proof(*values: object, chain: Iterable[bytes]) -> bytes:
 
 
 def verify_rows(db: sqlite3.Connection) -> None:
-    """Raise IndexBrokenError unless all rows match their checksums and refer only to existing
-    rows."""
+    """Raise IndexBrokenError unless rows match their checksums and refer to existing rows."""
     _require(db.execute(_NUMBERS).fetchone() == (1,), "a counter")
     _require(db.execute(_STRAYS).fetchone() == (0,), "a row without its owner")
     for width, stored, proof, *own in db.execute(_BLOCKS):
@@ -356,8 +353,7 @@ def number(db: sqlite3.Connection, name: str) -> int:
 
 
 def one(db: sqlite3.Connection, sql: str) -> int:
-    """Return the single integer that `sql` selects. Raises IndexBrokenError if it selects no
-    row."""
+    """Return the only integer that `sql` selects. Raises IndexBrokenError for no row."""
     row = db.execute(sql).fetchone()
     if row is None:
         raise IndexBrokenError(f"expected a row in the index: {sql}")

@@ -63,14 +63,12 @@ T = TypeVar("T")
 
 NO_LIMITS = WriteLimits()
 _UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
-"""Errors with which a file stays unreadable: after moving it to `bad/`, the store can write the
-block again."""
+"""Errors that persist: after moving the file to `bad/`, the store can write the block again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderView:
-    """A summary of a store's folder: the format's number, the counts of files, and their total
-    bytes."""
+    """A summary of a store's folder: the format's number, counts of files, and their bytes."""
 
     format: int
     n_blocks: int

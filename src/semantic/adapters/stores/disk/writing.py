@@ -226,8 +226,8 @@ class Agents:
             return agent_rows.generations(db, key)
 
     def _first_sound(self, key: bytes, generations: Sequence[int]) -> FiledManifest | None:
-        """Return the first intact manifest. Quarantine damaged manifests before it, and drop the
-        rows of missing ones."""
+        """Return the first intact manifest. Quarantine damaged ones before it, and drop missing
+        ones."""
         for generation in generations:
             try:
                 filed, file = read_manifest(self._store.entries, key, generation)
@@ -389,8 +389,7 @@ class Flusher:
 
 
 def _is_reachable(db: sqlite3.Connection, link: BlockLink) -> bool:
-    """Return whether the block has no parent, or its parent is in the index. Other blocks may not
-    evict anything."""
+    """Return whether the index has the block's parent, if any. Other blocks may evict nothing."""
     if link.parent == link.scope.root:
         return True
     return block_rows.file_bytes(db, BlockKey(link.parent, Part.FULL)) is not None

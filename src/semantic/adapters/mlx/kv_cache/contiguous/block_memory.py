@@ -224,8 +224,7 @@ def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
 def _head_views(
     raw: memoryview, heads: int, capacity: int, start: int, stop: int
 ) -> Iterator[memoryview]:
-    """Yield the bytes of tokens `start` to `stop` for each head of an array, (1, heads, capacity,
-    dim)."""
+    """Yield the bytes of tokens `start` to `stop` of each head, (1, heads, capacity, dim)."""
     per_head = len(raw) // heads
     per_token = per_head // capacity
     for head in range(heads):

@@ -53,8 +53,7 @@ class MlxLmCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MlxLmState:
-    """A block's content in a layer with mlx-lm's own cache: that whole cache after `length`
-    tokens."""
+    """A block's content where a layer has mlx-lm's own cache: all of it after `length` tokens."""
 
     cache: MlxLmCache
     length: int

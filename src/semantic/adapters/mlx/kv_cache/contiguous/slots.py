@@ -40,8 +40,7 @@ MOST_UNSEEN = 512 << 10
 about as many in the time that the operations for another part would take."""
 
 _ROOM = 64
-"""How many tokens a row can grow in its slot, unless it has reserved fewer: full arrays are
-copied."""
+"""Tokens that a row can grow in its slot, or fewer if it reserved fewer: growth copies arrays."""
 
 _WAITING = 8
 """All rows move to new arrays once more than one in this many rows waits for a slot."""

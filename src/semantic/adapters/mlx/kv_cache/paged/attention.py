@@ -71,8 +71,7 @@ class PrefillChunk(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """The keys and values to which a chunk attends. Evaluating `done` writes the chunk to its
-    pages."""
+    """Keys and values to which a chunk attends. Evaluating `done` writes the chunk to pages."""
 
     k: mx.array
     v: mx.array

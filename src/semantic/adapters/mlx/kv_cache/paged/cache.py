@@ -23,8 +23,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagedSequence, PageTa
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer: the number of its kind, its own number within that kind, and attention over its
-    pages."""
+    """A layer: its kind's number, its own number within the kind, and attention over its pages."""
 
     kind: int
     number: int
@@ -95,8 +94,7 @@ class PagedCache:
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Return the mask for the next `N` tokens. The `window_size` that models pass is the kind's
-        window."""
+        """Return the mask for the next `N` tokens. Models' `window_size` is the kind's window."""
         window = self.table.pool.kind.window
         return mask_over(N, self.offset - self._seen_from(), window, as_array=return_array)
 
@@ -180,8 +178,7 @@ class PagedBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """Write a handle's tokens to pages; return the attention for them. For `rope`, see
-        `DecodeStep`."""
+        """Write a handle's tokens to pages; return their result. For `rope`, see `DecodeStep`."""
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(

@@ -298,14 +298,13 @@ class PagedKernels:
 
     @property
     def _vectors(self) -> int:
-        """Threads that write one head's token: one per 16 bytes of its key or value, the wider of
+        """Threads that write a head's token: one per 16 bytes of key or value, the wider of
         both."""
         shape = self._kind.shape
         return _widest(shape) * shape.dtype.size // 16
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
-        """Return the kernel for `n_heads` query heads, and the one that combines results, if
-        needed."""
+        """Return the kernel for `n_heads` query heads and, if needed, one to combine results."""
         together = self._together(n_heads, latent=latent)
         variant = _Variant(n_heads, together, sinks, latent)
         return _built_attention(self._kind, self._dialect, variant)
@@ -366,8 +365,7 @@ def _built(
 
 
 class _Variant(NamedTuple):
-    """A variant: query heads, query heads per thread group, and whether there are sinks or latent
-    keys."""
+    """A variant: query heads, as many per thread group, and whether with sinks or latent keys."""
 
     n_heads: int
     together: int

@@ -113,8 +113,7 @@ class PagedLayers:
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
         """For each layer, whether it has pages; the other layers have a state."""
         self.takes_rows = states is None
-        """True if a sequence's tokens can be rows of a batch. States need tokens one after the
-        other."""
+        """True if a sequence's tokens can be rows of a batch: states need them one by one."""
 
     def set_aside(self, n_bytes: int) -> None:
         """Size the pools so that together they take `n_bytes`. Divides the bytes between kinds as a
@@ -187,8 +186,7 @@ class PagedLayers:
     def _with_states(
         self, paged: Callable[[int, PagedLayer], PagedCache], states: Mapping[int, MlxLmCache]
     ) -> list[PagedCache]:
-        """Return the caches of all layers. Callers may use only caches with pages as
-        `PagedCache`."""
+        """Return the caches of all layers. Only those with pages really are `PagedCache`s."""
         return [
             cast(PagedCache, states[i]) if i in states else paged(i, self._layers[i])
             for i in range(self._spec.n_layers)
@@ -304,8 +302,7 @@ def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
 def _fit(
     found: Sequence[BlockData], blocks: Sequence[KVBlock], held: range, pool: PagePool
 ) -> bool:
-    """Return whether `found` has all pages of consecutive `blocks`, which have the positions
-    `held`."""
+    """Return whether `found` has all pages of consecutive `blocks` at positions `held`."""
     first = found[0]
     if not isinstance(first, PagedBlock) or (first.first, first.stop) != (held.start, held.stop):
         return False

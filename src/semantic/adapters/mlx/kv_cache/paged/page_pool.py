@@ -38,13 +38,12 @@ class PageKind:
 
     @property
     def page_shape(self) -> tuple[int, int]:
-        """(layers, numbers per layer). A layer's numbers are its keys, (kv_heads, 256, k_head_dim),
-        then its values."""
+        """(layers, numbers per layer): keys, (kv_heads, 256, k_head_dim), then values of each
+        layer."""
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
-        """Return views of `pages`, (..., numbers per layer): keys and values, (..., kv_heads, 256,
-        dim)."""
+        """Return views of (..., numbers per layer): keys and values, (..., kv_heads, 256, dim)."""
         shape, before = self.shape, pages.shape[:-1]
         n_keys = shape.kv_heads * self.head_sizes[0]
         keys = pages[..., :n_keys].reshape(*before, shape.kv_heads, BLOCK_TOKENS, shape.k_head_dim)
@@ -54,8 +53,7 @@ class PageKind:
         return keys, values
 
     def first_kept(self, first: int, length: int) -> int:
-        """Return the first position from `first` on that is still in pages after `length`
-        tokens."""
+        """Return the first position from `first` on that is in pages after `length` tokens."""
         return first if self.ring is None else max(first, length - self.ring * BLOCK_TOKENS)
 
     def turn(self, block: int) -> int:
@@ -71,8 +69,8 @@ class PageKind:
 def page_kinds(
     spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> tuple[PageKind, ...] | None:
-    """Return the kinds of a model's layers; None if a layer cannot use pages, or if no layer needs
-    any, as all have states."""
+    """Return the kinds of a model's layers; None if a layer cannot use pages, or if all layers have
+    states."""
     groups: dict[tuple[LayerShape, int | None, int | None], list[int]] = {}
     for number, (layer, shape) in enumerate(zip(spec.layers, shapes, strict=True)):
         if layer.kind is LayerKind.STATE:
