@@ -68,7 +68,6 @@ class AgentDocument:
 
     @property
     def n_bytes(self) -> int:
-        """Total bytes of all bodies."""
         return sum(body.n_bytes for body in self.bodies)
 
 
@@ -78,7 +77,6 @@ def checksum(data: bytes) -> str:
 
 
 def write_document(document: AgentDocument) -> bytes:
-    """Return the bytes of the JSON file for `document`."""
     fields = {
         "format": FORMAT,
         "version": VERSION,

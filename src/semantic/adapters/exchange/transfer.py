@@ -38,7 +38,8 @@ from semantic.ports.store import StorePort
 _SUFFIXES = (".safetensors", ".json")
 _OWNER_ONLY = 0o600
 _MAX_DOCUMENT_BYTES = 32 << 20
-"""The most bytes of a document, for three million tokens. Parsed, it takes several times that."""
+"""The most bytes of a document, for three million tokens. Once parsed, a document takes several
+times as much memory."""
 _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
 _DESCRIPTORS = Path("/proc/self/fd")
@@ -123,7 +124,6 @@ def stored_bodies(store: StorePort, manifest: Manifest) -> list[tuple[BlockHeade
 def document_of(
     manifest: Manifest, bodies: Sequence[tuple[BlockHeader, BodyEntry]]
 ) -> AgentDocument:
-    """Return the document for an agent with these bodies."""
     return AgentDocument(
         namespace=manifest.scope.namespace,
         layout=bodies[0][0].layout if bodies else "",

@@ -76,7 +76,6 @@ class RemoteModel:
 
     @property
     def weights_bytes(self) -> int:
-        """Total bytes of the model's weights."""
         return sum(file.n_bytes for file in self.files if file.path.endswith(".safetensors"))
 
 

@@ -46,7 +46,6 @@ class Heads:
         return self.array.dtype
 
     def view(self) -> mx.array:
-        """Return the heads alone."""
         return self.array[:, self.first : self.first + self.n]
 
 

@@ -60,7 +60,6 @@ class Prefill:
         return False
 
     def compute(self, prompt: Prompt, tokens: Sequence[int]) -> None:
-        """Append `tokens` to the sequence."""
         if self._reusable is None:
             self._compute_chunk(prompt, tokens)
         else:

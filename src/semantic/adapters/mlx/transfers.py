@@ -37,7 +37,6 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes to copy."""
         return self.n * self.width
 
 

@@ -111,12 +111,10 @@ class AgentTable:
             _discard(self.users, block, agent)
 
     def clear(self) -> None:
-        """Forget everything."""
         for table in (self.users, self._saved, self._listed, self._names):
             table.clear()
 
     def scopes(self) -> Sequence[Scope]:
-        """See `AgentIndexPort.scopes`."""
         return [scope for scope, places in self._listed.items() if places]
 
     def page(self, scope: Scope, limit: int, after: Place | None) -> Sequence[SavedAgent]:
@@ -127,7 +125,6 @@ class AgentTable:
         return [self._saved[scope, name.decode("utf-8", "surrogatepass")] for name in names]
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
-        """See `AgentIndexPort.child_agents`."""
         return sorted(self._names.get((scope, parent), ()))
 
     def users_of(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
@@ -147,8 +144,8 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierAgents:
-    """The agents of two tiers. What `cold` says of an agent takes precedence. `pins` is the tier
-    whose quota limits pins. Methods without a docstring: see `AgentIndexPort`."""
+    """The agents of two tiers. Manifests and generations in `cold` take precedence. `pins` is the
+    tier whose quota limits pins. Methods without a docstring: see `AgentIndexPort`."""
 
     _warm: AgentIndexPort
     _cold: AgentIndexPort

@@ -114,8 +114,8 @@ class FallbackResponses:
 
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
-"""Whether there is a parent, the parent's digest, how many of its tokens precede the turn's, the
-digest of the turn's thought."""
+"""A flag for a parent, the parent's digest, how many of its tokens precede the turn's, the digest
+of the turn's thought."""
 _NO_POINT: Final = bytes(32)
 
 

@@ -22,7 +22,7 @@ E = TypeVar("E", bound=Hashable)
 @dataclass(slots=True)
 class _Tenant(Generic[E]):
     """A tenant's entries in three queues: unpinned, unpinned and abandoned by their agents, and
-    pinned. Each queue has entries' last uses, a counter's values, and begins with the oldest."""
+    pinned. Each queue maps entries to their last uses (values of a counter), oldest first."""
 
     lru: OrderedDict[E, int] = field(default_factory=OrderedDict)
     left: OrderedDict[E, int] = field(default_factory=OrderedDict)
@@ -102,7 +102,6 @@ class EvictionOrder(Generic[E]):
 
     @property
     def pinned_bytes(self) -> int:
-        """Pinned bytes of all tenants."""
         return sum(one.pinned_bytes for one in self.tenants.values())
 
     def pinned_of(self, tenant: bytes) -> Pinned:
@@ -125,7 +124,6 @@ class EvictionOrder(Generic[E]):
             del self.tenants[tenant]
 
     def use(self, tenant: bytes, entry: E) -> None:
-        """Make an entry the most recently used."""
         self.tenants[tenant].use(entry)
 
     def abandon(self, tenant: bytes, entries: Iterable[E]) -> None:
@@ -133,7 +131,6 @@ class EvictionOrder(Generic[E]):
         self.tenants[tenant].abandon(entries)
 
     def clear(self) -> None:
-        """Forget everything."""
         self.tenants.clear()
         self.n_bytes = 0
 

@@ -146,7 +146,6 @@ class MemoryStore:
         return None if block is None else block.header
 
     def headers(self) -> Sequence[BlockHeader]:
-        """Return the headers of all stored blocks."""
         with self._lock:
             return [block.header for block in self._blocks.values()]
 

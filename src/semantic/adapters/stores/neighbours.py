@@ -80,7 +80,6 @@ class Children:
             del self._families[place]
 
     def clear(self) -> None:
-        """Remove all headers."""
         self._families.clear()
 
     def of(self, parent: BlockHash, part: Part) -> list[BlockHeader]:

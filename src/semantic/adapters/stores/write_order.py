@@ -86,7 +86,7 @@ class WriteOrder:
         return next(iter(self._deferred), None) if number is None else number
 
     def oldest_deferred(self) -> int | None:
-        """Return the number of the oldest write that gives way to all others; None without any."""
+        """Return the number of the oldest write that gives way to all others; None if none does."""
         return next(iter(self._deferred), None)
 
     def delay(self) -> float | None:
@@ -122,7 +122,7 @@ MOST_BUSY = 0.25
 MOST_REST = 10.0
 """The longest rest in seconds, so that uploads never cease."""
 MOST_SAVED = 0.05
-"""Seconds of uploading that idle time can save up, so that a turn's end uploads at once."""
+"""Seconds of uploading that earlier idle time can pay for, so that a turn's end uploads at once."""
 IDLE = 1.0
 """This many seconds after an engine's last step, uploads cost nothing."""
 FEWEST_STEPS = 16
@@ -181,7 +181,6 @@ class UploadPace:
             return self._cost()
 
     def new_observer(self) -> DecodeSteps:
-        """Return an observer of one engine's steps."""
         return DecodeSteps(self)
 
     def delay(self) -> float:
@@ -205,7 +204,6 @@ class UploadPace:
             self._active += 1
 
     def end(self) -> None:
-        """Record the end of an upload."""
         with self._lock:
             self._active -= 1
             if not self._active:

@@ -73,7 +73,6 @@ class WriteQueue:
             thread.start()
 
     def accepts(self) -> bool:
-        """Return whether the queue accepts jobs now."""
         return self.error is None and not self.backoff.is_on()
 
     @property
@@ -107,7 +106,6 @@ class WriteQueue:
         return [(number, entry.job) for number, entry in self._queue.items()]
 
     def current(self) -> Sequence[object]:
-        """Return the jobs that threads are doing now."""
         return [entry.job for entry in self._current.values()]
 
     def attempt(self, write: Callable[[], bool], dropped: str) -> None:
@@ -222,7 +220,6 @@ class Backoff:
         self.times = 0
 
     def is_on(self) -> bool:
-        """Return whether writes are paused now."""
         return self._until is not None and self._clock() < self._until
 
     @property
@@ -231,7 +228,6 @@ class Backoff:
         return self._until is not None
 
     def record(self, *, succeeded: bool) -> None:
-        """Record the result of a write."""
         if succeeded:
             self._failures, self._until, self._pause = 0, None, FIRST_PAUSE
             return

@@ -81,7 +81,7 @@ class PaddedLayer(BatchKVCache):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in a step, all without padding rows."""
+        """Number of rows in a step. There are no padding rows."""
         return len(self._rows)
 
 

@@ -24,7 +24,8 @@ _running: list[Popen[bytes]] = []
 
 
 def begin() -> None:
-    """If MLX_PTX_CACHE_DIR is set and there is a CUDA device, compile what that folder lacks."""
+    """If MLX_PTX_CACHE_DIR is set and there is a CUDA device, start a process for each kernel that
+    the folder lacks."""
     from semantic.adapters.mlx.device import on_cuda  # the processes do not need it
 
     folder = os.environ.get(_FOLDER)

@@ -34,9 +34,9 @@ class _Row(Protocol):
 
 
 class StateBatch(ArraysCache):
-    """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache.
-    Meanwhile, the sequences' own caches are empty except for byte counts. Either all sequences have
-    a state or none has, because some models treat no state differently from zeros."""
+    """The states of the sequences in a batch, which models use like mlx-lm's ArraysCache. While a
+    sequence is in the batch, its own cache has only its state's size in bytes. Either all sequences
+    have a state or none has, because some models treat no state differently from zeros."""
 
     cache: list[mx.array | None]  # type: ignore[assignment]  # entries may be None
 
@@ -92,7 +92,8 @@ class StateBatch(ArraysCache):
 
     @property
     def example(self) -> list[mx.array | None]:
-        """States of some rows; the others' differ in shape only in the number of rows."""
+        """The states of some rows; all other rows have states of the same shapes, except for the
+        axis of rows."""
         return self._joining[-1] if self._joining else self.cache
 
     # Called by models

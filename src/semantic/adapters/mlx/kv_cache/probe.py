@@ -238,7 +238,8 @@ class _Padded:
 
 class AttentionUse(NamedTuple):
     """How a kind's layers call attention: the number of query heads (0 if they never call it),
-    whether sinks are given in each case, and whether keys are latents; see `DecodeStep.rope`."""
+    whether calls with sinks occur, whether calls without sinks occur, and whether keys are latents;
+    see `DecodeStep.rope`."""
 
     n_heads: int
     sinks: frozenset[bool]

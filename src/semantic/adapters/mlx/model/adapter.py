@@ -63,7 +63,6 @@ class Adapter:
 
 
 def adapter_files(folder: Path) -> tuple[Path, Path]:
-    """Return the files that make up an adapter."""
     return folder / CONFIG, folder / WEIGHTS
 
 

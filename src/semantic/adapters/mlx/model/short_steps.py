@@ -70,7 +70,8 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 
 def source_digest(module: ModuleType) -> str:
-    """Return a digest of the source code of a module's layers and headless model."""
+    """Return a digest of a module's source code: of its layers, and of its model without output
+    layer."""
     parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
     source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]

@@ -59,7 +59,8 @@ class Ranks:
 
 
 def require_same(found: Sequence[bytes], what: str) -> None:
-    """Raise the same BackendError on every rank unless all have the same data, named `what`."""
+    """Raise BackendError, on every rank, unless all ranks have the same data. `what` names the data
+    in the message."""
     for rank, one in enumerate(found):
         if one != found[0]:
             raise BackendError(f"rank {rank} has a different {what} than rank 0")
@@ -73,7 +74,8 @@ _WITHOUT_GRADIENTS: Mapping[type[Module], type[Module]] = {
     AllToShardedLinear: Linear,
     QuantizedAllToShardedLinear: QuantizedLinear,
 }
-"""Divided layers' classes, and equal ones without gradients, which `joined` recognizes."""
+"""Maps each class of divided layers to one that computes the same without gradients, because
+`joined` recognizes only the latter."""
 
 _Shard = Callable[[mx.distributed.Group], None]
 

@@ -83,7 +83,8 @@ class MappedMemory:
         self._room(call).set_result(where)
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait for rank 0's place for a body; None to send the body. Raises RuntimeError."""
+        """Wait for rank 0's place for a body; None if the rank must send the body. Raises
+        RuntimeError."""
         where = self._room(call).result()
         if not where:
             return None
@@ -182,7 +183,6 @@ class SharedMemory:
         del self._lent[loan]
 
     def allocate(self, n_bytes: int) -> int:
-        """See `HostAllocator.allocate`."""
         number, self._next = self._next, self._next + 1
         try:
             descriptor = os.memfd_create("semantic")
@@ -205,7 +205,6 @@ class SharedMemory:
         return address
 
     def free(self, address: int) -> None:
-        """See `HostAllocator.free`."""
         if self._driver is not None:
             self._driver.unpin(address)
         self._drop(address)
@@ -224,7 +223,8 @@ def shared_by(channels: Sequence[ChannelPort]) -> SharedMemory | None:
 
 
 class SharedRoom:
-    """Memory for the body that one call exports, and for other ranks' parts on their way."""
+    """Memory for the body that one call exports, and for the other ranks' parts until these are
+    copied into it."""
 
     def __init__(self, memory: SharedMemory, channels: Sequence[ChannelPort], number: int) -> None:
         self._memory = memory

@@ -127,8 +127,8 @@ class GrammarCompiler:
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     def _ready(self, grammar: Grammar) -> _Compiled:
-        """Return `grammar` compiled, from the cache or, as all requests wait meanwhile, if
-        quick."""
+        """Return `grammar` compiled, from the cache or anew. Compiles only if that is quick,
+        because all requests wait for this thread."""
         with self._lock:
             found = self._compiled.get(grammar.tenant, grammar)
             is_quick = self._quick.get(grammar.tenant, _key(grammar)) is True

@@ -35,7 +35,8 @@ _RUN = (
     "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
 )
 _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""Keeps glibc's threads from reserving address space, which would count for the limit."""
+"""With this setting, glibc reserves no address space for each thread, which the limit on address
+space would count."""
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
 """The only variables passed to the interpreter, which may need them; others may contain keys."""
 _STARTS = 2

@@ -29,7 +29,8 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Parameters that select and weight tokens to draw. Rows with equal filters share one draw."""
+    """Parameters that select the tokens to draw from, and weight them. Rows with equal filters
+    share one draw."""
 
     temperature: float
     top_p: float

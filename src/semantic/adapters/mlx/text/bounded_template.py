@@ -31,7 +31,8 @@ _SECONDS = 10.0
 _CHARACTERS = 1 << 26
 """The most characters in one value, or in the whole text. A request's body is smaller."""
 _MADE = 1 << 28
-"""The most characters in all values that a template makes: a large chat's, several times."""
+"""The most characters in all values that a template makes, which may repeat a large chat's texts
+several times."""
 _OBJECT, _REFERENCE = 64, 8
 """How many characters a new part of a list or a turn of a loop counts as, and a reused part."""
 _LARGEST_NUMBER = 1 << 24
@@ -75,7 +76,8 @@ _budget = _Budget()
 
 @contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """Let rendering in this thread and `with` block raise TemplateLimitError beyond a limit."""
+    """Until the `with` block ends, make rendering in this thread raise TemplateLimitError once it
+    exceeds a limit."""
     _budget.turns = _budget.characters = _budget.made = 0
     _budget.ends = time.thread_time() + _SECONDS
     try:
@@ -104,7 +106,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return bounded
 
     def call(self, context: Context, called: object, /, *args: object, **kwargs: object) -> object:
-        """Call a function for a template."""
         if called in self._own:
             return cast(Callable[..., object], called)(*args)
         owner, given = _owner(called), (*args, *kwargs.values())
@@ -118,12 +119,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _made(super().call(context, called, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        """Apply an operator."""
         _check_operands(operator, left, right)
         return _made(super().call_binop(context, operator, left, right), _REFERENCE)
 
     def sliced(self, value: Sliceable, *bounds: int | None) -> object:
-        """Return a slice of `value`."""
         return _made(value[slice(*bounds)], _REFERENCE)
 
     def turn(self, n_characters: int, n_parts: int) -> str:

@@ -299,7 +299,6 @@ class MLXChatFormat:
         return f"{_CALLS[self.tools].format(self.call_parser)}; {thought}"
 
     def tell(self, logger: logging.Logger) -> None:
-        """Log how the engine talks to the model."""
         logger.info(self.history)
         logger.log(logging.WARNING if self.tools == "unknown" else logging.INFO, self.calls)
 

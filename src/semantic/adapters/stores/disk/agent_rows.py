@@ -197,7 +197,6 @@ def users(
 
 
 def count_of(db: sqlite3.Connection, tenant: bytes) -> int:
-    """Return how many agents a tenant has."""
     row = db.execute("SELECT n_agents FROM tenants WHERE tag = ?", (tenant,)).fetchone()
     return 0 if row is None else whole(row[0])
 

@@ -46,7 +46,7 @@ _LEAF = (
     " AND (b.part != 'full'"
     " OR NOT EXISTS (SELECT 1 FROM blocks AS c WHERE c.hash = b.hash AND c.id != b.id))"
 )
-"""SQL for "`b` is a leaf": the index has no later block and no other part of the block."""
+"""SQL for "`b` is a leaf": the index has no block after it and no other part of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,6 @@ class Entries:
     # Shards
 
     def shards(self, kind: Kind) -> list[str]:
-        """Return the names of the existing shards."""
         names = self.files.names(self.root / kind.value)
         return sorted(name for name in names if len(name) == _SHARD_NAME_LENGTH)
 

@@ -51,7 +51,7 @@ class FileSystem:
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Fill `targets` or only some; return the number of bytes read, 0 at the file's end."""
+        """Fill `targets`, or only some; return how many bytes were read, 0 at the file's end."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:

@@ -305,7 +305,8 @@ Limit = int | Callable[[int], int]
 _RECOVERY_SECONDS = 60.0
 """The longest wait, in seconds, for the folder's lock."""
 _OPENING_SECONDS = 30.0
-"""Seconds to retry opening an index that another process has locked, before going without it."""
+"""For how many seconds to retry opening an index that another process has locked, before the
+program goes without the disk."""
 _PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
 """How often to try again after a failed rebuild."""

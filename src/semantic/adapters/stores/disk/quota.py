@@ -313,7 +313,6 @@ class WriteLedger:
             self._pending[self._day()] += n_bytes
 
     def wear(self) -> Wear:
-        """Return all counts."""
         with self._mutex:
             pending, known = Counter(self._pending), self._known
         day, limits = self._day(), self._limits

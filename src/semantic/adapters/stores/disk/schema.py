@@ -205,7 +205,8 @@ class IndexBrokenError(Exception):
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create all tables in an empty database, or none if the caller's transaction fails."""
+    """Create the tables in an empty database. Call it in a transaction, so that an error leaves
+    none."""
     statement = ""
     for line in SCRIPT.splitlines(keepends=True):
         statement += line
@@ -216,7 +217,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Return whether version and tables are as here, and SQLite's integrity check passes."""
+    """Return whether version and tables fit this module, and SQLite's integrity check passes."""
     if db.execute("PRAGMA user_version").fetchone() != (VERSION,):
         return False
     if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
@@ -353,7 +354,7 @@ def number(db: sqlite3.Connection, name: str) -> int:
 
 
 def one(db: sqlite3.Connection, sql: str) -> int:
-    """Return the only integer that `sql` selects. Raises IndexBrokenError for no row."""
+    """Return the integer that `sql` selects. Raises IndexBrokenError if it selects nothing."""
     row = db.execute(sql).fetchone()
     if row is None:
         raise IndexBrokenError(f"expected a row in the index: {sql}")

@@ -107,7 +107,6 @@ class BufferRange:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tokens in the range."""
         return self.buffer.nbytes // self.buffer.capacity * (self.stop - self.start)
 
 
@@ -387,7 +386,7 @@ class RaggedBatch(Generic[Row]):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in a step, all without padding rows."""
+        """Number of rows in a step. There are no padding rows."""
         return len(self.rows)
 
     @property
@@ -443,15 +442,12 @@ class RaggedBatch(Generic[Row]):
         """Return no mask: rows have no padding, and the keys carry the mask of each row."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
-        """Keep only these rows."""
         self.rows, self._fetched = [self.rows[i] for i in batch_indices], None
 
     def extend(self, other: RaggedBatch[Row]) -> None:
-        """Add the rows of `other`."""
         self.rows, self._fetched = [*self.rows, *other.apart().rows], None
 
     def extract(self, idx: int) -> Row:
-        """Return row `idx` without copying it."""
         return self.rows[idx]
 
     @property

@@ -40,7 +40,8 @@ MOST_UNSEEN = 512 << 10
 about as many in the time that the operations for another part would take."""
 
 _ROOM = 64
-"""Tokens that a row can grow in its slot, or fewer if it reserved fewer: growth copies arrays."""
+"""A row can grow by this many tokens in its slot, or by fewer if it has reserved fewer. After that,
+its array must be copied."""
 
 _WAITING = 8
 """All rows move to new arrays once more than one in this many rows waits for a slot."""
@@ -297,7 +298,6 @@ class SlottedBatch(RaggedBatch[FullCache]):
 
     @property
     def state(self) -> list[object]:
-        """The arrays to evaluate."""
         return [*super().state, *((slots.k, slots.v) for slots in self.shared)]
 
     def _release(self, row: FullCache) -> None:

@@ -192,13 +192,11 @@ class PagedBatch:
         """Return no mask: rows have no padding."""
 
     def filter(self, batch_indices: Sequence[int]) -> None:
-        """Keep only these rows."""
         self._firsts = [self._firsts[i] for i in batch_indices]
         self._metadata = self._layer.shared.select(self._metadata, self._step, batch_indices)
         self._step, self._tokens = 0, None
 
     def extend(self, other: PagedBatch) -> None:
-        """Add the rows of `other`."""
         self._firsts += other._firsts
         self._metadata = self._layer.shared.get(
             [*self._metadata.sequences, *other._metadata.sequences],
@@ -207,7 +205,6 @@ class PagedBatch:
         self._step, self._tokens = 0, None
 
     def extract(self, idx: int) -> PagedCache:
-        """Return row `idx` without copying it."""
         sequence = self._metadata.sequences[idx]
         length = self._metadata.lengths[idx] + self._step
         first = sequence.tables[self._layer.kind].pool.kind.first_kept(self._firsts[idx], length)

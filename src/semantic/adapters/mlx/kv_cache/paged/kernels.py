@@ -48,7 +48,6 @@ class Tiling(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads per thread group."""
         return 32 * self.warps
 
 

@@ -113,7 +113,8 @@ class PagedLayers:
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
         """For each layer, whether it has pages; the other layers have a state."""
         self.takes_rows = states is None
-        """True if a sequence's tokens can be rows of a batch: states need them one by one."""
+        """True if a sequence's tokens can be rows of a batch. False with states, which need one
+        token after the other."""
 
     def set_aside(self, n_bytes: int) -> None:
         """Size the pools so that together they take `n_bytes`. Divides the bytes between kinds as a

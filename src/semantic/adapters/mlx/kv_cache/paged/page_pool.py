@@ -38,8 +38,8 @@ class PageKind:
 
     @property
     def page_shape(self) -> tuple[int, int]:
-        """(layers, numbers per layer): keys, (kv_heads, 256, k_head_dim), then values of each
-        layer."""
+        """(layers, numbers per layer). In each layer, keys, (kv_heads, 256, k_head_dim), precede
+        values."""
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
@@ -112,7 +112,6 @@ class PageRef:
 
     @property
     def index(self) -> int:
-        """The page's index in the pool's array."""
         return self._page.index
 
     @property
@@ -126,7 +125,6 @@ class PageRef:
         return self._page.users
 
     def of(self, pool: PagePool) -> bool:
-        """Return whether the page belongs to `pool`."""
         return self._pool is pool
 
 
@@ -200,7 +198,6 @@ class PagePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages."""
         return self.n_pages * self.kind.page_bytes
 
     def take(self) -> PageRef:
@@ -215,7 +212,6 @@ class PagePool:
             return PageRef(self, page)
 
     def share(self, ref: PageRef) -> PageRef:
-        """Return another reference to the same page."""
         with self._lock:
             return PageRef(self, ref._page)  # noqa: SLF001  # same module
 
