@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 Origin = Literal["aliases", "served"]
-"""A table of the file."""
+"""The name of a table in the file."""
 
 _TABLES: Final[tuple[Origin, ...]] = ("aliases", "served")
 _LARGEST_FILE: Final = 1 << 20

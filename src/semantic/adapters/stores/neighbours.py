@@ -30,11 +30,11 @@ _BEHIND = b"\xff" * 33
 
 
 def nearest(like: bytes, at_most: Search, above: Search) -> list[bytes]:
-    """Return the packed tokens, out of a sorted set, that are worth comparing with `like`.
+    """Return those members of a sorted set of packed tokens that are worth comparing with `like`.
 
-    They are all members that are prefixes of `like`, and one that shares most tokens with `like`,
-    if `begins_like` holds for it. `at_most` returns the last member up to its argument, `above` the
-    first member after its argument.
+    These are all prefixes of `like`, and one that shares most tokens with `like`, if `begins_like`
+    holds for it. `at_most` returns the last member up to its argument, `above` the first member
+    after its argument.
     """
     found: dict[bytes, None] = {}
     after = above(like)

@@ -1,7 +1,7 @@
 """Two tiers as one store: a fast warm one and a durable cold one.
 
 Implements `CacheStorePort`. Writes everything to both tiers, as far as their quotas allow. Moves
-nothing between them. Knows nothing else about either tier.
+nothing between them. Does not know how either tier stores blocks.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class BatchRows:
 
     @property
     def layers(self) -> list[BatchLayer]:
-        """The caches of the first rows that compute together, by layer; callers may swap them."""
+        """The caches of the first rows that compute together, by layer; callers may replace
+        them."""
         return self._groups[0].layers if self._groups else []
 
     @property

@@ -101,7 +101,7 @@ class GeneratorBatch:
     """A `DecodeBatch` over mlx-lm's BatchGenerator."""
 
     max_joins_per_step = 1
-    """If it joined with others, an empty sequence would get a state of zeros in mlx-lm."""
+    """Only one, because mlx-lm would give an empty sequence among several a state of zeros."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(

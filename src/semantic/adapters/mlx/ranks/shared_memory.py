@@ -27,7 +27,7 @@ from semantic.ports.generation import BodyTarget
 from semantic.ports.ranks import ChannelPort, Data, Frame, Op, Pins
 
 LEAST_BYTES = 1 << 15
-"""Parts with fewer bytes are sent, because a piece of memory costs a mapping in every process."""
+"""Parts with fewer bytes are sent, not shared, since each piece costs a mapping per process."""
 _COPY_THREADS = 4
 _PREPARED = 4
 """How many bodies can be on their way at once."""

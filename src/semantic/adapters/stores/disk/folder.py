@@ -422,7 +422,7 @@ GROUP BY name ORDER BY max(time) DESC LIMIT ?3
 
 
 def agent_names(root: Path, beginning: str, limit: int) -> list[str]:
-    """Return the names of at most `limit` agents, beginning with `beginning`, latest saved first.
+    """Return up to `limit` agents' names that start with `beginning`, the last saved agent first.
 
     Completes names in a shell, so it finds only agents created without an API key. Fast; takes no
     lock. Repairs nothing, so names may be outdated. Returns an empty list if the store is missing,

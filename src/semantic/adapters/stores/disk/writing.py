@@ -325,8 +325,7 @@ class Blocks:
         return False
 
     def _write(self, block: StoredBlock, entry: Entry, reservation: int) -> None:
-        """Write a temporary file, rename it and add the row. If any of these fails, undo the
-        others."""
+        """Write a temporary file, rename it and add the row, either completely or not at all."""
         store = self._store
         body = block.data()
         header = encode_header(block)
@@ -389,7 +388,8 @@ class Flusher:
 
 
 def _is_reachable(db: sqlite3.Connection, link: BlockLink) -> bool:
-    """Return whether the index has the block's parent, if any. Other blocks may evict nothing."""
+    """Return whether the block is a first block or the index has its parent. Other blocks may not
+    evict anything."""
     if link.parent == link.scope.root:
         return True
     return block_rows.file_bytes(db, BlockKey(link.parent, Part.FULL)) is not None

@@ -364,7 +364,7 @@ def _built(
 
 
 class _Variant(NamedTuple):
-    """A variant: query heads, as many per thread group, and whether with sinks or latent keys."""
+    """A variant of attention: query heads, in all and per thread group; sinks; latent keys."""
 
     n_heads: int
     together: int

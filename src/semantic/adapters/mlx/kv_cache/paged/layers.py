@@ -54,7 +54,7 @@ _USUAL_LENGTH = 8192
 
 
 class RowCosts(NamedTuple):
-    """Up to how many bytes of keys and values prefill computes tokens as rows, and how it pads.
+    """The most bytes of keys and values to read for tokens computed as rows, and how to pad.
 
     As a row, each prompt token reads all keys before it. But a pass can have any number of rows
     from any sequences, and no shape is new to the device. Up to `alone` bytes, this is faster than
@@ -109,7 +109,7 @@ class PagedLayers:
         self.attention = list(attention)
         self._layers = _layers(kinds, attention, MetadataCache(costs.size))
         self.ragged = (True,) * spec.n_layers
-        """For each layer, whether it can be in our batch: True."""
+        """For each layer, whether it can be in our batch: always True."""
         self.ours = tuple(i in self._layers for i in range(spec.n_layers))
         """For each layer, whether it has pages; the other layers have a state."""
         self.takes_rows = states is None

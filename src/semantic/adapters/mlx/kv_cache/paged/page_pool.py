@@ -43,7 +43,8 @@ class PageKind:
         return len(self.layers), self.shape.kv_heads * sum(self.head_sizes)
 
     def keys_and_values(self, pages: mx.array) -> tuple[mx.array, mx.array]:
-        """Return views of (..., numbers per layer): keys and values, (..., kv_heads, 256, dim)."""
+        """Return views of `pages`, (..., numbers per layer), as keys and as values, each (...,
+        kv_heads, 256, head_dim)."""
         shape, before = self.shape, pages.shape[:-1]
         n_keys = shape.kv_heads * self.head_sizes[0]
         keys = pages[..., :n_keys].reshape(*before, shape.kv_heads, BLOCK_TOKENS, shape.k_head_dim)

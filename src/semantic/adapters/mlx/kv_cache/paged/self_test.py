@@ -27,7 +27,8 @@ _ROWS = 40
 """How many tokens to test as rows of a batch: more than one thread group computes together."""
 
 _TOLERANCE = 1e-2
-"""The largest error, relative to the result's norm. fp16 and TF32 products are accurate to 2e-3."""
+"""The largest error, relative to the result's norm. Half precision and TF32 are accurate to
+2e-3."""
 
 # Errors that MLX raises if a kernel does not compile or a launch fails.
 _REFUSED = (RuntimeError, ValueError)
