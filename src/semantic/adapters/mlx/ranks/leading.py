@@ -314,8 +314,8 @@ class LeadingBackend(MLXBackend):
 
     @contextmanager
     def _announced(self, op: Op, *ints: int, data: Sequence[bytes] = ()) -> Iterator[int]:
-        """Announce a call to the other ranks, each with its `data`; rank 0 makes it in the `with`
-        block."""
+        """Announce a call to the other ranks, each with its `data`; rank 0 makes the call in the
+        `with` block."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
         for at, channel in enumerate(self.ranks.links.channels):

@@ -85,8 +85,8 @@ class GrammarCompiler:
         return problem
 
     def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
-        """Raise UncheckedGrammarError, with the schemas to check first, if a tenant's `schemas`
-        have any."""
+        """Raise UncheckedGrammarError, naming them, if some of a tenant's `schemas` need a check
+        first."""
         if self._verdicts is None:
             return
         expensive = [schema for schema in schemas if not is_cheap(schema)]
@@ -96,8 +96,8 @@ class GrammarCompiler:
             raise UncheckedGrammarError(unknown, compiles=False)
 
     def require_enforceable(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError if a client's own `grammar` does not work on its own. As part
-        of a larger grammar, it might fail only in mid-answer. Raises UncheckedGrammarError if the
+        """Raise InvalidRequestError if a client's `grammar` does not work by itself. As part of a
+        larger grammar, it might fail only in mid-answer. Raises UncheckedGrammarError if the
         grammar must be checked first."""
         if self._verdicts is None:
             self.check(grammar)

@@ -40,7 +40,8 @@ space would count."""
 _ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
 """The only variables passed to the interpreter, which may need them; others may contain keys."""
 _STARTS = 2
-"""Tries per grammar: a process may end itself after the previous one, or fail by chance."""
+"""Tries per grammar: the process may have ended itself after the previous grammar, or may fail by
+chance."""
 _LINE = 200
 """The most characters of the process's last message to repeat in an error."""
 _MIB = 1 << 20

@@ -118,7 +118,7 @@ def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcess
 
 def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
     """Return the log-probabilities of `token` and of the `n_top` most likely tokens, from
-    `logprobs`, (vocab,). Leaves out most likely tokens of probability zero."""
+    `logprobs`, (vocab,). The latter never include tokens of probability zero."""
     top: tuple[tuple[int, float], ...] = ()
     if n_top:
         n_top = min(n_top, logprobs.shape[-1])

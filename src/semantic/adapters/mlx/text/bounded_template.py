@@ -324,8 +324,8 @@ def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -
 
 
 def _counted(values: object, mark: int) -> object:
-    """Return `values`; they raise TemplateLimitError once a join, with `mark` per value, is too
-    large."""
+    """Return `values` for a join. Iterating over them raises TemplateLimitError once the join's
+    text, with `mark` characters after each value, is too large."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         return values
     return _within_limits(values, mark)

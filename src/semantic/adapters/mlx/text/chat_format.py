@@ -328,7 +328,7 @@ class MLXChatFormat:
 
     def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
         """Return the schema to enforce for the arguments of `tool`: its own if the engine can
-        enforce it; otherwise one for any object. Raises InvalidRequestError for a strict tool
+        enforce it; otherwise one for any object. For a strict tool, raises InvalidRequestError
         instead."""
         schema = arguments_schema(tool)
         if tool.strict:

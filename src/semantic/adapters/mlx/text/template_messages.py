@@ -39,7 +39,8 @@ _SYSTEM = ("system", "developer")
 _NO_RESULT = "There is no result."
 """The result of a call that a user interrupted, for templates that require a result."""
 _NOTHING_SAID = "."
-"""A user's text to put before an assistant's first, for templates that require one."""
+"""A user's text to put before an assistant's message that begins a chat, for templates that require
+one."""
 _SHORT_ID_LENGTH = 9
 _NUMBERED = re.compile(r"functions\..+:[0-9]+")
 

@@ -45,7 +45,7 @@ def plain_decode(decode: Callable[[list[int]], str]) -> Callable[[list[int]], st
 
 def bytes_of_tokens(decode: Callable[[list[int]], str]) -> Callable[[int], bytes] | None:
     """Return a function that looks up a token's bytes for the tokenizer with this `decode`; None if
-    its bytes cannot be looked up. An unknown token has no bytes. Looks up each token only once."""
+    that is impossible. An unknown token has no bytes. Looks up each token only once."""
     backend = _backend(decode)
     if backend is None or type(backend.decoder) is not ByteLevel:
         return None

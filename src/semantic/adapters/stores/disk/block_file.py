@@ -1,4 +1,4 @@
-"""Block files: a header that identifies the block, a body, and a checksum for both of them.
+"""Block files: a header that identifies the block, a body, and a checksum for each of them.
 
     offset  bytes
          0      8  magic
@@ -236,8 +236,8 @@ class BlockReader:
                 raise OSError(errno.ENOMEM, "no memory for a block's body") from None
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Call `action` for all items on threads, since reads release the GIL; return ordered
-        results."""
+        """Call `action` for all items, on several threads because reads release the GIL; return the
+        results in order."""
         if len(items) <= 1:
             return [action(item) for item in items]
         with self._starting:
