@@ -302,7 +302,7 @@ class Place:
 
 
 class SharedTarget:
-    """A `BodyTarget` of which each rank receives a part."""
+    """A `BodyTarget` for which each rank receives a part of the body."""
 
     def __init__(
         self, own: BodyTarget, place: Place, per_token: int, memory: SharedMemory | None

@@ -328,8 +328,8 @@ class MLXChatFormat:
 
     def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
         """Return the schema to enforce for the arguments of `tool`: its own if the engine can
-        enforce it; otherwise one for any object. For a strict tool, raises InvalidRequestError
-        instead."""
+        enforce it; otherwise one for any object. Unless it can, raises InvalidRequestError for a
+        strict tool."""
         schema = arguments_schema(tool)
         if tool.strict:
             self._check_schema(schema, f"the parameters of {tool.name}", tenant)

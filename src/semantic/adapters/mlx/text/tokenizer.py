@@ -272,7 +272,7 @@ class SpecialTokens:
         return tokens
 
     def _encode_as_text(self, text: str) -> list[int]:
-        """Return tokens for `text` none of which is special, by splitting the text where
+        """Return the tokens of `text` without special tokens, by splitting the text where
         necessary."""
         tokens = self.encode_following(text)
         if len(text) == 1 or not self._tokens.intersection(tokens):

@@ -287,8 +287,8 @@ def superseded(
 
 def unneeded_checkpoints(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> list[BlockKey]:
     """Return the checkpoints and windows, at the ends of the partial blocks `hashes`, that no agent
-    needs. Leaves to eviction all checkpoints that are no larger than the keys and values of the
-    block before."""
+    needs. Leaves to eviction all checkpoints that do not exceed the keys and values of the block
+    before."""
     large = [name for name in dict.fromkeys(hashes) if _has_large_checkpoint(db, name)]
     keys = [BlockKey(name, part) for name in large for part in (Part.CHECKPOINT, Part.WINDOW)]
     return [key for key in keys if _is_unneeded(db, key)]

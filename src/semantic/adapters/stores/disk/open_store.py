@@ -262,15 +262,15 @@ class Seal:
                 self._folder.create(self._path, checksum)
 
     def _is_alone(self) -> bool:
-        """Return whether no other session is alive. If this process has another, closing the index
-        after taking its checksum would release SQLite's locks there."""
+        """Return whether no other session is alive. Taking the checksum opens and closes the index,
+        which would release SQLite's locks in another session of this process."""
         return [name for name, lives in self._folder.sessions().items() if lives] == [
             self._folder.session
         ]
 
     def _checksum(self) -> bytes:
-        """Return the seal's contents. Raises OSError, also for an unclean close, which leaves a
-        log."""
+        """Return the seal's contents. Raises OSError, also if the index has a log: then its close
+        was not clean."""
         for name in _LOGS:
             with suppress(FileNotFoundError):
                 self._files.lstat(self._folder.root / name)
