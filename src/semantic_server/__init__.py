@@ -1,1 +1,1 @@
-"""The server: APIs over HTTP, the page, clients' settings, and the commands for them."""
+"""The server: APIs over HTTP, its web page, clients' settings files, and commands for them."""

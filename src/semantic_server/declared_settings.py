@@ -1,6 +1,6 @@
 """Every setting of a server, declared once: its type, bounds, default and help text. The command
 line, the settings file, the environment and `config show` all use these declarations. Knows no
-source of values, and imports neither pydantic nor typer: `semantic --help` must be instant."""
+source of values. Imports neither pydantic nor typer, because `semantic --help` must be instant."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from semantic.composition.engine_settings import (
 Texts = tuple[str, ...]
 Paths = tuple[Path, ...]
 Keys = tuple[object, ...]
-"""Texts on the command line; secrets in the server's settings."""
+"""The type of API keys: texts on the command line, secrets in the server's settings."""
 Port = Annotated[int, Ge(0), Le(65_535)]
 Seconds = Annotated[float, Gt(0), Le(86_400)]
 Count = Annotated[int, Ge(1)]

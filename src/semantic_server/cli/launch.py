@@ -1,5 +1,6 @@
-"""`semantic launch`: starts a coding agent that uses a running server, changing no file. --write
-adds the server to the agent's settings instead; --show only shows that change. Starts no server."""
+"""`semantic launch`: starts a coding agent so that it uses a running server, and changes no file.
+With --write it adds the server to the agent's settings file instead, with --show it only shows that
+change. Never starts a server."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from semantic_server.clients.config_file import Change, Plan
 
 _ENOUGH_CONTEXT = 32_768
-"""Tokens. In a smaller context, an agent's own prompt and tools leave little room for the work."""
+"""In tokens. In a smaller context, an agent's own prompt and tools leave little room for the
+work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class LaunchOptions:
     ] = False
 
     def server(self) -> RunningServer:
-        """Return the server. Raises the same errors as `find_server`."""
+        """Find the server to use. Raises the same errors as `find_server`."""
         from semantic_server.clients.coding_agents import find_server
 
         return find_server(self.url, self.model, self.key_variable)
@@ -116,7 +118,7 @@ LAUNCH_COMMANDS: dict[str, Callable[..., None]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """A plan, and whether the command wrote it."""
+    """A planned change of an agent's settings file, and whether the command wrote it."""
 
     client: str
     server: RunningServer
@@ -160,8 +162,8 @@ class _Outcome:
 
 
 def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
-    """Return whether to start the agent. Raises InvalidRequestError if `arguments` are given for an
-    agent that is not to start."""
+    """Return whether the command starts the agent, which --write, --show and --json prevent. Raises
+    InvalidRequestError if it does not and the user gave `arguments` for the agent."""
     if not (options.write or options.show or as_json):
         return True
     if arguments:
@@ -233,7 +235,7 @@ def _diff(change: Change) -> Iterator[str]:
 
 
 def _dotted(path: Sequence[str]) -> str:
-    """Return a path as TOML writes it, quoting each part that is not a bare key."""
+    """Return a setting's path as TOML writes it: with quotes around each part that needs them."""
     plain = (part.replace("_", "").replace("-", "") for part in path)
     return ".".join(
         part if word.isascii() and word.isalnum() else json.dumps(part)

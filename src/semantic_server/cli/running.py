@@ -1,6 +1,6 @@
 """`semantic models ps`, `load`, `unload`, `semantic memory` and `semantic agents export`, `import`:
-the models, memory and agents of a running server. The store can also export and import, as files.
-"""
+commands for the models, memory and agents of a running server. The last two also work on the store
+of this machine, without a server."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ RUNNING_MODEL_COMMANDS: dict[str, Callable[..., None]] = {"ps": ps, "load": load
 
 
 def unloaded_when(pinned: bool, expires_in: float | None) -> str:
-    """Return in words when a model unloads if no request arrives."""
+    """Return a phrase that says when a model unloads if no request arrives."""
     if expires_in is not None:
         return f"in {show_seconds(expires_in)}"
     return "never" if pinned else "when needed"
@@ -174,7 +174,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """A running server, instead of the store on this machine's disk."""
+    """Options that choose a running server instead of the store on this machine's disk."""
 
     server: Annotated[
         str | None,
@@ -196,8 +196,8 @@ class RemoteOptions:
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
 
     def address(self, store: StoreOptions, model_id: str | None = None) -> str | None:
-        """Return the server's address, or None for the store. Raises InvalidRequestError if options
-        for both are given."""
+        """Return the server's address; None if the options choose the store. Raises
+        InvalidRequestError for a mix of options for the server and for the store."""
         if self.server is None and self.model is not None:
             raise InvalidRequestError("--model requires --server")
         if self.server is not None and (store != StoreOptions() or model_id is not None):
@@ -233,9 +233,7 @@ def export_archive(
 def import_archive(
     url: str, key_variable: str, file: Path, name: str | None, owner: Owner
 ) -> tuple[str, Json]:
-    """Send a file of `export_archive` to a server; return the imported agent as text and as
-    JSON.
-    """
+    """Send a file from `export_archive` to a server; return a report as text and as JSON."""
     from semantic.adapters.exchange.transfer import open_file
     from semantic_server.clients import server_connection as agent_archives
 
@@ -290,7 +288,7 @@ def export(
         return
     with open_store(store) as disk:
         agent = find_agent(disk, name, model_id, tenant)
-        # The path of the model's folder means nothing on another machine, and may name this user.
+        # The path of the model's folder means nothing elsewhere, and may contain the user's name.
         shown = replace(agent, model=model_name(agent.model))
         with work_bar(f"exporting {name}") as on_progress:
             written = export_agent(disk, shown, file, on_progress)
@@ -382,7 +380,8 @@ def _destination(file: Path) -> Iterator[BinaryIO]:
 
 
 def _pieces(file: BinaryIO, n_bytes: int, advance: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the first `n_bytes` of a file."""
+    """Yield the first `n_bytes` of a file in pieces; call `advance` with the size of each sent
+    piece."""
     while n_bytes and (piece := file.read(min(n_bytes, _PIECE_BYTES))):
         n_bytes -= len(piece)
         yield piece

@@ -45,7 +45,7 @@ _GIB = 1 << 30
 
 
 def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
-    """Add a field to a class for each setting of `declared`; None if the flag is not given."""
+    """Return a decorator that adds a field for each setting of `declared`; None means no flag."""
 
     def add(options: type[T]) -> type[T]:
         hints = get_type_hints(declared, include_extras=True)
@@ -58,15 +58,15 @@ def with_flags(declared: type) -> Callable[[type[T]], type[T]]:
 
 
 def _as_flag(hint: object) -> object:
-    """Return a setting's type for the command line: without its bounds, and with its option."""
+    """Return a setting's type for the command line: with its flag, and without its bounds."""
     declared, *_, flag = get_args(hint)
     given = _given(declared)
     return Annotated[given | None, option(flag)]
 
 
 def _given(declared: type) -> type | GenericAlias:
-    """Return the type of a flag's value; a flag for several values is repeatable. Texts are
-    validated later, when the settings load."""
+    """Return the type of a flag's value. A flag for a list is repeatable. Texts are validated
+    later, when the settings load."""
     origin, parts = get_origin(declared), get_args(declared)
     if origin is None:
         return str if declared is object else declared
@@ -78,11 +78,11 @@ def _given(declared: type) -> type | GenericAlias:
 @dataclass(frozen=True)
 @with_flags(DeclaredSettings)
 class ServeOptions:
-    """Every setting of a server as a flag, named like other servers' flags. None means that the
+    """Every setting of a server as a flag, named like the flags of other servers. None means that a
     flag is not given: then the environment, the file or the default decides, in this order."""
 
     def given(self) -> dict[str, object]:
-        """Return the flags given on the command line, by the name of their setting."""
+        """Return the values of the flags on the command line, by the name of their setting."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -116,8 +116,8 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
 
 
 def follow_rank(settings: ServerSettings) -> bool:
-    """Compute for rank 0 until it ends, if this process is another rank; return whether it is.
-    Raises InvalidRequestError for settings that work on only one device."""
+    """If this process is a rank other than 0, compute for rank 0 until rank 0 ends. Return whether
+    it is such a rank. Raises InvalidRequestError for settings that work on only one device."""
     from semantic.bootstrap import follow_first
     from semantic_server.http.logs import configure_logs
 
@@ -178,7 +178,7 @@ _CHOSEN_LATER = {
 
 
 def _chosen(settings: ServerSettings) -> dict[str, object]:
-    """Return the values that unset settings will get, as far as known before the server starts."""
+    """Return the values that unset settings will get, as far as they are known before the start."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
         chosen["served_model_name"] = list(served_names(settings))
@@ -224,7 +224,7 @@ async def load_model(
 
 
 def promised_of(settings: ServerSettings, sharing: int = 1) -> Settings:
-    """Return the engine's part of `settings`, with the memory that this process may use as one of
+    """Return the settings of the engine, with the memory that this process may use as one of
     `sharing` processes on the machine. Raises the same errors as `promised`."""
     others = map(model_of, (*settings.model[1:], *settings.allowed_models))
     embedding = settings.embedding_model
@@ -243,7 +243,8 @@ async def _load_answering(
     loop: StepLoop,
     reserved: int,
 ) -> RunnableServing:
-    """Return the models that answer. Other models on the thread of `loop` take `reserved` bytes."""
+    """Load the models that generate answers. Other models on the thread of `loop` take `reserved`
+    bytes."""
     from semantic.serve import load_serving
 
     if not settings.has_managed_models:
@@ -271,7 +272,8 @@ async def _load_answering(
 
 
 def _of_model(first: ServeSettings, name: str) -> ServeSettings:
-    """Return the settings of a model other than the first."""
+    """Return the settings of the model called `name`; `first` has the settings of the first
+    model."""
     model = model_of(name)
     engine = replace(first.engine, model=model)
     parsers = replace(first.parsers, calls=None, reasoning=None)
@@ -279,7 +281,8 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
 
 
 def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:
-    """Return the settings of requests and of the first model, which is the model of `engine`."""
+    """Return the settings for requests and for the first model, whose engine settings are
+    `engine`."""
     from semantic.application.chat.families import Parsers
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings
@@ -313,7 +316,8 @@ async def _load_and_remember(
 
 
 def remember(settings: ServerSettings) -> None:
-    """Make the given names aliases of the model; print a notice if that fails."""
+    """Save the names from --served-model-name as aliases of the model; print a notice if that
+    fails."""
     try:
         remember_served(settings.model[0], settings.served_model_name)
     except SemanticError as error:
@@ -321,14 +325,14 @@ def remember(settings: ServerSettings) -> None:
 
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
-    """Return the model's names for requests: the given names, or else its own name and the alias
-    that named it.
-    """
+    """Return the names under which requests reach the model: the configured ones, or else its own
+    name and the alias that the user gave for it."""
     return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 
 
 def engine_settings(settings: ServerSettings) -> Settings:
-    """Return the engine's part of `settings`, aliases replaced. Raises InvalidRequestError."""
+    """Return the settings of the engine, without aliases. Raises InvalidRequestError for invalid
+    ones."""
     engine = Settings(
         model_of(settings.model[0]),
         pool_bytes=gib("pool_gb", settings.pool_gb),
@@ -412,6 +416,6 @@ def notify_store_unavailable(error: StoreError) -> None:
 
 
 def _print_line(message: str) -> None:
-    """Print a notice. A closed stderr must not end a server, nor keep it from saving its agents."""
+    """Print a notice. Ignores a closed stderr, so that the server goes on and saves its agents."""
     with suppress(OSError):
         print_notice(message)

@@ -1,5 +1,5 @@
-"""`semantic service`: installs `semantic serve`, with flags, as a service of the user. Knows
-settings by name, and that a service sees neither this folder nor this shell's variables."""
+"""`semantic service`: installs `semantic serve`, with flags, as a service of the user. Knows the
+names of settings, and that a service runs in another folder, without this shell's variables."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def service_manager(host: HostPort | None = None) -> ServicePort:
 
 def require_known_to_the_service(loaded: LoadedSettings) -> None:
     """Raise InvalidRequestError for a key on the command line, because the service's file would
-    contain it, and for a variable of this shell, because the service would not have it."""
+    contain it, and for a setting in a variable of this shell, because the service would lack it."""
     from semantic_server.http.settings import KEY_FILES
 
     for name, origin in loaded.origins.items():
@@ -132,7 +132,7 @@ def flags(options: ServeOptions, config: Path | None) -> Iterator[str]:
 
 
 def _flag(name: str, hint: object) -> str:
-    """Return a setting's flag: its first declaration, which typer keeps as default, or its name."""
+    """Return a setting's flag: the one in its declaration, else the one that its name implies."""
     (option,) = get_args(hint)[1:]
     declared = option.default
     return declared if isinstance(declared, str) else f"--{name.replace('_', '-')}"
@@ -142,8 +142,8 @@ _MODELS = frozenset({"model", "allowed_models", "embedding_model", "kept_models"
 
 
 def _absolute(name: str, value: object) -> object:
-    """Return a value with an absolute path, because the service runs in another folder. A model may
-    also be a name or a hub id."""
+    """Return a setting's value, with an absolute path because the service runs in another folder. A
+    model's name or hub id stays as it is."""
     if isinstance(value, Path):
         return value.expanduser().absolute()
     if name == "adapters":

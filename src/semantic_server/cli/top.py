@@ -1,5 +1,5 @@
-"""`semantic top`: shows the page at / of a running server in a terminal, updated every second.
-Knows a server's overview, but not how the server measures its figures."""
+"""`semantic top`: shows the figures of a running server's page at / in a terminal, updated every
+second. Knows a server's overview, but not how the server measures its figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _RETRY_SECONDS = 2.0
 _ENDED = 8
-"""Finished requests on the screen."""
+"""Most finished requests on the screen."""
 _BAR = 24
 _TIERS = {"process": "process", "pool": "pool", "memory": "RAM tier", "disk": "disk"}
 
@@ -76,8 +76,8 @@ def watch(
     console: Console,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show the events of `follow` on the whole `console`, and follow again whenever the stream
-    ends. Raises OperatorError if the first stream fails."""
+    """Show the events of `follow` on the whole `console`, and call `follow` again whenever its
+    stream ends. Raises OperatorError if the first stream fails."""
     from rich.live import Live
     from rich.text import Text
 
@@ -108,7 +108,8 @@ def watch(
 
 
 class View:
-    """The screen: the overview, the newest changes, and the requests that finished last."""
+    """The content of the screen: the overview, its newest changes, and the last finished
+    requests."""
 
     def __init__(self) -> None:
         self._overview: Overview | None = None
@@ -118,7 +119,7 @@ class View:
         self._ended: dict[tuple[str, float], TimelineSpan] = {}
 
     def apply(self, name: str, document: Document) -> None:
-        """Apply an event. Raises OperatorError for a malformed overview."""
+        """Apply an event called `name`. Raises OperatorError for a malformed overview."""
         from pydantic import ValidationError
 
         from semantic_server.http.overview import Changes, Overview

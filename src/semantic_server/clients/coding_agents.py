@@ -1,6 +1,7 @@
 """Coding agents that can use this program's server: where their settings files are, the settings
-they need, and how to start them once with these settings but no file. A server is an address, a
-model's name and a context size. Reads no file, knows no file format, and starts nothing."""
+they need, and how to start them once with these settings and without a file. To this module, a
+server is an address, a model's name and a context size. Reads no file, knows no file format, and
+starts nothing."""
 
 from __future__ import annotations
 
@@ -47,13 +48,11 @@ class _Response:
 def find_server(
     url: str, model: str | None = None, key_variable: str = "SEMANTIC_API_KEY"
 ) -> RunningServer:
-    """Return the server at `url`, with `model` or else the server's first model.
-
-    Sends the key in the environment variable `key_variable` only after the server refuses a request
-    without a key. Raises InvalidRequestError for a malformed address, OperatorError if there is no
-    response or another program responds, OverloadedError while the model loads, and
-    ModelNotFoundError for an unknown model.
-    """
+    """Return the server at `url`, with its model `model`, by default its first. Sends the key in
+    the environment variable `key_variable` only after the server refuses a request without a key.
+    Raises InvalidRequestError for a malformed address, OperatorError if there is no response or
+    another program responds, OverloadedError while the model loads, and ModelNotFoundError for an
+    unknown model."""
     address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
     if not _VARIABLE.fullmatch(key_variable):
@@ -118,17 +117,18 @@ def _contexts(body: bytes) -> dict[str, int]:
 Environment = Mapping[str, str]
 
 _PROVIDER: Final = "semantic"
-"""Name of the server among an agent's providers."""
+"""The name under which an agent's settings list the server as a provider."""
 _IDLE_MS: Final = 1_800_000
 """Milliseconds to wait for data from the server, because the first prefill of a long prompt may
 take long. Claude Code accepts no larger value."""
 _ANSWER_TOKENS: Final = 32_000
-"""Maximum answer tokens: Claude Code reserves them for an unknown model, opencode requests them."""
+"""Most tokens of an answer: Claude Code reserves as many for an unknown model, opencode asks for as
+many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How to start a program: arguments before the user's, and variables to add."""
+    """How to start a program: arguments to put before the user's own, and variables to add."""
 
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -136,9 +136,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """A coding agent: the `name` of its program, its npm `package`, its settings file, and a start
-    with the same settings but no file. `settings_file` takes the environment's variables and raises
-    OperatorError if it needs HOME and HOME is not an absolute path."""
+    """A coding agent: the `name` of its program, its npm `package`, its settings file, and how to
+    start it with the same settings but no file. `settings_file` receives the environment's
+    variables, and raises OperatorError if it needs HOME and HOME is not an absolute path."""
 
     name: str
     package: str
@@ -162,14 +162,15 @@ def _answer_tokens(server: RunningServer) -> int:
 # Claude Code: environment variables, in a shell or in the `env` block of its settings.
 
 _NO_KEY: Final = "none"
-"""Claude Code requires a login unless it has some token to send."""
+"""A placeholder: Claude Code requires a login unless it has a token to send."""
 _CLAUDE_MODELS: Final = (
     "ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_FABLE_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL",
     "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL",
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )  # fmt: skip
 _LEAST_COMPACT_WINDOW: Final = 100_000
-"""Tokens. Claude Code raises a smaller window to this size; the server's own limit still holds."""
+"""In tokens. Claude Code raises a smaller window to this size; the server's own limit still
+holds."""
 _REQUEST_MS: Final = 3_600_000
 
 
@@ -180,7 +181,7 @@ def _claude_file(environment: Environment) -> Path:
 
 
 def _claude_settings(server: RunningServer) -> Settings:
-    """Return variables, and a command that prints the key from the user's own variable."""
+    """Return variables to set, and a command that prints the key from the user's own variable."""
     variables: dict[str, str | None] = dict(_claude_variables(server))
     if server.key_variable is None:
         return {"env": {**variables, "ANTHROPIC_AUTH_TOKEN": _NO_KEY}}
@@ -192,7 +193,7 @@ def _claude_settings(server: RunningServer) -> Settings:
 
 
 def claude_exports(server: RunningServer) -> dict[str, str]:
-    """Return Claude Code's variables for a shell: name to a quoted shell word."""
+    """Return Claude Code's variables for a shell: for each name a value with shell quotes."""
     from shlex import quote
 
     words = {
@@ -213,7 +214,7 @@ def _claude_variables(server: RunningServer) -> dict[str, str | None]:
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(tokens),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": window,
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_answer_tokens(server)),
-        # Omit text that differs between sessions: at the prompt's start, it prevents a match.
+        # Omit text that differs between sessions: at the prompt's start, it prevents cache hits.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
         "API_TIMEOUT_MS": str(_REQUEST_MS),
@@ -244,7 +245,7 @@ def _codex_file(environment: Environment) -> Path:
 
 
 def _codex_settings(server: RunningServer) -> Settings:
-    """Return a provider; Codex reads the key from the user's own variable."""
+    """Return the server as a provider; Codex reads the key from the user's own variable."""
     return {
         "model": server.model,
         "model_provider": _PROVIDER,
@@ -288,7 +289,8 @@ CODEX: Final = CodingAgent(
 
 
 def _opencode_file(environment: Environment) -> Path:
-    """Return OPENCODE_CONFIG, else `opencode/opencode.json` in XDG_CONFIG_HOME or `~/.config`."""
+    """Return the path in OPENCODE_CONFIG, else `opencode/opencode.json` in XDG_CONFIG_HOME or
+    `~/.config`."""
     own = environment.get("OPENCODE_CONFIG")
     if own:
         return Path(own)
@@ -298,7 +300,7 @@ def _opencode_file(environment: Environment) -> Path:
 
 
 def _opencode_settings(server: RunningServer) -> Settings:
-    """Return a provider; opencode reads the key from the user's own variable."""
+    """Return the server as a provider; opencode reads the key from the user's own variable."""
     key = None if server.key_variable is None else f"{{env:{server.key_variable}}}"
     limit = {"context": server.context_tokens, "output": _answer_tokens(server)}
     return {
@@ -315,14 +317,14 @@ def _opencode_settings(server: RunningServer) -> Settings:
 
 
 def _opencode_start(server: RunningServer, environment: Environment) -> Start:
-    """Pass the settings as text in a variable, which overrides all files."""
+    """Pass the settings as text in an environment variable, which overrides all files."""
     del environment
     settings = json.dumps(_set(_opencode_settings(server)))
     return Start(variables={"OPENCODE_CONFIG_CONTENT": settings})
 
 
 def _set(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings without the None entries, which remove a setting from a file."""
+    """Return `settings` without None entries, which stand for settings to remove from a file."""
     return {
         name: _set(value) if isinstance(value, Mapping) else value
         for name, value in settings.items()

@@ -1,9 +1,7 @@
-"""A user's settings file: reads it whole, backs it up, replaces it atomically.
-
-Settings are a tree of tables, in JSON or TOML. After a change, the module parses the new text again
-and raises UnreadableError unless it contains the new settings and all previous ones. Does not know
-the meaning of a client's settings.
-"""
+"""A user's settings file: reads it whole, backs it up, replaces it atomically. Settings are a tree
+of tables, in JSON or TOML. After a change, the module parses the new text again, and raises
+UnreadableError unless the text contains the new settings and all previous ones. Does not know the
+meaning of a client's settings."""
 
 from __future__ import annotations
 
@@ -29,7 +27,8 @@ _MAX_BYTES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The content of the file at `path` before and after; `before` is None if there is no file."""
+    """A planned change: the text of the file at `path` before, None if there is no file, and
+    after."""
 
     path: Path
     before: bytes | None
@@ -39,7 +38,7 @@ class Plan:
 
 def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
     """Return the change that puts `required` into the file. Writes nothing. Raises UnreadableError
-    if the file is not of this `kind`, and OperatorError if it cannot be opened."""
+    if the file is not in the format `kind`, and OperatorError if the file cannot be opened."""
     before = _read(path)
     try:
         text = "" if before is None else before.decode("utf-8-sig")
@@ -55,8 +54,8 @@ def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
 
 
 def write(change: Plan) -> Path | None:
-    """Carry out the plan; return the path of a backup, or None if there was no file. Replaces the
-    target of a symbolic link, not the link. Only the owner can read a new file. Raises
+    """Carry out the plan; return the path of a backup, or None if there was no file to back up.
+    Replaces the target of a symbolic link, not the link. Only the owner can read a new file. Raises
     OperatorError, and leaves the file unchanged, if the write fails or another program changed the
     file since `plan`."""
     if not change.changes:
@@ -152,7 +151,8 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of the setting at `path`: its values before and after; None if absent."""
+    """A change of the setting at `path`: its values `was` and `becomes`, each None if it is
+    absent."""
 
     path: tuple[str, ...]
     was: object
@@ -160,7 +160,7 @@ class Change:
 
     @property
     def shown_was(self) -> object:
-        """The value before the change, with possible keys and passwords masked."""
+        """The value before the change, masked if it may contain a key or a password."""
         if self.was is None or isinstance(self.was, bool | int | float):
             return self.was
         if not isinstance(self.was, str) or self.path[-1] in _SECRET or "@" in self.was:
@@ -169,7 +169,7 @@ class Change:
 
 
 def changes(document: Mapping[str, object], required: Settings) -> list[Change]:
-    """Return the settings of `required` that `document` lacks, in the order of `required`. Raises
+    """Return the changes that give `document` the `required` settings, in their order. Raises
     InvalidRequestError if the document has a value where `required` has a table."""
     return list(_changes(document, required, ()))
 
@@ -191,7 +191,7 @@ def _changes(
 
 
 def applied(document: Mapping[str, object], required: Settings) -> Document:
-    """Return a copy of `document` with `required` in it."""
+    """Return a copy of `document` with the `required` settings in it."""
     result = dict(document)
     for name, value in required.items():
         if isinstance(value, Mapping):
@@ -217,14 +217,15 @@ class FileFormat(Protocol):
         """Parse the text."""
 
     def change(self, text: str, required: Settings) -> str:
-        """Return the text with `required` in it."""
+        """Return the text with the `required` settings in it."""
 
 
 class Json:
     """Standard JSON, without comments."""
 
     def read(self, text: str) -> Document:
-        """See `FileFormat.read`. Refuses duplicate names, as one of them would be lost."""
+        """See `FileFormat.read`. Refuses an object that repeats a name, as one of its values would
+        be lost."""
         if not text.strip():
             return {}
         try:
@@ -281,7 +282,8 @@ TOML: Final = Toml()
 
 
 def _put(table: MutableMapping[str, object], required: Settings) -> None:
-    """Set the required values in place; all other values keep their place and their comments."""
+    """Set the required values in `table` itself; all other values keep their place and their
+    comments."""
     for name, value in required.items():
         if value is None:
             table.pop(name, None)
@@ -304,7 +306,7 @@ def _new_table(around: object, required: Settings) -> MutableMapping[str, object
 
     if isinstance(around, InlineTable):
         return tomlkit.inline_table()
-    # A table with no value of its own gets no heading.
+    # A table that contains only tables gets no heading.
     are_tables = (isinstance(value, Mapping) for value in required.values())
     return tomlkit.table(is_super_table=all(are_tables))
 

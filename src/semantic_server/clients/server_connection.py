@@ -1,8 +1,7 @@
-"""Requests to a running server: each has its own connection, and sends a key only after the server
+"""Requests to a running server, each over its own connection. Sends a key only after the server
 refuses a request without one. Uses no proxies and follows no redirects, so only the named host gets
-a key. Knows the routes for models, memory, overview and archives, and how they refuse, but not the
-content of a document or archive.
-"""
+a key. Knows the routes for models, memory, overview and archives, and the form of refusals, but not
+the content of a document or archive."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from semantic.domain.errors import CapacityError, InvalidRequestError, OperatorE
 
 _MODELS: Final = "/v1/models"
 _LOAD_SECONDS: Final = 3600.0
-"""Seconds to load a large model from a slow disk, or for running answers to finish."""
+"""Seconds to wait while a server loads a large model from a slow disk or finishes answers."""
 
 Row = Mapping[str, object]
 
 
 def list_models(url: str, key_variable: str) -> Sequence[Row]:
-    """Return the rows of the server's models. Raises the same errors as `get` and `refusal`, plus
-    OperatorError if another program responds."""
+    """Return the rows of the server's models. Raises the same errors as `found_object` and `get`,
+    and OperatorError if another program responds."""
     with get(url, _MODELS, key_variable) as reply:
         found = found_object(reply)
         match found:
@@ -55,14 +54,15 @@ Document = Mapping[str, object]
 
 
 def read_memory(url: str, key_variable: str) -> Document:
-    """Return the memory of the server's process. Raises the same errors as `list_models`."""
+    """Return the memory figures of the server's process. Raises the same errors as
+    `list_models`."""
     with get(url, _MEMORY, key_variable) as reply:
         return _found(reply)
 
 
 def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Document:
-    """Set the memory limit, or restore the limit of the server's start if `limit_gb` is None;
-    return the memory. Raises the same errors as `read_memory`."""
+    """Set the memory limit, or with None restore the limit from the server's start; return the
+    figures of the memory. Raises the same errors as `read_memory`."""
     body = json.dumps({"limit_gb": limit_gb}).encode()
     key = key_for(url, key_variable)
     with send(url, _MEMORY, key, Upload((body,), len(body), _SECONDS)) as reply:
@@ -79,7 +79,7 @@ def _found(reply: Reply) -> Document:
 _EXAMPLE: Final = "http://127.0.0.1:8000"
 
 _CHEAP: Final = "/v1/models"
-"""A path that requires a key if other paths do."""
+"""A path with a cheap reply, which requires a key if other paths do."""
 _MOST_JSON: Final = 1 << 20
 _MOST_CHARACTERS: Final = 500
 _TIMEOUT: Final = 30.0
@@ -97,7 +97,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An unread response from `base`, a server's address without a path."""
+    """An unread response of the server at `base`, an address without a path."""
 
     base: str
     response: HTTPResponse
@@ -164,7 +164,8 @@ def send(
 
 
 def key_for(url: str, variable: str) -> str | None:
-    """Return the key for POSTs, None if the server requires no key. Raises the errors of `get`."""
+    """Return the key for POSTs; None if the server requires none. Raises the same errors as
+    `get`."""
     with send(url, _CHEAP) as reply:
         is_open = reply.status != HTTPStatus.UNAUTHORIZED
         return None if is_open else read_key(reply.base, variable)
@@ -199,13 +200,13 @@ def read_key(base: str, variable: str) -> str:
 
 
 def not_ours(base: str, expected: str = "") -> OperatorError:
-    """Return the error for another program's answer; the message names the `expected` answer."""
+    """Return the error for a response of another program; the message says what was `expected`."""
     more = f": expected {expected}" if expected else ""
     return OperatorError(f"the server at {base} is not a semantic server{more}")
 
 
 def refusal(reply: Reply, what: str) -> SemanticError:
-    """Return the error of a command if the response to `what` failed, in the server's words."""
+    """Return the error for a failed response to the action `what`, in the server's words."""
     match json_object(reply):
         case {"error": {"message": str(said)}}:
             plain = "".join(c if c.isprintable() else " " for c in said[:_MOST_CHARACTERS])
@@ -229,7 +230,7 @@ def json_object(reply: Reply) -> object:
 
 
 def found_object(reply: Reply) -> object:
-    """Return the response as JSON, or None if it is not JSON. Raises the error of `refusal` unless
+    """Return the response as JSON; None if it is not JSON. Raises the error from `refusal` unless
     the status is 200."""
     if reply.status != HTTPStatus.OK:
         raise refusal(reply, "that")
@@ -300,12 +301,13 @@ _IMPORT: Final = "/v1/agents/import"
 _TAR: Final = "application/x-tar"
 _PIECE_BYTES: Final = 1 << 20
 _STORE_SECONDS: Final = 600.0
-"""Seconds for a server to check and store a received archive."""
+"""Seconds that a server may take to check and store a received archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive in transfer. `pieces` raise OperatorError if the transfer is cut short."""
+    """An archive in transfer. Iterating `pieces` raises OperatorError if the transfer is cut
+    short."""
 
     n_bytes: int
     pieces: Iterator[bytes]
@@ -314,7 +316,7 @@ class Archive:
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The owner of an agent: a model, required if the server has several, and the id of a tenant,
-    which only an operator gives."""
+    which only operators may give."""
 
     model: str | None = None
     tenant: str | None = None
@@ -322,7 +324,7 @@ class Owner:
 
 @contextmanager
 def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
-    """Yield the archive of an agent of the server at `url`. Raises the same errors as `get`, plus
+    """Yield the archive of an agent from the server at `url`. Raises the same errors as `get`, plus
     InvalidRequestError for a refused request, OperatorError for a refused key, and CapacityError
     for a busy server."""
     path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)
@@ -342,9 +344,9 @@ def import_archive(
     name: str | None,
     owner: Owner,
 ) -> tuple[str, int]:
-    """Send an archive, given as its pieces and size, for `owner`; return the agent's name on the
-    server and its number of tokens. If `name` is None, the agent keeps its own. Raises the same
-    errors as `exported`."""
+    """Send an archive, given as (pieces, size), for `owner`; return the agent's name on the server
+    and its number of tokens. If `name` is None, the agent keeps its own. Raises the same errors as
+    `exported`."""
     key = key_for(url, key_variable)
     upload = Upload(*archive, _STORE_SECONDS)
     path = _IMPORT + _query(name=name, tenant=owner.tenant, model=owner.model)

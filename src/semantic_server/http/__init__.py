@@ -1,1 +1,2 @@
-"""HTTP server: a served model behind the APIs of OpenAI and Anthropic. Knows no model framework."""
+"""HTTP server: served models behind the APIs of OpenAI, Anthropic and Ollama. Knows no model
+framework."""

@@ -1,6 +1,6 @@
 """Activity of a server: the phases of its last requests, the figures of the last minutes, and the
-end of its answers. The recorder observes the events that a route consumes anyway, at no cost per
-token. Keeps names and counts, never texts. Knows neither the engine nor the APIs."""
+end of its answers on shutdown. The recorder observes the events that a route consumes anyway, at no
+cost per token. Keeps names and counts, never texts. Knows neither the engine nor the APIs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from semantic_server.http.metrics import PrefillRate
 PhaseName = Literal["waiting", "reading", "decoding", "preempted"]
 
 MOST_SPANS: Final = 1000
-"""Finished requests to remember."""
+"""Most finished requests to remember."""
 _MOST_PHASES: Final = 64
-"""Phases to keep of one request; a request with many preemptions loses its last phases."""
+"""Most phases to keep of one request, its first ones: preemptions add phases."""
 
 
 @dataclass(slots=True, eq=False)
 class Span:
     """A request on the time line: each phase with the Unix time of its start, in order. `end` is
-    None while the request runs. `version` grows with every change of any span."""
+    None while the request runs. `version` numbers its last change; all spans share one count."""
 
     uid: str
     agent: str
@@ -52,8 +52,8 @@ class Span:
 
 @dataclass(slots=True)
 class Savings:
-    """Prompt tokens of all answers since the Unix time `since`, the cached tokens among them, and
-    the seconds to compute the cached tokens at the mean speed of all earlier prompts."""
+    """Prompt tokens of all answers since the Unix time `since`, how many of them were cached, and
+    the seconds to compute the cached ones at the mean speed of all earlier prompts."""
 
     since: float
     prompt_tokens: int = 0
@@ -74,7 +74,7 @@ class _OfTenant:
 
 
 class Recorder:
-    """The requests of each tenant. For one event loop; not thread-safe."""
+    """Records the requests and savings of each tenant. For one event loop; not thread-safe."""
 
     def __init__(
         self, woken: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.time
@@ -99,7 +99,8 @@ class Recorder:
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """Return the requests of `tenant`, or of all if None, changed after version `after`."""
+        """Return the requests of `tenant` that changed after version `after`; None means all
+        tenants."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -107,8 +108,8 @@ class Recorder:
         ]
 
     def savings(self, tenant: str | None) -> tuple[Savings, Savings]:
-        """Return what the cache saved `tenant`, or all tenants if None, since the start and today.
-        Today begins at midnight, or at the server's start if that was later."""
+        """Return the savings of `tenant` since the server's start, and those of today; None means
+        all tenants. Today begins at midnight, or at the server's start if that was later."""
         names = self._tenants if tenant is None else (tenant,)
         start, today = Savings(self.started), Savings(self._since_midnight())
         for name in names:
@@ -117,7 +118,7 @@ class Recorder:
                 total.add(one.prompt_tokens, one.cached_tokens, one.seconds)
         return start, today
 
-    # For the observers of requests
+    # Called by the observers of requests
 
     def accept(self, uid: str, agent: str, tenant: str, model: str, prompt_tokens: int) -> Span:
         phases: list[tuple[PhaseName, float]] = [("waiting", self._clock())]
@@ -127,7 +128,7 @@ class Recorder:
         return span
 
     def enter(self, span: Span, phase: PhaseName) -> None:
-        """Begin a phase unless the span is already in it."""
+        """Begin a phase, unless the span is already in that phase."""
         if span.phases[-1][0] == phase:
             return
         if len(span.phases) < _MOST_PHASES:
@@ -200,8 +201,8 @@ class _RequestObserver(Observer):
 def _with_whole_reading(
     phases: list[tuple[PhaseName, float]], seconds: float
 ) -> list[tuple[PhaseName, float]]:
-    """Return the phases of a request without preemptions, its prefill beginning `seconds` before
-    its first token: the engine reports a first chunk only after computing it."""
+    """Return the phases with prefill beginning `seconds` before the first token: the engine reports
+    a first chunk only after computing it. Keeps the phases of a request with preemptions."""
     names = [name for name, _ in phases]
     if "preempted" in names or "decoding" not in names or not seconds:
         return phases
@@ -212,13 +213,13 @@ def _with_whole_reading(
 T = TypeVar("T")
 
 SENDING: Final = 2
-"""Seconds to send the ends of the answers."""
+"""Seconds that connections have to send the ends of the answers."""
 
 
 class Ending:
-    """Ends all answers of a server. Each answer ends with an error in the form of its API instead
-    of a broken connection. Cancels the requests as a disconnect would, which saves their agents.
-    For one event loop."""
+    """Ends all answers of a server, each with an error in the form of its API instead of a broken
+    connection. Cancels the requests as a disconnect would, which saves their agents. For one event
+    loop."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -231,8 +232,8 @@ class Ending:
             one.reschedule(now)
 
     async def events(self, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """Yield `events`, which the caller closes. Raises OverloadedError once answers must end,
-        and cancels the wait for the next event."""
+        """Yield `events`, which the caller closes. Once answers must end, cancels the wait for the
+        next event and raises OverloadedError."""
         while True:
             if self.has_begun:
                 raise _stopping()
@@ -310,7 +311,8 @@ class Watch:
         return self._clock()
 
     def require_room(self, tenant: str | None) -> None:
-        """Raise WireError if `tenant`, None for operators, already has the most watchers."""
+        """Raise WireError if `tenant`, or all operators if None, have `MOST_WATCHERS` streams
+        open."""
         if self._watchers[tenant] >= MOST_WATCHERS:
             raise WireError(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -389,7 +391,7 @@ class Watch:
 def of_tenant(
     live: Sequence[LiveRequest], tenant: str | None, agents: AgentsPort | None
 ) -> list[LiveRequest]:
-    """Return the requests of `tenant`, or of all tenants if None."""
+    """Return the requests of `tenant`; None means all tenants."""
     if tenant is None or agents is None:
         return list(live) if tenant is None else []
     own = agents.id_of(tenant)

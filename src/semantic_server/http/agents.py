@@ -190,7 +190,7 @@ _PIN: Final = TypeAdapter(Pin)
 
 
 def _takes(model: type[BaseModel]) -> dict[str, object]:
-    """Return the OpenAPI description of a body that the route itself reads, within limits."""
+    """Return the OpenAPI description of a body that the route itself reads, up to some size."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -334,14 +334,15 @@ async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = 
 
 
 def _check_action(request: Request, action: bytes) -> None:
-    """Raise InvalidRequestError for an encoded slash, which makes the action part of the name."""
+    """Raise InvalidRequestError if the slash before `action` is encoded: then it is part of the
+    name."""
     if not request.scope["raw_path"].endswith(action):
         raise InvalidRequestError("expected an unencoded /fork or /pin after the agent's name")
 
 
 def _owner(request: Request, given: str | None) -> Tenant:
     """Return the tenant of a request: its own, or the one that an operator names. Raises WireError
-    if another client names one, and FieldError if an operator names none."""
+    if a client without an operator's key names one, and FieldError if an operator names none."""
     if given is not None:
         require_operator(request, "tenant")
         return TenantId(given)
@@ -351,15 +352,15 @@ def _owner(request: Request, given: str | None) -> Tenant:
 
 
 def _owner_of_archive(request: Request, given: str | None) -> Tenant:
-    """Return the same as `_owner`, for actions that tenants may not take. Raises WireError for a
-    tenant's key."""
+    """Return the same tenant as `_owner`, for actions that tenants may not take themselves. Raises
+    WireError for a tenant's key."""
     if settings_of(request).api_keys:
         require_operator(request, "exports and imports")
     return _owner(request, given)
 
 
 async def _uploaded(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives. Raises ClientDisconnectedError."""
+    """Yield the body as it arrives. Raises ClientDisconnectedError if the client leaves."""
     try:
         async for piece in request.stream():
             yield piece
@@ -368,7 +369,8 @@ async def _uploaded(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """An archive. A read error cuts the response short, which the client notices by its length."""
+    """A response with an archive. A read error cuts it short, which the client notices by its
+    length."""
 
     def __init__(self, archive: AgentArchive) -> None:
         headers = {
@@ -388,7 +390,7 @@ class _Download(StreamingResponse):
 
 
 def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
-    """Return an agent as a list entry, with the id of its tenant if an operator gave one."""
+    """Return an agent as an entry of a list, with the id of its tenant if an operator named one."""
     return {
         "object": "agent",
         "id": agent.id,
@@ -432,7 +434,7 @@ _PLACES: Final = ("pool", "memory", "disk", "remote", "missing")
 
 
 async def _match(match: MatchReport, serving: ServingPort) -> Match:
-    """Return a match report with its reason in words and the differing tokens as texts."""
+    """Return a match report with its reason in words, and with the differing tokens as texts."""
     return Match(
         prompt_tokens=match.prompt_tokens,
         reused_tokens=match.reused_tokens,

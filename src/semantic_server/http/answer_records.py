@@ -57,7 +57,7 @@ class AnswerRecord:
 
     @property
     def queue_time(self) -> float:
-        """Seconds before the first piece, spent in the queue or in restoring blocks."""
+        """Seconds before the first piece without prefill: in the queue, or restoring blocks."""
         return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property
@@ -108,7 +108,7 @@ class InstrumentedServing:
         model: str = "",
         through: Callable[[Events], Events] = _unchanged,
     ) -> None:
-        """`model` is the model's id on a server with several. All events pass `through`."""
+        """`model` is the model's id on a server with several. All events pass through `through`."""
         self._of = model
         self._through = through
         self._serving = serving
@@ -120,7 +120,7 @@ class InstrumentedServing:
         return self._serving.model
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`. Also raises the errors of `through`, at any event."""
+        """See `ServingPort.answer`. Any event may also raise an error from `through`."""
         timer = _AnswerTimer(self._observers, self._clock, self._of)
         try:
             async with (
@@ -225,8 +225,8 @@ class LostTokens(BaseModel):
 
 
 def usage_extension(usage: Usage) -> dict[str, object]:
-    """Return the `semantic` member of an API's usage object. The member contains `any_chip` (see
-    `MatchReport`) and `images_noted` only if they are not false or 0."""
+    """Return the `semantic` member of an API's usage object. Omits `any_chip` (see `MatchReport`)
+    if it is false, and `images_noted` if it is 0."""
     match = usage.match
     lost = lost_tokens(match)
     own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}
@@ -238,7 +238,7 @@ def usage_extension(usage: Usage) -> dict[str, object]:
 
 
 def lost_tokens(match: MatchReport | None) -> LostTokens | None:
-    """Return the cache miss that `match` reports, or None."""
+    """Return the cache miss that `match` reports; None if it reports none."""
     if match is None or match.lost is None:
         return None
     lost = match.lost

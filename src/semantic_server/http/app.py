@@ -171,9 +171,9 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """Return every status that a route may return, with `model` as the body, referred to by name:
-    given the class, FastAPI would build some 600 serializers while the first request waits.
-    """
+    """Return every status that a route may return, with `model` as the body. Refers to `model` by
+    name: given the class, FastAPI would build some 600 serializers while the first request
+    waits."""
     body = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
     return {status: {"content": body, "description": text} for status, text in STATUSES.items()}
 
@@ -267,7 +267,7 @@ NO_TELEMETRY: Final[TelemetryConfig] = {
 RESPONSE_BYTES: Final = 64 << 20
 """Byte limit of stored responses in memory."""
 _LARGE_BODIES: Final = 8
-"""Bodies of the maximum size that may be in memory at the same time."""
+"""How many bodies of the maximum size may be in memory at the same time."""
 
 
 def create_app(
@@ -309,9 +309,8 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    """Return the middleware, outermost first. Module `errors` has the handler of unexpected
-    errors.
-    """
+    """Return the middleware, outermost first. The handler of unexpected errors is in module
+    `errors`."""
     return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
 
 

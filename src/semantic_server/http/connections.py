@@ -47,9 +47,9 @@ _FULL: Final = Problem(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Timeouts in seconds for receiving headers and for sending, and the most connections: with a
-    request in progress, and in all. `max_open` is larger, so that connections that wait for their
-    clients leave room for requests and probes."""
+    """Timeouts in seconds for receiving headers and for sending, the most connections with a
+    request in progress, and the most of all connections. `max_open` is larger, so that connections
+    that wait for their clients leave room for requests and probes."""
 
     header_timeout: float
     send_timeout: float
@@ -88,7 +88,8 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     def opened(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Add a connection, closing another if need be; return False if all others run requests."""
+        """Add a connection, closing another if need be; return False if all others run requests, so
+        that none can close."""
         if len(self._phases) >= self.limits.max_open:
             self._warn(now)
             oldest = self._first_to_close(Phase.NO_REQUEST) or self._first_to_close(Phase.CLIENT)
@@ -105,12 +106,12 @@ class Connections:
             self._enter(connection, phase, now)
 
     def closed(self, connection: DeadlineProtocol) -> None:
-        """Forget a connection, known or not."""
+        """Forget a connection. Does nothing for an unknown one."""
         if connection in self._phases:
             self._leave(connection)
 
     def may_run(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Return whether a request may run, closing a connection with a slow client if need be."""
+        """Return whether a request may run; closes a connection with a slow client if need be."""
         if self._n_requests <= self.limits.max_requests:
             return True
         self._warn(now)
@@ -313,7 +314,7 @@ def _network(address: str) -> str:
 
 
 def _response_bytes(problem: Problem) -> bytes:
-    """Return a complete response as bytes, as the parser's state does not allow sending one."""
+    """Return a complete response as bytes, for when the parser's state allows no other response."""
     body = json.dumps(openai_error(problem)).encode()
     status = HTTPStatus(problem.status)
     later = "" if problem.retry_after is None else f"retry-after: {problem.retry_after}\r\n"

@@ -109,8 +109,8 @@ def model_in_query(request: Request) -> str | None:
 
 
 def agents_of_named(request: Request) -> AgentsPort:
-    """Return the same as `agents_of`. Raises InvalidRequestError if the server has several models
-    and the query names none of them."""
+    """Return the same agents as `agents_of`. Raises InvalidRequestError if the server has several
+    models and the query names none of them."""
     models = context_of(request).models
     names = () if models is None else [one.served.id for one in models.statuses()]
     if len(names) > 1 and MODEL_QUERY not in request.query_params:
@@ -122,8 +122,8 @@ def agents_of_named(request: Request) -> AgentsPort:
 
 
 def agents_of(request: Request) -> AgentsPort:
-    """Return the agents of the query's `model`, or else of the first model. Raises OverloadedError
-    while the server loads, and ModelNotFoundError for an unknown name."""
+    """Return the agents of the model in the query, by default of the first model. Raises
+    OverloadedError while the server loads, and ModelNotFoundError for an unknown name."""
     context = context_of(request)
     if context.agents is None:
         raise OverloadedError("the model is loading", retry_after=RETRY_SECONDS)
@@ -151,9 +151,9 @@ def event_stream(
     keep_alive: Callable[[], bytes] = heartbeat,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """Return a response that streams `events`, with `keep_alive()` in every idle interval. Both
-    must produce data of `media_type`. A disconnect cancels `events` while it waits, or closes it.
-    The connection's send timeout disconnects a client that stops reading."""
+    """Return a response that streams `events`, with `keep_alive()` in every idle interval. The data
+    of both has the type `media_type`. A disconnect cancels `events` if it is waiting, and closes it
+    otherwise. The connection's send timeout disconnects a client that stops reading."""
     factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # passes bytes through
     keep_alive_seconds = settings_of(request).keep_alive
     return EventSourceResponse(
@@ -177,8 +177,8 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
 
 
 class StartedStream(Generic[T]):
-    """A stream whose errors before the first item can still become HTTP errors. The first item has
-    arrived, or iteration waits for it. `aclose` closes the generator even before iteration."""
+    """A stream whose errors before the first item can still become HTTP errors. Iteration waits for
+    the first item if it has not arrived. `aclose` closes the generator even before iteration."""
 
     def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
         self._first: asyncio.Future[T] | None = first

@@ -52,7 +52,8 @@ left. Clients repeat a request after 408, 409, 429 or 5xx, but never after this 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
-"""Statuses that keep SDKs from repeating a request that would fail again or an operator ended."""
+"""Statuses after which SDKs must not repeat a request: it would fail again, or an operator ended
+it."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
 """Statuses after which the connection closes without reading the rest of the request."""
@@ -99,7 +100,7 @@ class TooLargeError(WireError):
 def check_finished(end: AnswerEnd) -> None:
     """Raise WireError unless the answer is complete or reached `max_tokens`. The cause of a failure
     may disclose details of the machine, so only the log contains it, except for causes known to be
-    harmless. A failed grammar is the request's fault, which would fail again."""
+    harmless. If a grammar fails, the request is at fault and would fail again."""
     if end.reason == "cancelled":
         raise WireError(_CANCELLED, "the request was cancelled", code="cancelled")
     if end.reason == "error":
@@ -221,7 +222,8 @@ def ollama_error(problem: Problem) -> dict[str, object]:
 
 
 def _is_ours(problem: Problem) -> bool:
-    """Return whether the request itself was valid, so that the client is not at fault."""
+    """Return whether the client is not at fault: the server failed, or an operator ended the
+    request."""
     return problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR or problem.status == _CANCELLED
 
 
@@ -335,7 +337,7 @@ def _unexpected(request: Request, error: Exception) -> Response:
     return response
 
 
-# Frames of streams, whose last event may be an error
+# Events of streams; the last event may be an error
 
 NDJSON: Final = "application/x-ndjson"
 """The media type of a stream of JSON lines."""
@@ -346,8 +348,8 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def sse_event(data: object, event: str | None = None) -> bytes:
-    """Return an event with `data` as one line of JSON; a one-line text stays as it is. `event` is
-    the event's name, without line ends."""
+    """Return an event with `data` as one line of JSON; if `data` is a text, it must be one line
+    already. `event` is the event's name, without line ends."""
     if not isinstance(data, str):
         data = _encode(data).translate(_LINE_ENDS)
     name = "" if event is None else f"event: {event}\n"

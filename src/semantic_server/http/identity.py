@@ -68,7 +68,7 @@ def is_operator(request: Request) -> bool:
 
 
 def require_operator(request: Request, what: str) -> None:
-    """Raise WireError unless the request has an operator's key, which `what` requires."""
+    """Raise WireError unless the request has an operator's key; `what` is what needs the key."""
     if not is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -97,7 +97,7 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
 
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
-    """Return the identity that the client sends without configuration, or None."""
+    """Return the identity that the client sends without configuration; None if it sends none."""
     return read_identity(header_texts(request.headers), body)
 
 
@@ -107,7 +107,7 @@ def header_texts(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Return the identity in `headers` (lower-case names) and `body`, or None."""
+    """Return the identity in `headers` (lower-case names) and `body`; None if they contain none."""
     for read in _READERS:
         found = read(headers, body)
         if found is not None:
@@ -116,7 +116,8 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Claude Code's identity. Subagents have own ids; only nested ones send a parent id."""
+    """Read Claude Code's identity. Subagents have ids of their own; only a subagent of a subagent
+    sends its parent's id."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -128,7 +129,8 @@ def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _session_of_user_id(body: Json) -> str | None:
-    """Return the session in `metadata.user_id`: JSON, or a suffix of the text in older versions."""
+    """Return the session in `metadata.user_id`, a JSON text; in older versions the session is its
+    suffix."""
     user_id = _object(body.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
@@ -184,8 +186,8 @@ def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read AIPerf's identity. Both headers have the same id; other clients may send
-    x-correlation-id alone."""
+    """Read AIPerf's identity. AIPerf sends the same id in two headers; other clients may send only
+    x-correlation-id."""
     del body
     session = _tag(headers.get("x-correlation-id"))
     if session is None or "x-session-affinity" not in headers:
@@ -194,7 +196,7 @@ def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read a conversation id that any client may send in one of the common fields."""
+    """Read the id of a conversation from one of the fields that any client may send."""
     metadata = _object(body.get("metadata"))
     conversation = body.get("conversation")
     session = _first_tag(
@@ -207,9 +209,8 @@ def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read a tag that a client uses for all conversations of a user, or for those with one
-    prefix.
-    """
+    """Read a tag that a client sends with all conversations of a user, or with all that share a
+    prefix."""
     del headers
     user_id = _object(body.get("metadata")).get("user_id")
     tag = _first_tag(
@@ -359,7 +360,8 @@ class ApiKeys:
         return len(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
-        """Return the tenant of a key, or None. Compares all keys, each in constant time."""
+        """Return the tenant of a key; None for an unknown key. Compares it with all keys, each in
+        constant time."""
         digest = _digest(presented)
         found = None
         for known, tenant in self._tenants.items():

@@ -86,7 +86,7 @@ class Lifecycle:
         self._ready(serving)
 
     async def _look_at_memory(self) -> None:
-        """Measure memory even while nothing computes, because other programs may need memory."""
+        """Measure memory even while no request computes, because other programs may need memory."""
         while not self._is_over.is_set():
             if self._context.memory is not None:
                 await self._context.memory.look_at_memory()
@@ -110,7 +110,7 @@ class Lifecycle:
         try:
             await self._serving.close()
         except SemanticError as error:
-            self.failure = error  # the server still exits in order; the caller reports the error
+            self.failure = error  # the server still shuts down in order; the caller reports the error
 
 
 def _figures(serving: RunnableServing) -> Figures:

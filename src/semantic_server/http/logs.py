@@ -43,7 +43,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as objects: `time`, `level`, `event`, the fields, and a `trace` if any."""
+    """Formats records as objects: `time`, `level`, `event`, the fields, and for an exception
+    `trace`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -83,7 +84,7 @@ def configure_logs(form: Literal["text", "json"], level: str) -> None:
 
 
 def is_not_duplicate(record: logging.LogRecord) -> bool:
-    """Filter: drop uvicorn's records of events that this server already logs or answers."""
+    """Filter: drop uvicorn's records of events that this server already logs or replies to."""
     known = ("Exception in ASGI application", "Invalid HTTP request", "ASGI callable returned")
     return not record.getMessage().startswith(known)
 
@@ -128,7 +129,7 @@ _ENTRY: Final = "request_line"
 
 
 class RequestLogEntry(Observer):
-    """The answers of one request, which may have several."""
+    """The log entry of one request, which may have several answers."""
 
     def __init__(self) -> None:
         self._records: list[AnswerRecord] = []

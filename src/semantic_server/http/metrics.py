@@ -20,11 +20,12 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _TOKENS: Final = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 
 _RESTORED: Final = ("memory", "disk", "remote")
-"""Tiers that restore tokens; tokens still in the pool need no restoring."""
+"""Tiers from which blocks are restored; blocks that are still in the pool need no restoring."""
 
 
 class Metrics(Observer):
-    """Prometheus metrics, by model on a server with several; otherwise all belong to `model`."""
+    """Prometheus metrics, labelled with the model: on a server with one model, always with
+    `model`."""
 
     def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
         self.registry = CollectorRegistry()

@@ -67,7 +67,7 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 UPLOADS: Final = frozenset({("POST", "/v1/agents/import")})
 """Method and path of requests whose body is a file that may be larger than memory. The route limits
-the size by what the beginning of the file says."""
+the size according to the beginning of the file."""
 _UPLOAD_STEP: Final = 1 << 20
 """Bytes of an upload that must arrive within the time that other routes allow for a whole body."""
 
@@ -132,8 +132,8 @@ def _is_upload(scope: Scope) -> bool:
 
 
 class _LimitedBody:
-    """A request body with a size limit and a deadline; `receive` raises WireError beyond them. An
-    upload has no size limit, and a new deadline for each of its steps."""
+    """A request body with a size limit and a deadline; beyond either, `receive` raises WireError.
+    An upload has no size limit, and a new deadline for each of its steps."""
 
     def __init__(self, receive: Receive, settings: ServerSettings, *, is_upload: bool) -> None:
         self._receive = receive
@@ -190,7 +190,7 @@ class _DecodedBody:
         self._receive = receive
         self._decoder: zlib._Decompress | None = None
         self._left = b""
-        self._has_more = False  # more decoded bytes wait in `_left` or in the decoder
+        self._has_more = False  # more decoded bytes are in `_left` or in the decoder
         self._is_last = False
 
     async def receive(self) -> Message:
@@ -366,7 +366,8 @@ _AUTHORITY: Final = re.compile(r"(\[(?P<address>[^][]+)\]|(?P<name>[^][:/?#@\\\s
 
 
 def host_of(authority: str) -> str | None:
-    """Return the host of a Host header, without port and brackets, or None."""
+    """Return the host of a Host header, without port and brackets; None if the header is
+    malformed."""
     found = _AUTHORITY.fullmatch(authority)
     return None if found is None else (found["address"] or found["name"]).lower()
 

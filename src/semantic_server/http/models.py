@@ -124,7 +124,7 @@ def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]
 
 
 def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | None]:
-    """Return the first model that accepts `name`, with any state. Raises ModelNotFoundError."""
+    """Return the first model that accepts `name`, and its state. Raises ModelNotFoundError."""
     rows = listed_models(request)
     for served, status in rows:
         if served.accepts(name):
@@ -133,7 +133,7 @@ def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | N
 
 
 def context_length(served: AnyModel) -> int:
-    """Return the most tokens of a prompt with its answer, or of a text to embed."""
+    """Return the most tokens that a prompt and its answer, or a text to embed, may have."""
     return served.context_tokens if isinstance(served, ServedModel) else served.max_tokens
 
 
@@ -190,7 +190,7 @@ def _model(
         parent=served.parent if isinstance(served, ServedModel) else None,
     )
     details = served.details if "anthropic-version" not in request.headers else None
-    if isinstance(served, ServedModel) and details is not None:  # Anthropic's API has other members
+    if isinstance(served, ServedModel) and details is not None:  # Anthropic's API has members of its own
         model.capabilities = Capabilities(
             reasoning=details.thinks, tools=details.tools, tool_call_parser=details.call_parser
         )
@@ -240,7 +240,7 @@ async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
 
 
 def is_loaded(status: ModelStatus | None) -> bool:
-    """Return whether a model with this state is loaded. A model without a state always is."""
+    """Return whether a model with this state is loaded; None stands for a model that always is."""
     return status is None or status.state == "loaded"
 
 
@@ -298,7 +298,8 @@ class Detokenized(BaseModel):
 
 
 def _body(*schemas: dict[str, object]) -> dict[str, object]:
-    """Return the OpenAPI description of a body that the route itself reads: any of `schemas`."""
+    """Return the OpenAPI description of a body that the route itself reads, which fits any of
+    `schemas`."""
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

@@ -40,13 +40,14 @@ def signature_of(thought: str) -> str:
 
 
 def signature_with_text(thought: str) -> str:
-    """Return the signature of a thinking block sent without its text, which the signature has."""
+    """Return the signature of a thinking block that is sent without its text: it contains the
+    text."""
     return _TEXT + _encoded(_utf8(thought))
 
 
 def thinking_text(shown: str, signature: str) -> str:
-    """Return the text of a thinking block that a client sent back: `shown`, or if that is empty the
-    text in the signature."""
+    """Return the text of a thinking block that a client sent back: `shown`, or if that is empty,
+    the text in the signature."""
     if shown or not signature.startswith(_TEXT):
         return shown
     try:
@@ -110,7 +111,8 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """Yield the domain's messages for a message; `passed` if a later message is the user's."""
+        """Yield the domain's messages for `message`; `passed` says that a user's message follows
+        it."""
         role = message.get("role")
         match role:
             case "user":
@@ -228,7 +230,7 @@ class ConversationReader:
 
 
 _Read = tuple[str, Attachment | None]
-"""The text of a block, and the attachment if the text is a note for one."""
+"""The text of a block, and the attachment that the text stands for if the text is a note."""
 
 
 def _joined(message: Message, contents: Sequence[_Read]) -> Message:
@@ -306,7 +308,7 @@ def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Return the choice, and whether it allows parallel calls. Raises FieldError."""
+    """Return the tool choice, and whether it allows parallel calls. Raises FieldError."""
     if choice is None:
         return ToolChoice(), True
     if choice["type"] == "none":

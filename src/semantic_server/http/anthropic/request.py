@@ -60,7 +60,8 @@ MESSAGE_FIELDS: Final[dict[str, Field]] = {
     "anthropic_version": IGNORED,
     "semantic": SUPPORTED,
 }
-"""The server ignores a hosted service's accounting and routing."""
+"""Fields of a message request. The server ignores the accounting and routing of a hosted
+service."""
 
 _ELSEWHERE: Final = "not in this API; use /v1/chat/completions"
 _THINKING: Final = "use thinking"
@@ -134,17 +135,18 @@ names it."""
 
 
 _MAX_STOPS: Final = 64
-"""The server matches all stop sequences at each token, which delays other answers."""
+"""Most stop sequences: the server compares each token with all of them, which delays other
+answers."""
 _MIN_BUDGET: Final = 1024
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
-"""Templates know no effort above high."""
+"""Templates know no effort above high, so higher ones become high."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
     """A parsed request for a message. `max_tokens` is 0 to compute only the prompt.
-    `thinking_tokens` is the thinking budget, or None. With `omit_thinking`, thinking blocks have no
-    text. With `report_context_edits`, the reply lists the applied context edits."""
+    `thinking_tokens` is the thinking budget; None if there is none. With `omit_thinking`, thinking
+    blocks have no text. With `report_context_edits`, the reply lists the applied context edits."""
 
     chat: Chat
     sampling: SamplingParams
@@ -157,7 +159,7 @@ class MessageRequest:
 
 @with_config(ConfigDict(strict=True))
 class _More(TypedDict, total=False):
-    """Fields that the SDK's newest types lack."""
+    """Fields that the SDK's newest request types lack."""
 
     stream: bool
     temperature: Annotated[float, Ge(0), Le(1)]

@@ -57,14 +57,14 @@ from semantic_server.http.openai.requests import caller_of
 from semantic_server.http.request_body import described, on_thread, read_json
 
 _NO_OBJECT = "raw_arguments"
-"""The field of a call's input that contains the model's text if that text is not an object."""
+"""The only field of a call's input if the model's text is not an object: it contains that text."""
 
 Json = dict[str, object]
 
 
 class _Input:
-    """The input of a call, built from its arguments: an object that is parsable at every point of
-    the stream. Arguments that turn out not to be an object become a field of it."""
+    """The input of a tool call, sent as its arguments arrive: always the beginning of an object. If
+    the arguments turn out not to be an object, their text becomes a field of the input."""
 
     def __init__(self) -> None:
         self._object = ObjectText()
@@ -194,7 +194,8 @@ class MessageWriter:
         return self._grow(text, "input_json_delta", "partial_json") if text else []
 
     def _stop_block(self, *, cut: bool = False) -> list[Json]:
-        """End the open block; `cut` says that the answer's end may have cut it short."""
+        """End the open block; `cut` says that the end of the answer may have cut the block
+        short."""
         if not self._open:
             return []
         self._open = False
@@ -286,8 +287,8 @@ def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
 
     A prompt has three parts that add up: the tokens read from the cache, the tokens written to it,
     and the rest after the last cacheable position, here the last block boundary. The last token is
-    never written to the cache, so `input_tokens` is at least 1: some clients take 0 for a missing
-    value and use the value from the start instead.
+    never written to the cache, so `input_tokens` is at least 1: for some clients 0 means a missing
+    value, which they replace by the value from the start.
     """
     whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     created = max(0, whole_blocks - usage.cached) if usage.kept else 0
@@ -319,7 +320,7 @@ _INTERLEAVED = "interleaved-thinking-"
 
 
 def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
-    """Return the OpenAPI description of a route; `required` names its required integer fields."""
+    """Return the OpenAPI description of a route; `required` names integer fields of its body."""
     return described(
         {
             "model": {"type": "string"},

@@ -50,8 +50,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """One validator per type. The validators of bodies skip list elements, which others validate
-    one by one, so that errors name the element."""
+    """One validator per type. The validators of bodies skip the elements of lists; other validators
+    check one element each, so that errors name the element."""
 
     create: TypeAdapter[MessageCreateParams]
     count: TypeAdapter[MessageCountTokensParams]

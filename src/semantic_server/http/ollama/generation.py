@@ -62,7 +62,7 @@ from semantic_server.http.openai.requests import Caller, caller_of
 from semantic_server.http.request_body import described, on_thread, read_json
 
 _RAW: Final = "raw_arguments"
-"""The argument that contains the model's text if that text is not an object."""
+"""The only argument of a call if the model's text is not an object: it contains that text."""
 
 Route = Literal["chat", "generate"]
 LoadReason = Literal["load", "unload"]
@@ -76,7 +76,8 @@ class _Call:
     written: list[str] = field(default_factory=list)
 
     def as_object(self, *, cut: bool) -> Json:
-        """Return the call's member of `tool_calls`. If `cut`, the uncertain end is left out."""
+        """Return this call as a member of `tool_calls`; if it was `cut`, without its uncertain
+        end."""
         function = {"index": self.index, "name": self.name, "arguments": self._arguments(cut=cut)}
         return {"id": self.id, "function": function}
 
@@ -224,9 +225,8 @@ class ReplyWriter:
 
 
 def _usage(usage: Usage) -> Json:
-    """Return token counts. The prompt's count includes cached tokens; `semantic` also lists
-    them.
-    """
+    """Return token counts. Cached tokens count as prompt tokens; `semantic` says how many they
+    are."""
     own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {
@@ -244,7 +244,8 @@ Parse = Callable[[Mapping[str, object], ServedModel, Caller], OllamaRequest]
 
 
 def _described(required: str, optional: str) -> dict[str, object]:
-    """Return the OpenAPI description of a route, whose body may have the field `optional`."""
+    """Return the OpenAPI description of a route; the field `optional` of its body may be
+    missing."""
     return described(
         {required: {"type": "string"}},
         {optional: {}, "stream": {"type": "boolean"}},
@@ -295,7 +296,7 @@ def _keep(request: Request, name: str, seconds: float) -> None:
 
 
 async def _loaded(request: Request, name: str, keep_alive: float | None) -> LoadReason:
-    """Load the model that a request without a prompt names, or unload it if `keep_alive` is 0. A
+    """Load or unload the model of a request without a prompt: a `keep_alive` of 0 unloads it. A
     server's only model stays loaded."""
     models = context_of(request).models
     if models is None:

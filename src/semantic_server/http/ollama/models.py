@@ -1,5 +1,5 @@
-"""/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served models in Ollama's form,
-and refusals of its other routes. Each model name has a tag, as in Ollama. Knows Ollama's shapes;
+"""/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served models in Ollama's form;
+also refuses Ollama's other routes. Each model name has a tag, as in Ollama. Knows Ollama's shapes;
 omits unknown facts of a model."""
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ API_VERSION: Final = "0.12.11"
 """The version of Ollama that has this interface: clients compare it before they use a field."""
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
-"""The expiry of a model that stays loaded."""
+"""The expiry date of a model that stays loaded."""
 
 _SHORT: Final = 12
-"""Characters of a model's version that a status shows."""
+"""How many characters of a model's version the status of a download shows."""
 _PULLING: Final[Json] = {"status": "pulling manifest"}
 _SUCCESS: Final[Json] = {"status": "success"}
 
@@ -155,7 +155,8 @@ def _succeeded(*, stream: bool) -> Response:
 
 
 def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> ModelsPort:
-    """Return the port that fetches models. Raises WireError unless the operator allows `hub_id`."""
+    """Return the port that fetches models. Raises WireError unless the operator allows the model
+    `hub_id`."""
     models, settings = context_of(request).models, settings_of(request)
     if models is None or not settings.allow_pull:
         raise WireError(
@@ -238,7 +239,8 @@ def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
 
 
 def _accepting(name: object, request: Request) -> AnyModel:
-    """Return the model with this name, tagged or not. Raises FieldError, ModelNotFoundError."""
+    """Return the model called `name`, with or without a tag. Raises FieldError,
+    ModelNotFoundError."""
     return model_called(request, untagged(name))[0]
 
 
@@ -269,7 +271,8 @@ def _details(served: AnyModel) -> Json:
 
 
 def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
-    """Yield Ollama's facts under the names that clients look for; the context is the served one."""
+    """Yield (name, value) of a model's facts, under the names that Ollama's clients look for; the
+    context is the one that this server allows."""
     details = served.details
     if details is None:  # one of several models, not loaded yet
         return
@@ -304,7 +307,7 @@ def _parameters(sampling: SamplingParams) -> Iterator[str]:
 
 
 def in_short(count: int) -> str:
-    """Return a number of parameters in three digits: 3.7M, 8.0B, 137M."""
+    """Return a number of parameters in short: 3.7M, 8.0B, 137M."""
     for unit, letter in _UNITS:
         if count >= unit:
             value = count / unit

@@ -43,7 +43,7 @@ _SHARED: Final[dict[str, Field]] = {
     **supported(
         "agent_id format keep_alive logprobs model options semantic stream think top_logprobs"
     ),
-    "shift": IGNORED,  # an answer ends where the context does
+    "shift": IGNORED,  # an answer ends where the context ends
     "truncate": IGNORED,  # the server refuses a prompt that does not fit
 }
 
@@ -85,7 +85,8 @@ OPTION_FIELDS: Final[dict[str, Field]] = {
     "tfs_z": refused(ONE_SAMPLER, 1, 1.0),
     "typical_p": refused(ONE_SAMPLER, 1, 1.0),
 }  # fmt: skip
-"""The server ignores members that place a model on a device: they change no answer."""
+"""Members of `options`. The server ignores members that place a model on a device: they change no
+answer."""
 
 MODEL_FIELDS: Final[dict[str, Field]] = {
     "model": SUPPORTED,
@@ -154,17 +155,18 @@ _SECONDS: Final = {
 }  # fmt: skip
 _STEP: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _LONGEST_DURATION: Final = 64
-"""Longest text of a duration in characters."""
+"""Most characters of a duration."""
 _LONGEST_STAY: Final = 1e9
-"""Most seconds, as for --model-ttl: the end of a longer stay may not be a valid date."""
+"""Most seconds that a model stays loaded, as for --model-ttl: the end of a longer stay may not be a
+valid date."""
 
 _EFFORTS: Final = ("low", "medium", "high", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to answer. `max_tokens` is None for the server's default; `context_tokens` limits prompt
-    and answer together, and is None for the model's limit."""
+    """Settings of an answer. `max_tokens` is None for the server's default; `context_tokens` limits
+    prompt and answer together, and is None for the model's limit."""
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -220,7 +222,8 @@ def read_options(value: object, model: ServedModel) -> Options:
 
 
 def _whole(value: object) -> object:
-    """Convert a number without a fraction to an integer, as Ollama does: a slider sends 4096.0."""
+    """Convert a number without a fraction to an integer, as Ollama does: a client's slider sends
+    4096.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -230,7 +233,7 @@ def _own(text: str) -> str:
 
 
 def _renamed(numbers: _Numbers) -> CompletionBody:
-    """Return the numbers that OpenAI's APIs have too, under OpenAI's names."""
+    """Return the parameters that OpenAI's APIs have too, under OpenAI's names."""
     found: CompletionBody = {"model": "", "prompt": ""}
     if "repeat_penalty" in numbers:
         found["repetition_penalty"] = numbers["repeat_penalty"]
@@ -276,7 +279,8 @@ def read_keep_alive(value: object) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Return the seconds of a duration in Go's form, or of a number as text; None for others."""
+    """Return the seconds of a duration in Go's form, or of a number as text; None for any other
+    text."""
     if len(text) > _LONGEST_DURATION:
         return None
     sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]
@@ -315,7 +319,7 @@ def read_format(value: object) -> AnswerFormat | None:
 
 
 def read_logprobs(known: Mapping[str, object]) -> int | None:
-    """Return the number of alternatives per token; None without log-probabilities. Raises
+    """Return how many alternatives to report per token; None without log-probabilities. Raises
     FieldError."""
     given = validated(_logprobs(), known)
     top = given.get("top_logprobs", 0)

@@ -41,11 +41,11 @@ _ROLES: Final = ("system", "user", "assistant", "tool")
 
 
 class _OpenCalls:
-    """The calls of one message that have no result yet. Lookups take constant time."""
+    """The tool calls of one message that have no result yet. Lookups take constant time."""
 
     def __init__(self) -> None:
-        self._open: dict[str, ToolCall] = {}  # by the server's ids
-        self._ids: dict[str, str] = {}  # the server's ids, by the client's
+        self._open: dict[str, ToolCall] = {}  # by the server's id of the call
+        self._ids: dict[str, str] = {}  # the server's ids of the calls, by the client's id
         self._named: dict[str, deque[str]] = {}
 
     def add(self, call: ToolCall, given_id: object) -> None:
@@ -56,8 +56,8 @@ class _OpenCalls:
             self._ids[given_id] = call.id
 
     def take(self, given_id: object, name: str | None) -> ToolCall | None:
-        """Return the call of a result: the call with this id, or else the next one with this name;
-        without a name, the next call of any name."""
+        """Return the call that a result belongs to: the one with this id, else the next one with
+        this name, or of any name if `name` is None."""
         if isinstance(given_id, str):
             found = self._open.pop(self._ids.get(given_id, given_id), None)
             if found is not None:
@@ -169,7 +169,8 @@ _BYTE: Final = 256
 
 def as_context(messages: tuple[Message, ...]) -> list[int]:
     """Return the field `context` for a conversation: its texts, with one number for each byte.
-    Tokens would not work: after other messages, a template may render a message differently."""
+    Tokens would not work: once more messages follow, a template may render the same message
+    differently."""
     turns = [[one.role, one.content, one.reasoning] for one in messages]
     text = json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
     return list(_MARK + text.encode("utf-8", "surrogatepass"))
@@ -216,9 +217,9 @@ LATEST: Final = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
-    """A parsed request. `ask` is None without a prompt, which only loads the model. `model` is the
-    name in the request. `keep_alive` is how many seconds the model stays loaded; None for the
-    setting."""
+    """A parsed request. `ask` is None without a prompt: such a request only loads the model.
+    `model` is the name in the request. `keep_alive` is how many seconds the model stays loaded;
+    None for the setting."""
 
     model: str
     ask: Ask | None
@@ -261,7 +262,8 @@ def generate_request(
 
 
 def _new_system(system: str, before: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the system message to add; none if it repeats the last one, as clients resend it."""
+    """Return the system message to add; nothing if it repeats the last one, since clients resend
+    it."""
     last = next((one for one in reversed(before) if one.role == "system"), None)
     is_said = last is not None and last.content == system
     return () if is_said or not system else (Message("system", system),)

@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions: the body as one engine request per choice, and answers as deltas.
-Validates every field before generating. A message is the sum of the deltas in a stream's chunks, so
-the two cannot differ. Knows neither ids nor server-sent events."""
+"""POST /v1/chat/completions: turns the body into one engine request per choice, and answers into
+deltas. Validates every field before generating. A message is the sum of the deltas in a stream's
+chunks, so the two cannot differ. Knows neither ids nor server-sent events."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """A piece of tool call number `index`; the first has the id. A custom call is one piece."""
+    """A piece of tool call number `index`; the first piece has the call's id. A custom tool's call
+    is one piece."""
 
     index: int
     id: str
@@ -95,7 +96,8 @@ class CallDelta(TypedDict, total=False):
 
 
 class MessageDelta(TypedDict, total=False):
-    """A chunk's addition to a message. Reasoning comes under both names that clients read."""
+    """A chunk's addition to a message. Clients read reasoning under either of two names; it has
+    both."""
 
     role: Literal["assistant"]
     content: str
@@ -106,7 +108,7 @@ class MessageDelta(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """An addition to choice number `index`. The last delta of a choice has its `usage`."""
+    """An addition to choice number `index`. The choice's last delta has its `usage`."""
 
     index: int
     message: MessageDelta = field(default_factory=MessageDelta)
@@ -133,7 +135,7 @@ async def chat_deltas(
     custom: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[ChatDelta, None]:
     """Yield the deltas of all choices as their events arrive; `custom` has the names of custom
-    tools. Raises WireError for a failed answer; closes `events` in any case."""
+    tools. Raises WireError for a failed answer. Always closes `events`."""
     choices: dict[int, _Choice] = {}
     async with aclosing(events):
         async for index, event in events:
@@ -144,8 +146,8 @@ async def chat_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of one choice that decides its finish reason. `held` is a custom tool's call that
-    is not complete yet."""
+    """The state of one choice, which decides its finish reason. `held` is an incomplete call of a
+    custom tool."""
 
     index: int
     custom: frozenset[str]
@@ -265,7 +267,7 @@ class _Message:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     def as_object(self, index: int) -> Json:
-        """Return the member of `choices`, without absent fields of the message."""
+        """Return the member of `choices`; its message omits fields without a value."""
         content = "".join(self.contents) if self.contents else None
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
@@ -295,7 +297,8 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion: an engine request per choice, reply options, and names of custom tools."""
+    """A chat completion: its engine requests, one per choice, reply options, and custom tools'
+    names."""
 
     choices: tuple[Ask, ...]
     options: StreamOptions
@@ -329,7 +332,8 @@ def conversation_of(body: Mapping[str, object]) -> Chat:
 
 
 def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
-    """Return the conversation, from the validated body and the fields validated by element."""
+    """Return the conversation. Lists and unions in `known` still need validation, `checked` needs
+    none."""
     tools = tools_of(known.get("tools", []))
     tools, choice = choice_among(tools, known.get("tool_choice"))
     reasoning = _reasoning(known)

@@ -1,6 +1,6 @@
-"""POST /v1/completions: the body as one engine request per choice, and answers as deltas. Validates
-every field before generating. A text is the sum of the deltas in a stream's chunks, so the two
-cannot differ. Knows neither ids nor server-sent events."""
+"""POST /v1/completions: turns the body into one engine request per choice, and answers into deltas.
+Validates every field before generating. A text is the sum of the deltas in a stream's chunks, so
+the two cannot differ. Knows neither ids nor server-sent events."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class LegacyLogprobs:
-    """Log-probabilities as four lists with one entry per token. A token without a predecessor has
-    no value. `text_offset` is the position of a token in the choice's text, in characters."""
+    """Log-probabilities as four lists with one entry per token. The first token of a prompt has
+    None. `text_offset` is the position of a token in the choice's text, in characters."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
@@ -86,7 +86,7 @@ class LegacyLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """An addition to choice number `index`. The last delta of a choice has its `usage`."""
+    """An addition to choice number `index`. The choice's last delta has its `usage`."""
 
     index: int
     text: str = ""
@@ -95,7 +95,8 @@ class CompletionDelta:
     usage: Usage | None = None
 
     def as_object(self) -> Json:
-        """Return this delta as a member of `choices`, the same in chunks and whole replies."""
+        """Return this delta as a member of `choices`; chunks and whole replies have the same
+        form."""
         return {
             "index": self.index,
             "text": self.text,
@@ -110,7 +111,8 @@ class CompletionDelta:
 async def completion_deltas(
     events: AsyncGenerator[IndexedEvent, None], serving: ServingPort, request: CompletionRequest
 ) -> AsyncGenerator[CompletionDelta, None]:
-    """Yield the deltas of all choices. Raises WireError for a failed answer; closes `events`."""
+    """Yield the deltas of all choices. Raises WireError for a failed answer. Always closes
+    `events`."""
     choices = [
         _Choice(index, request.prompts[index // request.n], request, serving)
         for index in range(len(request.choices))
@@ -124,7 +126,7 @@ async def completion_deltas(
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice, with the numbers of sent characters and of scored tokens so far."""
+    """One choice; counts its sent characters and its scored tokens."""
 
     index: int
     prompt: TextPrompt
@@ -185,9 +187,9 @@ class _Choice:
         return CompletionDelta(self.index, logprobs=textless, finish_reason=reason, usage=end.usage)
 
     def _textless(self, completion: int) -> LegacyLogprobs:
-        """Return entries without values for generated tokens without text, such as an end token.
-        Clients that score a prompt count from both ends of the lists, so every token needs an
-        entry."""
+        """Return entries for generated tokens without text, such as an end token; these entries
+        have no values. Clients that score a prompt count from both ends of the lists, so every
+        token needs an entry."""
         if not (self.request.echo and self.request.logprobs):
             return LegacyLogprobs()
         n = max(completion - self.n_scored, 0)
@@ -201,8 +203,8 @@ async def _logprobs(
     offset: int,
     length: int,
 ) -> LegacyLogprobs:
-    """Return the entries of `tokens`; their text begins at `offset` and has `length` characters.
-    The offset of a token that is part of a character is at most that character's end."""
+    """Return the entries of `tokens`; their text begins at `offset` and has `length` characters. No
+    offset exceeds the end of that text, even after tokens that are parts of one character."""
     texts = await texts_of(serving, tokens, logprobs)
     found = LegacyLogprobs()
     end = offset + length
@@ -216,8 +218,8 @@ async def _logprobs(
 
 
 def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float]:
-    """Return the log-probability of each text: of the likeliest tokens and of the actual one. If
-    two tokens have the same text, the higher value counts."""
+    """Map the text of each of the likeliest tokens, and of the actual one, to its log-probability.
+    If two tokens have the same text, the higher value counts."""
     found: dict[str, float] = {}
     for token, value in (*logprob.top, (logprob.token, logprob.logprob)):
         text = texts[token]

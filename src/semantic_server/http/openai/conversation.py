@@ -143,7 +143,7 @@ _READERS: Final[dict[str, Callable[[str, Mapping[str, object]], Message]]] = {
 
 
 _Content = tuple[str, tuple[Attachment, ...]]
-"""A text with notes in place of other parts, and the attachments that they stand for."""
+"""A text, with notes in place of parts that are not text, and the attachments of these notes."""
 
 
 def _content(path: str, message: Mapping[str, object]) -> _Content:
@@ -156,7 +156,8 @@ def _content(path: str, message: Mapping[str, object]) -> _Content:
 def content_of(
     path: str, value: object, read: Callable[[str, object], str | tuple[str, Attachment]]
 ) -> _Content:
-    """Return the parts of a list as one text with attachments; `read` converts each part."""
+    """Return the parts of a list as one text with attachments; `read` converts each part, given its
+    path."""
     texts, attachments = [], []
     for i, one in enumerate(list_at(path, value)):
         part = read(f"{path}[{i}]", one)
@@ -327,7 +328,7 @@ def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
 
 
 def _named(path: str, choice: dict[str, object]) -> tuple[str, str]:
-    """Return the name of the tool at `path`, and the path of the name."""
+    """Return the name of the tool that the choice at `path` names, and the path of that name."""
     if choice.get("type") != CUSTOM:
         name = validated_at(path, named_choice_adapter(), choice)["function"]["name"]
         return name, f"{path}.function.name"

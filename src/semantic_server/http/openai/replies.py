@@ -31,7 +31,7 @@ from semantic_server.http.openai.requests import StreamOptions
 from semantic_server.http.request_body import described
 
 _MINUS_INFINITY: Final = -9999.0
-"""OpenAI's value for a probability of 0: JSON has no minus infinity."""
+"""OpenAI's log-probability for a probability of 0: JSON has no minus infinity."""
 
 _INCOMPLETE: Final = "\ufffd"
 """Marks the text of a token that is only part of a character."""
@@ -52,7 +52,7 @@ class ChatTokenLogprob(TopLogprob):
 
 
 def finite(logprob: float) -> float:
-    """Return `logprob`, with OpenAI's -9999 for minus infinity."""
+    """Return `logprob`; OpenAI's -9999 if it is minus infinity."""
     return max(logprob, _MINUS_INFINITY)
 
 
@@ -178,9 +178,9 @@ async def _end(
 
 @dataclass(slots=True)
 class UsageSum:
-    """Sums the usage of a request with `n` choices per prompt. A prompt counts once, whatever its
-    number of choices; its cached tokens are those that none of its choices computed. `match` is the
-    report for the prompt with the most recomputed tokens."""
+    """Sums the usage of a request with `n` choices per prompt. A prompt counts once for all of its
+    choices; its cached tokens are those that none of its choices computed. `match` is the report
+    for the prompt with the most recomputed tokens."""
 
     n: int = 1
     _ended: dict[int, Usage] = field(default_factory=dict)
@@ -231,7 +231,7 @@ def _n_recomputed(match: MatchReport | None) -> int:
 
 
 class Delta(Protocol):
-    """An addition to one choice. The last delta of a choice has its `usage`."""
+    """An addition to one choice. The choice's last delta has its `usage`."""
 
     @property
     def index(self) -> int:
@@ -280,8 +280,8 @@ class Reply(Generic[D]):
         self._model = model.id
 
     async def respond(self, request: Request, deltas: AsyncGenerator[D, None]) -> Response:
-        """Return the HTTP response once the first chunk or the whole object is ready. An error of
-        `deltas` before that is raised, and becomes an HTTP error. A later error becomes the last
+        """Return the HTTP response once the first chunk or the whole object is ready. Raises an
+        error of `deltas` before that, which becomes an HTTP error. A later error becomes the last
         event of the stream, which clients raise."""
         if not self._options.stream:
             return JSONResponse(await until_disconnect(request, self._whole(deltas)))
@@ -349,7 +349,8 @@ async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
 
 @lru_cache(maxsize=16)
 def _fingerprint(model_id: str) -> str:
-    """Return a digest of all that may change the answer to a seed: the model and the packages."""
+    """Return a digest of all that may change the answer for a given seed: the model and the
+    packages."""
     versions = (f"{name} {_version(name)}" for name in _VERSIONED)
     named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
     return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"

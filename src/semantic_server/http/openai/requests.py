@@ -49,10 +49,10 @@ _SEEDS: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The origin of a request: its agent's name, if any, its tenant and client identity. With
+    """The origin of a request: its agent's name or None, its tenant and its client's identity. With
     `force_usage`, streams end with a usage chunk even if the client did not request it. Without
-    `keep`, nothing of the request stays after its end. `hints` are the agent's hints about itself.
-    """
+    `keep`, nothing of the request stays after its end. `hints` are the agent's hints about
+    itself."""
 
     agent: str | None = None
     tenant: str = ""
@@ -83,7 +83,8 @@ def check_model(name: str, model: ServedModel) -> None:
 
 
 def number_of_choices(n: int | None, n_prompts: int = 1) -> int:
-    """Return the choices of each prompt. Raises FieldError if all together exceed `MAX_CHOICES`."""
+    """Return how many choices each prompt has. Raises FieldError if all prompts together have more
+    than `MAX_CHOICES`."""
     n = 1 if n is None else n
     if n_prompts > MAX_CHOICES:
         raise FieldError(
@@ -151,8 +152,8 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
 
 
 def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
-    """Return the form of an answer that one of vLLM's fields requires, or None. Raises FieldError
-    for an invalid constraint, and for more than one."""
+    """Return the form of an answer that one of vLLM's fields requires; None without such a field.
+    Raises FieldError for an invalid constraint, and for more than one."""
     given = {f"guided_{kind}": kind for kind in _FORMS}
     found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
     if _STRUCTURED in known:
@@ -278,7 +279,8 @@ def _number(body: Mapping[str, object], name: str, default: float) -> float:
 def _with_other_neutrals(
     sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
 ) -> SamplingParams:
-    """Return `sampling` with the fields whose neutral value differs between API and domain."""
+    """Return `sampling` with the fields whose neutral value in the API differs from the
+    domain's."""
     if "top_k" in body:
         top_k = body["top_k"]
         if top_k < -1:

@@ -48,7 +48,7 @@ _TEXT_PARTS: Final = {
     "summary_text": "text",
     "text": "text",
 }
-"""Name of the field that has the text, by type of the part."""
+"""The name of the field that contains the text of a part, by the part's type."""
 
 _PICTURES: Final = frozenset({"computer_screenshot", "input_image"})
 _COMPACTED: Final = "earlier messages that only the service that compacted them can read"
@@ -56,7 +56,7 @@ _COMPACTED: Final = "earlier messages that only the service that compacted them 
 
 @dataclass(frozen=True, slots=True)
 class ResponseInput:
-    """The messages of an input, and the tools that its items load."""
+    """The messages of an input, and the tools that items of the input load."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()

@@ -44,7 +44,8 @@ from semantic_server.http.request_fields.table import (
 
 
 class ResponseGoneError(InvalidRequestError):
-    """The store lacks a response or one that it continues; `response_id` is the missing id."""
+    """The store lacks a response, or one that it continues; `response_id` is the missing one's
+    id."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response {response_id!r:.200}")
@@ -170,9 +171,9 @@ _INCLUDE_WITHOUT_EFFECT: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A request for a response. `input` is the input of this request alone, `tools` maps function
-    names. `reply_fields` are the fields of the response object that the request determines.
-    `encrypted_reasoning` and `logprobs` switch on optional fields of the output."""
+    """A request for a response. `input` is the input of this request alone, `tools` translates
+    function names. `reply_fields` are the fields of the response object that the request
+    determines. `encrypted_reasoning` and `logprobs` switch on optional fields of the output."""
 
     ask: Ask
     input: ResponseInput
@@ -252,7 +253,8 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if the body asks without `keep`."""
+    """Return whether to store the response. Raises FieldError if the body requires that without
+    `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError("store must be false or missing: keep is false", param="store")

@@ -1,6 +1,6 @@
 """/v1/responses: create a response; retrieve or delete a stored one, or list its input. Replies
-with events, or the last event's object, and stores before sending. Knows no shapes of events.
-"""
+with events, or with only the last event's object; stores a response before sending that. Does not
+know the shapes of events."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ResponseReply:
 async def with_heartbeat(
     events: AsyncGenerator[T, None], seconds: float, heartbeat: Callable[[], T]
 ) -> AsyncGenerator[T, None]:
-    """Yield `events` as they arrive, and `heartbeat()` after every `seconds` without an event.
+    """Yield `events` as they arrive, and `heartbeat()` whenever no event arrives for `seconds`.
     Closing this generator closes `events`, even while it waits for the next event."""
     pending: asyncio.Future[list[T]] | None = None
     try:
@@ -157,7 +157,7 @@ _NO_COMPACTION: Final = (
 
 
 class _ResponseIdConvertor(StringConvertor):
-    """Any id except the names of routes next to `{response_id}`, which have other methods."""
+    """Any id except `input_tokens` and `compact`, which are routes with other methods."""
 
     regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
 

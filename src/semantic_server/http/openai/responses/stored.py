@@ -105,7 +105,8 @@ def _not_found(response_id: str) -> WireError:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """At most `limit` items in this order, after the item with the id `after`."""
+    """A page of a list: at most `limit` items in this `order`, after the item with the id
+    `after`."""
 
     after: str | None = None
     limit: int = 20
@@ -145,7 +146,7 @@ def _items(response: StoredResponse) -> list[Json]:
 
 
 def _items_of(message: Message) -> Sequence[tuple[str, Json]]:
-    """Return (prefix of the id, item) of each item in `message`."""
+    """Return the items in `message`, each with the prefix of its id."""
     if message.role == "tool":
         output: Json = {"call_id": message.tool_call_id, "output": message.content}
         return [("fco", {"type": "function_call_output", **output})]

@@ -73,7 +73,7 @@ class ToolSet:
         return tuple(self._tools[self._add(one)] for one in _functions(path, value))
 
     def add_previous(self, tools: Sequence[Tool]) -> None:
-        """Add the tools of previous responses, except tools whose name is already in use."""
+        """Add the tools of previous responses, unless a present tool has the same name."""
         for tool in tools:
             if tool.name not in self._tools:
                 self._tools[tool.name] = tool
@@ -241,8 +241,8 @@ def _allowed(tools: ToolSet, given: Json) -> Choice:
 
 
 def _known(tools: ToolSet, path: str, given: Json) -> tuple[str, Json]:
-    """Return the model's name of the tool chosen at `path`, and the choice as the reply repeats it.
-    Raises FieldError for an unknown tool."""
+    """Return the name by which the model knows the tool chosen at `path`, and the choice as the
+    reply repeats it. Raises FieldError for an unknown tool."""
     kind = given["type"]
     if isinstance(kind, str) and kind in OPENAI_TOOLS:
         check_known(kind, tools.tools, path)

@@ -1,5 +1,5 @@
-"""Converts the events of an answer to the events of a response and to the response object. Without
-a stream the reply is the last event's object, so the two cannot differ. Knows no HTTP."""
+"""Converts the events of an answer to the events of a response, and to the response object. A reply
+without a stream is the object in the last event, so the two cannot differ. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ from semantic_server.http.request_fields.client_tools import CUSTOM
 
 _SERVER_ERROR: Final = "server_error"
 _CLIENT_ERROR: Final = "invalid_prompt"
-"""The code of a cancelled request too: Codex repeats a stream that fails with `server_error`."""
+"""The code of a client's error, and of a cancelled request: Codex repeats a stream that fails with
+`server_error`."""
 _OVERFLOW: Final = "context_length_exceeded"
-"""A code missing in OpenAI's types, but sent by OpenAI; clients then shorten their history."""
+"""The code of a context overflow: OpenAI's types lack it, but OpenAI sends it, and clients then
+shorten their history."""
 
 _UNFINISHED: Final[Json] = {
     "status": "in_progress",
@@ -110,9 +112,9 @@ class ResponseWriter:
         return self._output(event, logprobs)
 
     def heartbeat(self) -> Json:
-        """Return `response.created` the first time, then `response.in_progress`. It never has a
-        finished response's fields: the response must not look finished before the store has it.
-        """
+        """Return `response.created` the first time, then `response.in_progress`. Omits the fields
+        of a finished response, because the response must not look finished before the store has
+        it."""
         kind, self._created = "in_progress" if self._created else "created", True
         return {"type": f"response.{kind}", "response": {**self.response, **_UNFINISHED}}
 
