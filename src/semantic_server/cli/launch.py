@@ -1,6 +1,6 @@
 """`semantic launch`: starts a coding agent so that it uses a running server, and changes no file.
-With --write it adds the server to the agent's settings file instead, with --show it only shows that
-change. Never starts a server."""
+With --write it adds the server to the agent's settings instead; with --show it only shows that
+change."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from semantic_server.clients.config_file import Change, Plan
 
 _ENOUGH_CONTEXT = 32_768
-"""In tokens. In a smaller context, an agent's own prompt and tools leave little room for the
-work."""
+"""In tokens. A smaller context leaves little room beside an agent's own prompt and tools."""
 
 
 @dataclass(frozen=True, slots=True)

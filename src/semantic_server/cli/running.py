@@ -380,8 +380,7 @@ def _destination(file: Path) -> Iterator[BinaryIO]:
 
 
 def _pieces(file: BinaryIO, n_bytes: int, advance: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the first `n_bytes` of a file in pieces; call `advance` with the size of each sent
-    piece."""
+    """Yield the first `n_bytes` of a file in pieces; pass each sent piece's size to `advance`."""
     while n_bytes and (piece := file.read(min(n_bytes, _PIECE_BYTES))):
         n_bytes -= len(piece)
         yield piece

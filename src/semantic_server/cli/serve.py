@@ -243,8 +243,7 @@ async def _load_answering(
     loop: StepLoop,
     reserved: int,
 ) -> RunnableServing:
-    """Load the models that generate answers. Other models on the thread of `loop` take `reserved`
-    bytes."""
+    """Load the models that answer. Other models on `loop`'s thread take `reserved` bytes."""
     from semantic.serve import load_serving
 
     if not settings.has_managed_models:
@@ -272,8 +271,7 @@ async def _load_answering(
 
 
 def _of_model(first: ServeSettings, name: str) -> ServeSettings:
-    """Return the settings of the model called `name`; `first` has the settings of the first
-    model."""
+    """Return the settings of the model called `name`; `first` has those of the first model."""
     model = model_of(name)
     engine = replace(first.engine, model=model)
     parsers = replace(first.parsers, calls=None, reasoning=None)
@@ -281,8 +279,7 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
 
 
 def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:
-    """Return the settings for requests and for the first model, whose engine settings are
-    `engine`."""
+    """Return the settings for requests and for the first model; `engine` is its engine's."""
     from semantic.application.chat.families import Parsers
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings
@@ -316,8 +313,7 @@ async def _load_and_remember(
 
 
 def remember(settings: ServerSettings) -> None:
-    """Save the names from --served-model-name as aliases of the model; print a notice if that
-    fails."""
+    """Save the names in --served-model-name as the model's aliases; print a notice on failure."""
     try:
         remember_served(settings.model[0], settings.served_model_name)
     except SemanticError as error:
@@ -331,8 +327,7 @@ def served_names(settings: ServerSettings) -> tuple[str, ...]:
 
 
 def engine_settings(settings: ServerSettings) -> Settings:
-    """Return the settings of the engine, without aliases. Raises InvalidRequestError for invalid
-    ones."""
+    """Return the engine's settings, with aliases resolved. Raises InvalidRequestError."""
     engine = Settings(
         model_of(settings.model[0]),
         pool_bytes=gib("pool_gb", settings.pool_gb),

@@ -108,8 +108,7 @@ def watch(
 
 
 class View:
-    """The content of the screen: the overview, its newest changes, and the last finished
-    requests."""
+    """The content of the screen: overview, newest changes, and the last finished requests."""
 
     def __init__(self) -> None:
         self._overview: Overview | None = None

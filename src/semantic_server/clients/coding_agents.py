@@ -1,7 +1,7 @@
 """Coding agents that can use this program's server: where their settings files are, the settings
-they need, and how to start them once with these settings and without a file. To this module, a
-server is an address, a model's name and a context size. Reads no file, knows no file format, and
-starts nothing."""
+they need, and how to start them once with these settings and no file. To this module, a server is
+an address, a model's name and a context size. Reads no file, knows no file format, starts
+nothing."""
 
 from __future__ import annotations
 
@@ -122,8 +122,7 @@ _IDLE_MS: Final = 1_800_000
 """Milliseconds to wait for data from the server, because the first prefill of a long prompt may
 take long. Claude Code accepts no larger value."""
 _ANSWER_TOKENS: Final = 32_000
-"""Most tokens of an answer: Claude Code reserves as many for an unknown model, opencode asks for as
-many."""
+"""Most tokens of an answer: reserved by Claude Code for an unknown model, requested by opencode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +168,7 @@ _CLAUDE_MODELS: Final = (
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )  # fmt: skip
 _LEAST_COMPACT_WINDOW: Final = 100_000
-"""In tokens. Claude Code raises a smaller window to this size; the server's own limit still
-holds."""
+"""In tokens. Claude Code raises a smaller window to this size; the server's limit still holds."""
 _REQUEST_MS: Final = 3_600_000
 
 
@@ -289,7 +287,7 @@ CODEX: Final = CodingAgent(
 
 
 def _opencode_file(environment: Environment) -> Path:
-    """Return the path in OPENCODE_CONFIG, else `opencode/opencode.json` in XDG_CONFIG_HOME or
+    """Return OPENCODE_CONFIG, or else `opencode/opencode.json` in XDG_CONFIG_HOME or
     `~/.config`."""
     own = environment.get("OPENCODE_CONFIG")
     if own:

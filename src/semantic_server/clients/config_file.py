@@ -27,8 +27,7 @@ _MAX_BYTES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A planned change: the text of the file at `path` before, None if there is no file, and
-    after."""
+    """The text of the file at `path` before and after a change; `before` is None without a file."""
 
     path: Path
     before: bytes | None
@@ -151,8 +150,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the setting at `path`: its values `was` and `becomes`, each None if it is
-    absent."""
+    """A change of the setting at `path`: values before and after, None for an absent setting."""
 
     path: tuple[str, ...]
     was: object
@@ -224,8 +222,7 @@ class Json:
     """Standard JSON, without comments."""
 
     def read(self, text: str) -> Document:
-        """See `FileFormat.read`. Refuses an object that repeats a name, as one of its values would
-        be lost."""
+        """See `FileFormat.read`. Refuses a repeated name, as one of its values would be lost."""
         if not text.strip():
             return {}
         try:
@@ -282,8 +279,7 @@ TOML: Final = Toml()
 
 
 def _put(table: MutableMapping[str, object], required: Settings) -> None:
-    """Set the required values in `table` itself; all other values keep their place and their
-    comments."""
+    """Set the required values in `table`; all other values keep their place and their comments."""
     for name, value in required.items():
         if value is None:
             table.pop(name, None)

@@ -54,8 +54,7 @@ Document = Mapping[str, object]
 
 
 def read_memory(url: str, key_variable: str) -> Document:
-    """Return the memory figures of the server's process. Raises the same errors as
-    `list_models`."""
+    """Return the memory figures of the server's process. Raises the errors of `list_models`."""
     with get(url, _MEMORY, key_variable) as reply:
         return _found(reply)
 
@@ -164,8 +163,7 @@ def send(
 
 
 def key_for(url: str, variable: str) -> str | None:
-    """Return the key for POSTs; None if the server requires none. Raises the same errors as
-    `get`."""
+    """Return the key for POSTs; None if the server requires none. Raises the errors of `get`."""
     with send(url, _CHEAP) as reply:
         is_open = reply.status != HTTPStatus.UNAUTHORIZED
         return None if is_open else read_key(reply.base, variable)
@@ -306,7 +304,7 @@ _STORE_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive in transfer. Iterating `pieces` raises OperatorError if the transfer is cut
+    """An archive in transfer. Reading `pieces` raises OperatorError if the transfer is cut
     short."""
 
     n_bytes: int

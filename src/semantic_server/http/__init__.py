@@ -1,2 +1,1 @@
-"""HTTP server: served models behind the APIs of OpenAI, Anthropic and Ollama. Knows no model
-framework."""
+"""HTTP server: models behind the APIs of OpenAI, Anthropic and Ollama. Knows no model framework."""

@@ -99,8 +99,7 @@ class Recorder:
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """Return the requests of `tenant` that changed after version `after`; None means all
-        tenants."""
+        """Return the requests of `tenant`, or of all if None, that changed after `after`."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -311,8 +310,7 @@ class Watch:
         return self._clock()
 
     def require_room(self, tenant: str | None) -> None:
-        """Raise WireError if `tenant`, or all operators if None, have `MOST_WATCHERS` streams
-        open."""
+        """Raise WireError if `tenant` (None for operators) has `MOST_WATCHERS` streams."""
         if self._watchers[tenant] >= MOST_WATCHERS:
             raise WireError(
                 HTTPStatus.TOO_MANY_REQUESTS,

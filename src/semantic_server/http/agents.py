@@ -334,8 +334,7 @@ async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = 
 
 
 def _check_action(request: Request, action: bytes) -> None:
-    """Raise InvalidRequestError if the slash before `action` is encoded: then it is part of the
-    name."""
+    """Raise InvalidRequestError if the slash before `action` is encoded, so part of the name."""
     if not request.scope["raw_path"].endswith(action):
         raise InvalidRequestError("expected an unencoded /fork or /pin after the agent's name")
 
@@ -369,8 +368,7 @@ async def _uploaded(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """A response with an archive. A read error cuts it short, which the client notices by its
-    length."""
+    """A response with an archive. After a read error it is shorter than its stated length."""
 
     def __init__(self, archive: AgentArchive) -> None:
         headers = {

@@ -88,8 +88,7 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     def opened(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Add a connection, closing another if need be; return False if all others run requests, so
-        that none can close."""
+        """Add a connection, closing another if need be; return False if none may close."""
         if len(self._phases) >= self.limits.max_open:
             self._warn(now)
             oldest = self._first_to_close(Phase.NO_REQUEST) or self._first_to_close(Phase.CLIENT)

@@ -52,8 +52,7 @@ left. Clients repeat a request after 408, 409, 429 or 5xx, but never after this 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
-"""Statuses after which SDKs must not repeat a request: it would fail again, or an operator ended
-it."""
+"""Statuses after which SDKs must not repeat a request: it would fail again, or was cancelled."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
 """Statuses after which the connection closes without reading the rest of the request."""
@@ -222,8 +221,7 @@ def ollama_error(problem: Problem) -> dict[str, object]:
 
 
 def _is_ours(problem: Problem) -> bool:
-    """Return whether the client is not at fault: the server failed, or an operator ended the
-    request."""
+    """Return whether the client is not at fault: the server failed or cancelled the request."""
     return problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR or problem.status == _CANCELLED
 
 

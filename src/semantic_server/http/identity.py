@@ -116,8 +116,7 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Read Claude Code's identity. Subagents have ids of their own; only a subagent of a subagent
-    sends its parent's id."""
+    """Read Claude Code's identity. Each subagent has an id; only nested ones send a parent's id."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -129,8 +128,7 @@ def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _session_of_user_id(body: Json) -> str | None:
-    """Return the session in `metadata.user_id`, a JSON text; in older versions the session is its
-    suffix."""
+    """Return the session in `metadata.user_id`: in its JSON, or in old versions at its end."""
     user_id = _object(body.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
@@ -360,8 +358,7 @@ class ApiKeys:
         return len(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
-        """Return the tenant of a key; None for an unknown key. Compares it with all keys, each in
-        constant time."""
+        """Return the tenant of a key; None if unknown. Compares all keys in constant time."""
         digest = _digest(presented)
         found = None
         for known, tenant in self._tenants.items():

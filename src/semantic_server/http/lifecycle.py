@@ -110,7 +110,7 @@ class Lifecycle:
         try:
             await self._serving.close()
         except SemanticError as error:
-            self.failure = error  # the server still shuts down in order; the caller reports the error
+            self.failure = error  # the server still exits in order; the caller reports the error
 
 
 def _figures(serving: RunnableServing) -> Figures:

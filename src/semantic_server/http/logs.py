@@ -43,8 +43,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as objects: `time`, `level`, `event`, the fields, and for an exception
-    `trace`."""
+    """Formats records as objects: `time`, `level`, `event`, the fields, an exception's `trace`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

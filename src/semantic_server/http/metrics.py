@@ -24,8 +24,7 @@ _RESTORED: Final = ("memory", "disk", "remote")
 
 
 class Metrics(Observer):
-    """Prometheus metrics, labelled with the model: on a server with one model, always with
-    `model`."""
+    """Prometheus metrics, each labelled with a model: `model` unless the server has several."""
 
     def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
         self.registry = CollectorRegistry()

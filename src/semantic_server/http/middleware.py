@@ -366,8 +366,7 @@ _AUTHORITY: Final = re.compile(r"(\[(?P<address>[^][]+)\]|(?P<name>[^][:/?#@\\\s
 
 
 def host_of(authority: str) -> str | None:
-    """Return the host of a Host header, without port and brackets; None if the header is
-    malformed."""
+    """Return the host of a Host header, without port and brackets; None if malformed."""
     found = _AUTHORITY.fullmatch(authority)
     return None if found is None else (found["address"] or found["name"]).lower()
 

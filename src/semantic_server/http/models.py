@@ -190,7 +190,7 @@ def _model(
         parent=served.parent if isinstance(served, ServedModel) else None,
     )
     details = served.details if "anthropic-version" not in request.headers else None
-    if isinstance(served, ServedModel) and details is not None:  # Anthropic's API has members of its own
+    if isinstance(served, ServedModel) and details is not None:  # Anthropic's differ
         model.capabilities = Capabilities(
             reasoning=details.thinks, tools=details.tools, tool_call_parser=details.call_parser
         )
@@ -298,7 +298,7 @@ class Detokenized(BaseModel):
 
 
 def _body(*schemas: dict[str, object]) -> dict[str, object]:
-    """Return the OpenAPI description of a body that the route itself reads, which fits any of
+    """Return the OpenAPI description of a body that the route itself reads, for any of
     `schemas`."""
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

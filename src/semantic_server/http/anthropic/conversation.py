@@ -40,8 +40,7 @@ def signature_of(thought: str) -> str:
 
 
 def signature_with_text(thought: str) -> str:
-    """Return the signature of a thinking block that is sent without its text: it contains the
-    text."""
+    """Return the signature of a thinking block sent without its text: it contains the text."""
     return _TEXT + _encoded(_utf8(thought))
 
 
@@ -111,8 +110,7 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """Yield the domain's messages for `message`; `passed` says that a user's message follows
-        it."""
+        """Yield the domain's messages for `message`; `passed` if a user's message follows."""
         role = message.get("role")
         match role:
             case "user":

@@ -60,8 +60,7 @@ MESSAGE_FIELDS: Final[dict[str, Field]] = {
     "anthropic_version": IGNORED,
     "semantic": SUPPORTED,
 }
-"""Fields of a message request. The server ignores the accounting and routing of a hosted
-service."""
+"""Fields of a message request. The server ignores a hosted service's accounting and routing."""
 
 _ELSEWHERE: Final = "not in this API; use /v1/chat/completions"
 _THINKING: Final = "use thinking"
@@ -135,8 +134,7 @@ names it."""
 
 
 _MAX_STOPS: Final = 64
-"""Most stop sequences: the server compares each token with all of them, which delays other
-answers."""
+"""Most stop sequences: the server compares each token with all, which delays other answers."""
 _MIN_BUDGET: Final = 1024
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 """Templates know no effort above high, so higher ones become high."""

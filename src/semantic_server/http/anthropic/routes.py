@@ -194,8 +194,7 @@ class MessageWriter:
         return self._grow(text, "input_json_delta", "partial_json") if text else []
 
     def _stop_block(self, *, cut: bool = False) -> list[Json]:
-        """End the open block; `cut` says that the end of the answer may have cut the block
-        short."""
+        """End the open block; `cut` says that the answer's end may have cut the block."""
         if not self._open:
             return []
         self._open = False

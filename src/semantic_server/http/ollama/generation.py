@@ -76,8 +76,7 @@ class _Call:
     written: list[str] = field(default_factory=list)
 
     def as_object(self, *, cut: bool) -> Json:
-        """Return this call as a member of `tool_calls`; if it was `cut`, without its uncertain
-        end."""
+        """Return this call as a member of `tool_calls`, without an uncertain end if `cut`."""
         function = {"index": self.index, "name": self.name, "arguments": self._arguments(cut=cut)}
         return {"id": self.id, "function": function}
 
@@ -244,8 +243,7 @@ Parse = Callable[[Mapping[str, object], ServedModel, Caller], OllamaRequest]
 
 
 def _described(required: str, optional: str) -> dict[str, object]:
-    """Return the OpenAPI description of a route; the field `optional` of its body may be
-    missing."""
+    """Return the OpenAPI description of a route, whose body may have the field `optional`."""
     return described(
         {required: {"type": "string"}},
         {optional: {}, "stream": {"type": "boolean"}},

@@ -155,8 +155,7 @@ def _succeeded(*, stream: bool) -> Response:
 
 
 def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> ModelsPort:
-    """Return the port that fetches models. Raises WireError unless the operator allows the model
-    `hub_id`."""
+    """Return the port that fetches models. Raises WireError unless the operator allows `hub_id`."""
     models, settings = context_of(request).models, settings_of(request)
     if models is None or not settings.allow_pull:
         raise WireError(
@@ -239,8 +238,7 @@ def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
 
 
 def _accepting(name: object, request: Request) -> AnyModel:
-    """Return the model called `name`, with or without a tag. Raises FieldError,
-    ModelNotFoundError."""
+    """Return the model called `name`, tagged or not. Raises FieldError, ModelNotFoundError."""
     return model_called(request, untagged(name))[0]
 
 
@@ -271,8 +269,8 @@ def _details(served: AnyModel) -> Json:
 
 
 def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of a model's facts, under the names that Ollama's clients look for; the
-    context is the one that this server allows."""
+    """Yield a model's facts under Ollama's names; the context is the one that this server
+    allows."""
     details = served.details
     if details is None:  # one of several models, not loaded yet
         return

@@ -85,8 +85,7 @@ OPTION_FIELDS: Final[dict[str, Field]] = {
     "tfs_z": refused(ONE_SAMPLER, 1, 1.0),
     "typical_p": refused(ONE_SAMPLER, 1, 1.0),
 }  # fmt: skip
-"""Members of `options`. The server ignores members that place a model on a device: they change no
-answer."""
+"""Members of `options`. The server ignores placement on devices, which changes no answer."""
 
 MODEL_FIELDS: Final[dict[str, Field]] = {
     "model": SUPPORTED,
@@ -157,8 +156,7 @@ _STEP: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII
 _LONGEST_DURATION: Final = 64
 """Most characters of a duration."""
 _LONGEST_STAY: Final = 1e9
-"""Most seconds that a model stays loaded, as for --model-ttl: the end of a longer stay may not be a
-valid date."""
+"""Most seconds, as for --model-ttl: the date at which a longer stay ends may be invalid."""
 
 _EFFORTS: Final = ("low", "medium", "high", "max")
 
@@ -222,8 +220,7 @@ def read_options(value: object, model: ServedModel) -> Options:
 
 
 def _whole(value: object) -> object:
-    """Convert a number without a fraction to an integer, as Ollama does: a client's slider sends
-    4096.0."""
+    """Convert a number without a fraction to an integer, as Ollama does: a slider sends 4096.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -279,8 +276,7 @@ def read_keep_alive(value: object) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Return the seconds of a duration in Go's form, or of a number as text; None for any other
-    text."""
+    """Return the seconds of a duration in Go's form, or of a number as text; None for others."""
     if len(text) > _LONGEST_DURATION:
         return None
     sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]

@@ -169,7 +169,7 @@ _BYTE: Final = 256
 
 def as_context(messages: tuple[Message, ...]) -> list[int]:
     """Return the field `context` for a conversation: its texts, with one number for each byte.
-    Tokens would not work: once more messages follow, a template may render the same message
+    Tokens would not work: once more messages follow, a template may render a message
     differently."""
     turns = [[one.role, one.content, one.reasoning] for one in messages]
     text = json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
@@ -262,8 +262,7 @@ def generate_request(
 
 
 def _new_system(system: str, before: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the system message to add; nothing if it repeats the last one, since clients resend
-    it."""
+    """Return the system message to add; none if it repeats the last, since clients resend it."""
     last = next((one for one in reversed(before) if one.role == "system"), None)
     is_said = last is not None and last.content == system
     return () if is_said or not system else (Message("system", system),)

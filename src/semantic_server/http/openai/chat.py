@@ -85,8 +85,8 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """A piece of tool call number `index`; the first piece has the call's id. A custom tool's call
-    is one piece."""
+    """A piece of tool call number `index`; the first has the call's id. A custom call is one
+    piece."""
 
     index: int
     id: str
@@ -96,8 +96,7 @@ class CallDelta(TypedDict, total=False):
 
 
 class MessageDelta(TypedDict, total=False):
-    """A chunk's addition to a message. Clients read reasoning under either of two names; it has
-    both."""
+    """A chunk's addition to a message. Reasoning is under both names that clients may read."""
 
     role: Literal["assistant"]
     content: str
@@ -297,8 +296,7 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion: its engine requests, one per choice, reply options, and custom tools'
-    names."""
+    """A chat completion: one engine request per choice, reply options, names of custom tools."""
 
     choices: tuple[Ask, ...]
     options: StreamOptions
@@ -332,8 +330,7 @@ def conversation_of(body: Mapping[str, object]) -> Chat:
 
 
 def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
-    """Return the conversation. Lists and unions in `known` still need validation, `checked` needs
-    none."""
+    """Return the conversation. Lists and unions in `known` still need validation."""
     tools = tools_of(known.get("tools", []))
     tools, choice = choice_among(tools, known.get("tool_choice"))
     reasoning = _reasoning(known)

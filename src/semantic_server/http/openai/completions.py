@@ -95,8 +95,7 @@ class CompletionDelta:
     usage: Usage | None = None
 
     def as_object(self) -> Json:
-        """Return this delta as a member of `choices`; chunks and whole replies have the same
-        form."""
+        """Return this delta as a member of `choices`, as in chunks and in whole replies."""
         return {
             "index": self.index,
             "text": self.text,
@@ -111,8 +110,7 @@ class CompletionDelta:
 async def completion_deltas(
     events: AsyncGenerator[IndexedEvent, None], serving: ServingPort, request: CompletionRequest
 ) -> AsyncGenerator[CompletionDelta, None]:
-    """Yield the deltas of all choices. Raises WireError for a failed answer. Always closes
-    `events`."""
+    """Yield the deltas of all choices. Raises WireError for a failed answer. Closes `events`."""
     choices = [
         _Choice(index, request.prompts[index // request.n], request, serving)
         for index in range(len(request.choices))

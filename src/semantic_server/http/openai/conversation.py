@@ -156,8 +156,7 @@ def _content(path: str, message: Mapping[str, object]) -> _Content:
 def content_of(
     path: str, value: object, read: Callable[[str, object], str | tuple[str, Attachment]]
 ) -> _Content:
-    """Return the parts of a list as one text with attachments; `read` converts each part, given its
-    path."""
+    """Return the parts of a list as one text with attachments; `read` converts each part."""
     texts, attachments = [], []
     for i, one in enumerate(list_at(path, value)):
         part = read(f"{path}[{i}]", one)

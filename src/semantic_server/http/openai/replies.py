@@ -349,8 +349,7 @@ async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
 
 @lru_cache(maxsize=16)
 def _fingerprint(model_id: str) -> str:
-    """Return a digest of all that may change the answer for a given seed: the model and the
-    packages."""
+    """Return a digest of all that may change the answer to a seed: the model and the packages."""
     versions = (f"{name} {_version(name)}" for name in _VERSIONED)
     named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
     return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"

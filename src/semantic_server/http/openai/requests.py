@@ -83,8 +83,7 @@ def check_model(name: str, model: ServedModel) -> None:
 
 
 def number_of_choices(n: int | None, n_prompts: int = 1) -> int:
-    """Return how many choices each prompt has. Raises FieldError if all prompts together have more
-    than `MAX_CHOICES`."""
+    """Return the choices per prompt. Raises FieldError for more than `MAX_CHOICES` in all."""
     n = 1 if n is None else n
     if n_prompts > MAX_CHOICES:
         raise FieldError(
@@ -279,8 +278,7 @@ def _number(body: Mapping[str, object], name: str, default: float) -> float:
 def _with_other_neutrals(
     sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
 ) -> SamplingParams:
-    """Return `sampling` with the fields whose neutral value in the API differs from the
-    domain's."""
+    """Return `sampling` with the fields whose neutral value differs between API and domain."""
     if "top_k" in body:
         top_k = body["top_k"]
         if top_k < -1:

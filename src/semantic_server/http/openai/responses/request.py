@@ -44,8 +44,7 @@ from semantic_server.http.request_fields.table import (
 
 
 class ResponseGoneError(InvalidRequestError):
-    """The store lacks a response, or one that it continues; `response_id` is the missing one's
-    id."""
+    """The store lacks a response, or one that it continues; `response_id` is the missing id."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response {response_id!r:.200}")
@@ -253,8 +252,7 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if the body requires that without
-    `keep`."""
+    """Return whether to store the response. Raises FieldError if the body asks but not `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError("store must be false or missing: keep is false", param="store")

@@ -105,8 +105,7 @@ def _not_found(response_id: str) -> WireError:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a list: at most `limit` items in this `order`, after the item with the id
-    `after`."""
+    """A page of a list: at most `limit` items in this `order`, after the item with id `after`."""
 
     after: str | None = None
     limit: int = 20

@@ -37,11 +37,10 @@ from semantic_server.http.request_fields.client_tools import CUSTOM
 
 _SERVER_ERROR: Final = "server_error"
 _CLIENT_ERROR: Final = "invalid_prompt"
-"""The code of a client's error, and of a cancelled request: Codex repeats a stream that fails with
-`server_error`."""
+"""The code for a client's error or a cancelled request: Codex repeats after `server_error`."""
 _OVERFLOW: Final = "context_length_exceeded"
-"""The code of a context overflow: OpenAI's types lack it, but OpenAI sends it, and clients then
-shorten their history."""
+"""The code for a context overflow, missing in OpenAI's types; clients then shorten their
+history."""
 
 _UNFINISHED: Final[Json] = {
     "status": "in_progress",
