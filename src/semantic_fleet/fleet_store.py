@@ -1,5 +1,5 @@
-"""A fleet's object store: opening the stores that processes share, a pass of the janitor, and the
-deletion of a tenant. Imports adapters inside functions. Knows no engine."""
+"""A fleet's object store: opens the stores that processes share, makes a pass of the janitor, and
+deletes a tenant. Imports adapters inside functions. Knows no engine."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ class FleetStore:
         self.objects = objects
 
     def blocks(self) -> RemoteStore:
-        """See `SharedStorePort.blocks`. If there is a budget, starts a janitor and its
-        connection.
-        """
+        """See `SharedStorePort.blocks`. With a budget, starts a janitor on a connection of its
+        own."""
         from semantic_fleet.objects.remote_store import RemoteStore
 
         if self._max_bytes is None:
@@ -164,9 +163,10 @@ def evict_remote(
     wait: Callable[[float], None] = time.sleep,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Report | None:
-    """Make one pass of the janitor over the fleet's object store; None if another process is the
-    janitor. If the lease may belong to a dead process, calls `notify` and waits. Raises the same
-    errors as `require_objects`, plus StoreError if the object store fails."""
+    """Make one pass of the janitor over the fleet's object store, and return its report; None if
+    another process is the janitor. If the lease may belong to a dead process, calls `notify` and
+    waits. Raises the same errors as `require_objects`, plus StoreError if the object store
+    fails."""
     if settings.remote_bytes is None:
         raise InvalidRequestError("remote_gb: expected the GiB that the object store may use")
     objects, secret = require_objects(settings)

@@ -57,7 +57,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Drop all blocks known so far: a listing of the tiers follows."""
+    """An order to drop all blocks known so far: a listing of the tiers follows."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
@@ -96,7 +96,8 @@ def encoded(time: float, events: Sequence[Event]) -> bytes:
 
 
 def events_of(changes: Sequence[Change]) -> list[Event]:
-    """Return `changes` as events, in order; an event holds a run of a chain, or of removals."""
+    """Return `changes` as events, in order; one event covers a run of blocks that continue each
+    other, or of removals."""
     runs: list[list[Change]] = []
     for change in changes:
         if runs and _continues(runs[-1][-1], change):
@@ -140,7 +141,7 @@ MOST_WAITING: Final = 4096
 _BATCH: Final = 64
 """Changes in one message: 16,384 tokens."""
 _REPLAYED: Final = 1000
-"""Most messages to keep for replays, and their bytes; all clients share them."""
+"""Most messages to keep for replays, whose bytes have a limit too; all clients share them."""
 _REPLAYED_BYTES: Final = 32 << 20
 _UNREAD: Final = 1000
 """Messages to queue for one subscriber; beyond that it misses some, and requests them."""
@@ -153,14 +154,14 @@ _LISTING_SECONDS: Final = 0.25
 """Seconds between two listings of all stored blocks for new subscribers."""
 _LAST_PORT: Final = 65_535
 _LINGER_MS: Final = 500
-"""Time to send the last messages when the publisher closes."""
+"""Milliseconds to send the last messages when the publisher closes."""
 
 
 class KVPublisher:
-    """A publisher. Before `begin` it neither takes nor sends changes."""
+    """A publisher. Before `begin` it ignores changes and sends nothing."""
 
     def __init__(self, endpoint: str, topic: str = "", *, most_waiting: int = MOST_WAITING) -> None:
-        """Bind `endpoint`, and for replays the address after it; see `replay_endpoint`. Raises
+        """Bind `endpoint`, and for replays the address from `replay_endpoint`. Raises
         InvalidRequestError for an invalid address, and OperatorError if binding fails."""
         self._topic = topic.encode()
         self._most_waiting = most_waiting
@@ -364,7 +365,8 @@ class KVPublisher:
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Return `endpoint` with the next port, or with "-replay". Raises InvalidRequestError."""
+    """Return the address for replays: the next port, or "-replay" added. Raises
+    InvalidRequestError."""
     if re.fullmatch(r"ipc://.+", endpoint):
         return f"{endpoint}-replay"
     found = re.fullmatch(r"(tcp://(?:\*|\[[0-9a-fA-F:.]+\]|[\w.-]+)):(\d{1,5})", endpoint)

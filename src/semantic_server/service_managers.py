@@ -29,7 +29,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The manager's state of this program. `log` and `starts_with` are texts for the user: the
+    """The state of this program's service. `log` and `starts_with` are texts for the user: the
     command that shows the log, and the event that starts the service."""
 
     file: Path
@@ -161,8 +161,8 @@ def read_file(path: Path) -> str | None:
 
 
 def write_file(path: Path, text: str) -> bool:
-    """Write `text` at `path` atomically; return whether the file changed. Raises OperatorError if
-    that fails, or for another program's file."""
+    """Write `text` at `path` atomically; return whether the file changed. Raises OperatorError for
+    a failed write and for another program's file."""
     if read_file(path) == text:
         return False
     try:
@@ -294,7 +294,7 @@ _END_OF_HEAD: Final = "<plist version"
 _BETWEEN_STARTS: Final = 30
 """Seconds between starts: launchd restarts a program even if restarting cannot fix the failure."""
 _MOST_PAUSES: Final = 600
-"""Most pauses to wait while a service stops and saves its agents."""
+"""How many pauses to wait at most while a service stops and saves its agents."""
 
 
 class Launchd:
@@ -364,7 +364,8 @@ class Launchd:
         return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
 
     def _stop(self) -> None:
-        """Stop the service and wait until launchd has unloaded it; an earlier start would fail."""
+        """Stop the service and wait until launchd has unloaded it: before that, a start would
+        fail."""
         if not self._is_loaded():
             return
         _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")

@@ -258,7 +258,7 @@ def _print_ready(where: str, settings: ServerSettings, fleet: ReplicaOptions) ->
 
 
 def _take_signals_back() -> None:
-    """Restore the signal handlers from before Ray started: Ray's print a stack for each signal."""
+    """Restore the signal handlers from before Ray started: Ray's own print a stack each time."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.getsignal(number))
 

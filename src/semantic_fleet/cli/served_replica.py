@@ -1,5 +1,5 @@
 """The server of a replica: the application of `semantic serve` in a Ray process, without a socket.
-It receives complete settings. Knows neither Ray nor which replica it is."""
+Receives complete settings. Knows neither Ray nor which of the replicas it serves."""
 
 from __future__ import annotations
 

@@ -89,12 +89,12 @@ class BodyTable:
         )
 
     def get(self, key: BlockKey) -> Known | None:
-        """Return the record of a body, or None."""
+        """Return the record of a body; None if it is unknown."""
         record = self._record(name_of_body(key))
         return self._known(record) if record and record.startswith(_mark(key.hash)) else None
 
     def named(self, name: int) -> Known | None:
-        """Return the record of the body with this name, or None."""
+        """Return the record of the body with this name; None if it is unknown."""
         record = self._record(name)
         return None if record is None else self._known(record)
 
@@ -162,9 +162,9 @@ class Tally(Counts):
 CATALOG_BYTES = 256 << 20
 """Memory for the catalog: enough for a million bodies, and for manifests of ten million tokens."""
 _TAILS = 5 / 16
-"""The share for manifests, and for headers of bodies that no chain of full blocks names."""
+"""The share of memory for manifests and for headers that `Catalog` keeps whole."""
 _RECENT = 1 / 16
-"""The share for recent headers of bodies that a chain of full blocks does name."""
+"""The share of memory for the few other headers, all of them recent."""
 
 
 class KnownBody:
@@ -186,17 +186,16 @@ class KnownBody:
 
 
 class Catalog:
-    """Bodies and manifests that this process knows in the object store. Thread-safe.
-
-    For a body that a chain of full blocks names, the catalog keeps only the size. It keeps other
-    headers and manifests whole, because lookups need their tokens. It also keeps a few hundred
-    headers of the first kind, for prompts that share only the first tokens of a block.
-    """
+    """Bodies and manifests that this process knows in the object store. Thread-safe. For a body
+    that a chain of full blocks names, the catalog keeps only the size. It keeps other headers and
+    manifests whole, because lookups need their tokens. It also keeps the headers of a few hundred
+    recent bodies in chains, for prompts that share only the first tokens of a block."""
 
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
-        """Ignore a BlockKey or AgentName if `is_forgotten` returns true: its deletion is due."""
+        """Ignore each BlockKey or AgentName for which `is_forgotten` is true: its deletion is
+        due."""
         for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
@@ -210,7 +209,7 @@ class Catalog:
     def learn(self, header: BlockHeader, n_bytes: int) -> None:
         """Record a stored body of `n_bytes`."""
         known = StoredBlock(header, KnownBody(n_bytes))
-        with self._lock:  # `drop` runs after `is_forgotten` turns true: one of them sees the other
+        with self._lock:  # `drop` runs once `is_forgotten` is true, so it or this check acts
             if self.is_forgotten(header.key):
                 return
             if has_tail(header):
@@ -257,7 +256,7 @@ class Catalog:
         return {key: Found(n_bytes, Tier.REMOTE) for key, n_bytes in sizes.items()}
 
     def n_bytes(self, key: BlockKey) -> int | None:
-        """Return the size of a body in bytes, or None if it is unknown."""
+        """Return the size of a body in bytes; None if it is unknown."""
         found = self.find([key]).get(key)
         return None if found is None else found.n_bytes
 
@@ -272,7 +271,8 @@ class Catalog:
         self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
-        """Return the scope of a body and the block before its tail, if any; None if unknown."""
+        """Return the scope of a body, and if it has a tail, the block before it; None if
+        unknown."""
         tail = self._tails.header(key)
         if tail is not None:
             return tail.link.scope, tail.link.parent
@@ -291,7 +291,7 @@ class Catalog:
             name = known.before
 
     def tail(self, key: BlockKey) -> BlockHeader | None:
-        """Return the header of a body that no chain of full blocks names, or None."""
+        """Return the header of a body that no chain of full blocks names; None for other bodies."""
         return self._tails.header(key)
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:

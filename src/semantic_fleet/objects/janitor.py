@@ -35,16 +35,16 @@ PASS_SECONDS = 60.0, 600.0
 TARGET = 19 / 20
 """Share of the budget that an eviction leaves in use: the rest is room until the next pass."""
 RECORDS = 1 / 16
-"""Share of the budget that turns and responses may always use, and more if blocks need less."""
+"""Share of the budget that turns and responses may always use; more if blocks need less."""
 OBJECT_BYTES = 100
 """Most memory for an object in a pass: its use, size, table row and copies; 100 MB per million."""
 _PAUSE = 0.2
-"""Seconds between two pages while a server runs, because the processor is for answers."""
+"""Seconds between two pages of a listing while a server runs: its answers need the processor."""
 REPORT = "janitor/report"
 _VICTIMS = 1 << 15
-"""Objects whose paths are known at a time, some 16 MiB; deleted in the order of their uses."""
+"""How many objects' paths to know at a time, some 16 MiB; deleted in the order of their uses."""
 _CHUNK = 8192
-"""Uses sorted at a time, which takes a millisecond in which the engine computes nothing."""
+"""How many uses to sort at a time, in a millisecond in which the engine computes nothing."""
 _OURS = re.compile(
     r"(?P<kind>[0-9a-f]{64}|turns|responses)/(?P<folder>(?P<tenant>[0-9a-f]{32})-[0-9a-f]{16})/"
     r"(?P<inner>agents/|after/)?.+"
@@ -74,7 +74,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a pass: `n_bytes` of `max_bytes` remain in use."""
+    """The result of a pass: `n_bytes` remain in use, of at most `max_bytes`."""
 
     n_objects: int
     n_bytes: int
@@ -97,7 +97,7 @@ def _size(n_bytes: int) -> str:
 
 
 def read_report(objects: Objects) -> Report | None:
-    """Return the report of the last pass, or None. Raises UnavailableError."""
+    """Return the report of the last pass; None if there is none. Raises UnavailableError."""
     try:
         found = json.loads(bytes(objects.get(REPORT)))
         return Report(**found)
@@ -120,7 +120,7 @@ class _Sizes:
             self._sort()
 
     def oldest(self, n_bytes: int) -> int:
-        """Return the use up to which the oldest objects have at least `n_bytes`; 0 for no bytes."""
+        """Return the use up to which the oldest objects have at least `n_bytes` in all, or 0."""
         self._sort()
         last = 0
         for used, size in heapq.merge(*(zip(*one, strict=True) for one in self._sorted)):
@@ -143,7 +143,7 @@ class StoppedError(Exception):
 @dataclass(frozen=True, slots=True, repr=False)  # repr=False: it holds a secret
 class Janitor:
     """Passes over one object store, for the holder of a lease. Not thread-safe. `secret` is the
-    fleet's, 32 bytes. A stopped pass raises StoppedError."""
+    fleet's, of 32 bytes. A pass that is stopped raises StoppedError."""
 
     _objects: Objects
     _secret: bytes
@@ -188,7 +188,7 @@ class Janitor:
             yield from page
 
     def _dead(self, folders: Mapping[str, set[str]]) -> frozenset[str]:
-        """Return the `folders`, given by tenant, whose key has been missing since the listing."""
+        """Return the folders without a current key; `folders` are the listed ones by tenant."""
         pages = self._objects.pages(TENANTS)
         known = {one.path.rsplit("/", 1)[-1] for page in pages for one in page}
         doubtful = [one for one in folders if one not in known or len(folders[one]) > 1]
@@ -203,7 +203,8 @@ class Janitor:
         last: Mapping[Group, int],
         spared: frozenset[int],
     ) -> Counter[str]:
-        """Delete and count objects in a `dead` folder, or not `spared` and last used by `last`."""
+        """Delete objects in `dead` folders, and those not `spared` whose last use is not after
+        their group's in `last`; return their number by kind."""
         done: Counter[str] = Counter()
         victims: list[Item] = []
         for one in self._listed():

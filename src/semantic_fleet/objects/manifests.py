@@ -43,7 +43,7 @@ class Manifests:
         self._vault = vault
 
     def newest(self, scope: Scope, agent_id: str) -> Listed | None:
-        """Return the object of the newest manifest (see `generation_of`), or None."""
+        """Return the object of the newest manifest (see `generation_of`); None if there is none."""
         listed = self._objects.listed(self._folder(scope).agent(agent_id), PAGE)
         return max(listed, key=generation_of, default=None)
 

@@ -38,7 +38,7 @@ DEADLINE = 2.0
 BODY_DEADLINE = 10.0
 """Seconds for a request of at most `READ_BYTES`, or for an upload."""
 PAGE = 1000
-"""Objects in a page of a listing, and the most that one call deletes; both are S3's limits."""
+"""Objects in a page of a listing, and the most that one call deletes: S3's limits for both."""
 _LATE = 0.75 * DEADLINE
 """Seconds after which an urgent call is late: shortly before its waiter times out."""
 _CONNECT = timedelta(seconds=1)

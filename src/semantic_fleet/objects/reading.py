@@ -64,7 +64,7 @@ class Parallel:
         return list(self._pool.map(action, items))
 
     def ahead(self, action: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
-        """Yield the results of `action` in order, with the next `n` in flight."""
+        """Yield the results of `action` in order, while it runs for the next `n` items."""
         if n == 1:
             yield from map(action, items)
             return
@@ -81,7 +81,7 @@ class Parallel:
 
 
 _SIZE = struct.Struct("<Q")
-"""The size of the body, which follows the header in a tail's object."""
+"""The size of a body, which follows the header in the object of the body's tail."""
 
 
 class Bodies:
@@ -193,7 +193,8 @@ class Bodies:
 
 
 _HEARD = 1.0
-"""Seconds in which a Reader fetches the evictions only once, however many bodies are missing."""
+"""Seconds in which a Reader fetches the list of evictions only once, even if many bodies are
+missing."""
 
 
 class Reader:
@@ -262,7 +263,8 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget an evicted body. The request that misses it writes it and later blocks again."""
+        """Forget an evicted body. The request that misses it writes it and the blocks after it
+        again."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):
@@ -292,10 +294,10 @@ def _scatter(pieces: Iterable[memoryview], segments: Sequence[memoryview]) -> No
 
 
 _MOST_UNLIKE = 8
-"""Most tails to look at after one block although the prompt does not begin with them."""
+"""Most tails after one block to look at although the prompt does not continue with them."""
 _BLOCKS_BACK = 16
-"""Number of last blocks of a stored chain after each of which to look for checkpoints. Further
-back, look only at the places where every prompt has checkpoints."""
+"""How many blocks at the end of a stored chain to look at for checkpoints after each. Further back,
+look only at the places where every prompt has checkpoints."""
 _MOST_BACK = 64
 """Most places further back at which to look for a checkpoint."""
 
@@ -331,8 +333,8 @@ class LookUp:
         self._threads.close()
 
     def _search(self, chain: _Chain, start: int) -> int:
-        """Return how many blocks of a chain have a stored FULL body. Takes the first `start` for
-        granted. Forgets known bodies beyond that number."""
+        """Return how many blocks of a chain have a stored FULL body; `start` of them certainly
+        have. Forgets known bodies beyond that number."""
         full = [chain.header(link, Part.FULL) for link in chain.links if link.is_full]
         known = self._catalog.find([one.key for one in full])
         n_known = sum(1 for _ in takewhile(lambda one: one.key in known, full[start:]))
@@ -438,7 +440,7 @@ class _Chain:
 
 
 def _places(n_stored: int) -> Iterator[Sequence[int]]:
-    """Yield the blocks of a stored chain at which to look for tails: first the last block, then
+    """Yield the blocks of a stored chain after which to look for tails: first the last block, then
     some before it. Further back, yield a few at a time of the blocks after which every prompt has a
     checkpoint."""
     back = range(n_stored - 1, -1, -1)

@@ -49,7 +49,7 @@ TAG = 16
 READ_CHUNKS = 8
 """Number of chunks that one request reads."""
 IDLE_SECONDS = 5.0
-"""Seconds without a body after which to free sealing memory; freeing may take twice as long."""
+"""Seconds without sealing after which to free sealing memory; freeing may take twice as long."""
 
 _MAGIC = b"SEMSEAL1"
 _FIELDS = struct.Struct("<8sIIQ16s16s")
@@ -114,7 +114,7 @@ class SealingMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that are not in use."""
+        """Bytes of memory that wait for reuse."""
         with self._lock:
             return sum(map(len, self._free))
 
@@ -366,7 +366,8 @@ class Vault:
 
 
 def live_folder(objects: Objects, name: str) -> str | None:
-    """Return the current folder of the tenant with this ID, or None. Raises UnavailableError."""
+    """Return the current folder of the tenant with this ID; None without a key. Raises
+    UnavailableError."""
     try:
         found = bytes(objects.get(f"{TENANTS}/{name}"))
     except FileNotFoundError:

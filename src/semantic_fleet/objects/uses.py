@@ -181,7 +181,7 @@ class UseTable:
         return len(self.names)
 
     def mark(self, name: int) -> int:
-        """Return the last use of `name`, or 0 if unknown, and mark the name for `kept`."""
+        """Return the last use of `name`, 0 if it is unknown, and mark the name for `kept`."""
         at = self._place(name)
         if at is None:
             return 0
@@ -189,7 +189,7 @@ class UseTable:
         return self.used[at]
 
     def get(self, name: int) -> int:
-        """Return the last use of `name`, or 0 if unknown."""
+        """Return the last use of `name`; 0 if it is unknown."""
         at = self._place(name)
         return 0 if at is None else self.used[at]
 
@@ -207,7 +207,7 @@ class UseTable:
         return UseTable(names + self.names[at:], used + self.used[at:])
 
     def kept(self) -> array[int]:
-        """Return the marked names, then their times."""
+        """Return all marked names, followed by the times of their last uses."""
         both = array("Q", compress(self.names, self._is_there))
         both.extend(compress(self.used, self._is_there))
         return both

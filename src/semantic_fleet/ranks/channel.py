@@ -94,7 +94,7 @@ def _read(sock: socket.socket, n_bytes: int) -> bytes:
 
 
 _HEAD = struct.Struct("<qqqq")
-"""The head of a frame: its kind, the number of the call, and the numbers of integers and bytes."""
+"""The head of a frame: its kind, the call's number, and how many integers and bytes follow."""
 _INT_BYTES = 8
 _MOST_INTS = 1 << 24
 _MOST_BYTES = (1 << 31) - 1
@@ -102,7 +102,8 @@ _MOST_BYTES = (1 << 31) - 1
 
 
 class _Seals:
-    """The seals of one direction; each covers a piece and the number of pieces before it."""
+    """The seals of one direction; each covers a piece of data and how many pieces came before
+    it."""
 
     SIZE = 16
 

@@ -94,7 +94,7 @@ class Links:
             self._computing = None
 
     def finish(self) -> None:
-        """Finish the work in good order: a later end of another rank is not a failure."""
+        """Note that the work has finished: another rank that ends later has not failed."""
         self._is_over = True
         for channel in self.channels:
             channel.send(Frame(Op.END, 0))

@@ -69,9 +69,9 @@ _LISTS: Final = ("messages", "input", "prompt")
 _FIXED: Final = ("system", "instructions")
 """Fields that precede the beginning of a conversation."""
 _TEXT: Final = 2048
-"""Characters of a prompt that count as its opening."""
+"""How many characters of a prompt count as its opening."""
 _TOKENS: Final = 512
-"""Token ids that count as the opening of a prompt."""
+"""How many token ids of a prompt count as its opening."""
 _USER: Final = "user"
 _CACHE_MARK: Final = "cache_control"
 _DIGITS: Final = 8
@@ -320,7 +320,7 @@ def _passed(request: Request, body: bytes = b"", key: str = "") -> PassedRequest
 
 
 async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
-    """Ask all replicas to delete, and return the response of one that succeeded, or else of any."""
+    """Ask all replicas to delete; return the response of one that succeeded, or else of any."""
     replies = [*(await replicas.answers(_passed(request))).values()]
     done = [one for one in replies if one[0].status < HTTPStatus.BAD_REQUEST]
     head, body = (done or replies)[0]

@@ -83,8 +83,8 @@ SILENT: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The seconds for answers of a stopping replica, and whether any replica is stopping. `is_any`
-    waits for the cluster, and raises OverloadedError if the cluster does not answer."""
+    """How many seconds a stopping replica has for its answers, and whether any replica is stopping.
+    `is_any` waits for the cluster, and raises OverloadedError if the cluster does not answer."""
 
     seconds: float
     is_any: Callable[[], bool]
@@ -120,7 +120,7 @@ class Replica:
                 yield with_header(HEADER, self._name.encode(), piece)
 
     async def whole(self, request: PassedRequest) -> tuple[str, ResponseHead, bytes]:
-        """Return the name of the replica and its machine, and the whole response."""
+        """Return the names of the replica and its machine, and the whole response."""
         async with aclosing(self._server.answer(request)) as pieces:
             head, body = await whole_answer(pieces)
         return f"{self._name}@{platform.node()}", head, body

@@ -287,8 +287,7 @@ CODEX: Final = CodingAgent(
 
 
 def _opencode_file(environment: Environment) -> Path:
-    """Return OPENCODE_CONFIG, or else `opencode/opencode.json` in XDG_CONFIG_HOME or
-    `~/.config`."""
+    """Return OPENCODE_CONFIG, else `opencode/opencode.json` in XDG_CONFIG_HOME or `~/.config`."""
     own = environment.get("OPENCODE_CONFIG")
     if own:
         return Path(own)

@@ -304,8 +304,7 @@ _STORE_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive in transfer. Reading `pieces` raises OperatorError if the transfer is cut
-    short."""
+    """An archive in transfer. Reading `pieces` raises OperatorError if the transfer stops early."""
 
     n_bytes: int
     pieces: Iterator[bytes]

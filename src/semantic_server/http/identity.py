@@ -358,7 +358,7 @@ class ApiKeys:
         return len(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
-        """Return the tenant of a key; None if unknown. Compares all keys in constant time."""
+        """Return the tenant of a key; None if unknown. Compares each key in constant time."""
         digest = _digest(presented)
         found = None
         for known, tenant in self._tenants.items():

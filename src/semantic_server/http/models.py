@@ -298,8 +298,7 @@ class Detokenized(BaseModel):
 
 
 def _body(*schemas: dict[str, object]) -> dict[str, object]:
-    """Return the OpenAPI description of a body that the route itself reads, for any of
-    `schemas`."""
+    """Return the OpenAPI description of a body that the route itself reads, in any of `schemas`."""
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_SPELLINGS: Final = 32
-"""Most unknown fields of a body to check for a misspelling, and the longest name to check."""
+"""Most unknown fields of a body to check for misspellings, and the longest name to check."""
 _ALIKE: Final = 0.85
 
 MAX_DEPTH: Final = 64
@@ -48,8 +48,8 @@ most 0.13 seconds.
 
 _MOST_ERRORS: Final = 2000
 _MOST_ENTRIES: Final = 20
-"""Entries of each field to validate again if a body has more errors than that. Pydantic describes
-all errors or none, at microseconds each, and a response reports only one."""
+"""How many entries of each field to validate again if a body has more errors than this. Pydantic
+describes all errors or none, at microseconds each, and a response reports only one."""
 
 _OFFLOAD_BYTES: Final = 1 << 16
 """Size from which a worker thread parses a body: a smaller body takes the event loop a few
@@ -64,7 +64,7 @@ _THREADS: Final = 2
 
 
 class LargeBodies:
-    """Limits the bytes of large bodies in memory, and shares the parser threads. For one loop."""
+    """Limits the bytes of large bodies in memory; shares parser threads fairly. For one loop."""
 
     def __init__(self, most: int, timeout: float) -> None:
         """Hold at most `most` bytes; a body waits at most `timeout` seconds for its turn."""
@@ -92,7 +92,7 @@ class LargeBodies:
             if own in self._waiting:
                 self._waiting.remove(own)
                 self._start()
-            elif not is_taken:  # the caller left just as it got room
+            elif not is_taken:  # the caller left when it had just got room
                 self.give(n_bytes, tenant)
 
     def give(self, n_bytes: int, tenant: str = "") -> None:
@@ -101,7 +101,7 @@ class LargeBodies:
         self._start()
 
     def _start(self) -> None:
-        passed = set[str]()  # other tenants may pass; a tenant's own requests do not overtake
+        passed = set[str]()  # other tenants may overtake, but not a tenant's own requests
         for one in [one for one in self._waiting if not one[2].done()]:
             tenant, n_bytes, turn = one
             if tenant in passed or not self._room.leaves_room(tenant, n_bytes):
@@ -213,7 +213,7 @@ def _with_whole_characters(data: bytes) -> bytes:
 
 
 class LazyAdapter(Generic[T]):
-    """A validator built at its first use, which takes milliseconds."""
+    """A validator built at its first use, because building takes milliseconds."""
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
@@ -234,7 +234,7 @@ async def read_as(adapter: TypeAdapter[T], request: Request) -> T:
 
 def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
     """Validate `body` with `adapter`. Raises FieldError for the first wrong field. For a union,
-    that is the field of the branch that matched furthest, which has the deepest errors."""
+    that is the field with the deepest error, in the branch that matched furthest."""
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
@@ -251,7 +251,7 @@ def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
 
 
 def _fewer_errors(adapter: TypeAdapter[T], body: Mapping[str, object]) -> ValidationError | None:
-    """Return the errors of the first entries of each field; None if there are none, or too many."""
+    """Return the errors of the first entries of each field; None for no errors, or too many."""
     try:
         adapter.validate_python({name: _beginning(value) for name, value in body.items()})
     except ValidationError as error:
@@ -266,8 +266,8 @@ def _beginning(value: object) -> object:
 
 
 def _require_few_values(data: bytes) -> None:
-    """Raise TooLargeError before building too many values. Leaves out marks inside texts only if
-    the plain count exceeds a limit."""
+    """Raise TooLargeError before building too many values. Counts again without the marks inside
+    texts if the plain count exceeds a limit."""
     if _within_limits(data):
         return
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"")

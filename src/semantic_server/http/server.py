@@ -1,6 +1,5 @@
-"""The HTTP server process: one socket, one event loop, the number of connections, shutdown. Knows
-uvicorn, signals and open files, but no routes; counts connections and knows no more of them.
-"""
+"""The HTTP server process: one socket, one event loop, limits on connections, shutdown. Knows
+uvicorn, signals and open files, but no routes; of connections it knows only the number."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ KILLED_EXIT_CODE: Final = 130
 _BACKLOG: Final = 512
 
 _ITERATIONS_TO_OPEN: Final = 3
-"""Iterations of asyncio's loop until all accepted connections are open: it accepts in the first."""
+"""Iterations of asyncio's loop that accept connections and then open all of them."""
 
 _OPEN_FACTOR: Final = 4
 """Open connections allowed per connection with a request."""

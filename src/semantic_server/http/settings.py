@@ -155,7 +155,7 @@ _LARGEST_FILE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and the origin of each by name: "flag", "env NAME", "file PATH" or "default".
+    """Settings, and each one's origin, by name: "flag", "env NAME", "file PATH" or "default".
     `file` is the settings file; the default file need not exist."""
 
     settings: ServerSettings
@@ -222,7 +222,7 @@ def _require_one_tenant_for_events(settings: ServerSettings) -> None:
 
 
 def _require_operators_apart(settings: ServerSettings) -> None:
-    """Require separate keys for tenants: without any, the server would allow any request."""
+    """Refuse operators' keys without tenants' keys, which alone close the server, or equal keys."""
     if settings.operator_keys and not settings.api_keys:
         raise InvalidRequestError("operator_keys: expected api_keys too, got none")
     if {*settings.operator_keys} & {*settings.api_keys}:

@@ -269,8 +269,7 @@ def _details(served: AnyModel) -> Json:
 
 
 def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
-    """Yield a model's facts under Ollama's names; the context is the one that this server
-    allows."""
+    """Yield a model's facts under Ollama's names; the context is the one that the server allows."""
     details = served.details
     if details is None:  # one of several models, not loaded yet
         return

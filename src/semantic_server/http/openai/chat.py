@@ -85,8 +85,7 @@ class CustomCall(TypedDict):
 
 
 class CallDelta(TypedDict, total=False):
-    """A piece of tool call number `index`; the first has the call's id. A custom call is one
-    piece."""
+    """A piece of tool call number `index`; the first has its id. A custom call is one piece."""
 
     index: int
     id: str

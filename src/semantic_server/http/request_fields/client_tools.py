@@ -18,7 +18,7 @@ Json = dict[str, object]
 CUSTOM: Final = "custom"
 
 _AS_WRITTEN: Final = "-as-written"
-"""Suffix of the id of a call whose input is the text of all its arguments."""
+"""Suffix of the id of a call whose input is the unchanged text of its arguments."""
 
 _TEXT: Final[Json] = {"type": "string"}
 _NUMBER: Final[Json] = {"type": "integer"}
@@ -138,7 +138,7 @@ def custom_call(call_id: str, arguments: str) -> tuple[str, str]:
 
 
 def written_call(call_id: str, name: str, text: str) -> ToolCall:
-    """Return the call as the model wrote it, but for white space: the inverse of `custom_call`."""
+    """Return the call as the model wrote it, except white space: the inverse of `custom_call`."""
     if call_id.endswith(_AS_WRITTEN):
         return ToolCall(written_id(call_id), name, text)
     return ToolCall(call_id, name, json.dumps({"input": text}, ensure_ascii=False))
@@ -152,7 +152,7 @@ def written_id(call_id: str) -> str:
 # Calls of OpenAI's tools
 
 _FOLDER: Final = "working_directory"
-"""Name of the field in the item."""
+"""The item's name for the field that the arguments call `workdir`."""
 
 
 def item_fields(kind: str, arguments: str) -> Json | None:
@@ -170,7 +170,7 @@ def item_fields(kind: str, arguments: str) -> Json | None:
 
 
 def arguments_of(kind: str, fields: Json) -> Json:
-    """Return the arguments of the item with these fields: the inverse of `item_fields`."""
+    """Return the arguments of the item with these `fields`: the inverse of `item_fields`."""
     action = fields.get("operation" if kind == "apply_patch" else "action")
     if not isinstance(action, dict):
         return fields

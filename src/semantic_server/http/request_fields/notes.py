@@ -22,14 +22,14 @@ _HEAD: Final = 1 << 16
 """Bytes at the start of a picture in which to look for its size."""
 _KB: Final = 1000
 _SHORTEST: Final = 24
-"""Fewest characters of base64: names are shorter, or have other characters."""
+"""Fewest characters of base64: shorter texts are names, as are texts with other characters."""
 _LONGEST_NOTE: Final = 4000
 _LONGEST_NAME: Final = 80
 _DATA_URL: Final = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?[^,]*;base64,", re.ASCII)
 _FORMATS: Final = {b"\x89PNG": "PNG", b"\xff\xd8": "JPEG", b"GIF8": "GIF", b"RIFF": "WebP"}
 _MARKER: Final = 0xFF
 _SIZE_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""JPEG's markers of frames, which begin with the picture's size."""
+"""JPEG's markers of the frames that begin with the picture's size."""
 _SAID: Final = (
     "text", "title", "url", "name", "tool_name", "query", "code", "stdout", "stderr", "content",
 )  # fmt: skip
@@ -58,16 +58,14 @@ def attachment(kind: str, name: str, data: str) -> tuple[str, Attachment]:
 
 
 def file_note(file: Mapping[str, object]) -> tuple[str, Attachment]:
-    """Return the note and attachment of a file of OpenAI's APIs, by its name and its data's
-    field.
-    """
+    """Return the note and attachment of a file, named and encoded as in OpenAI's APIs."""
     fields = ("file_data", "file_url", "file_id")
     data = next((one for one in map(file.get, fields) if isinstance(one, str)), "")
     return attachment("document", str(file.get("filename", "")), data)
 
 
 def block_note(kind: str, block: object) -> str:
-    """Return a note with the texts of a block that another service's own feature made."""
+    """Return a note with the texts of a block that belongs to another service's own feature."""
     said = " | ".join(_texts(block))
     shown = said if len(said) <= _LONGEST_NOTE else said[:_LONGEST_NOTE] + "..."
     return f"[{kind[:_LONGEST_NAME]}: {shown}]" if shown else f"[{kind[:_LONGEST_NAME]}]"
@@ -79,7 +77,8 @@ def _note(what: str, data: str) -> tuple[str, Attachment]:
 
 
 def _decoded(data: str) -> bytes | None:
-    """Return the first bytes of a base64 text; None if the text is not base64, such as an id."""
+    """Return the first bytes of a base64 text; None if the text is something else, such as an
+    id."""
     if len(data) < _SHORTEST:
         return None
     try:
@@ -94,7 +93,7 @@ def _size(data: str) -> str:
 
 
 def _described(head: bytes) -> str:
-    """Return a text like `1024 x 768 PNG`: the format alone without a size, "" if unknown."""
+    """Return a text like `1024 x 768 PNG`; only the format without a size, "" if unknown."""
     name = next((name for magic, name in _FORMATS.items() if head.startswith(magic)), "")
     if not name or (name == "WebP" and head[8:12] != b"WEBP"):
         return ""

@@ -1,10 +1,8 @@
 """Field tables: the fields that an API supports, ignores or refuses, and checks of JSON values.
-
 Refuses a field outside the tables if its name resembles a known field, and logs any other such
 field once. All APIs share the fields that clients send to other servers, and the field `semantic`,
-whose members may also be in headers named `X-Semantic-` and the member. Knows names, JSON types and
-neutral values, not the meaning of a field.
-"""
+whose members may also be in headers: `X-Semantic-` with the member's name. Knows names, JSON types
+and neutral values, not the meaning of a field."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ _LONGEST_NAME: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Support for one field. With a `refusal`, it accepts only the values in `unless`."""
+    """How a route treats one field. With a `refusal`, it accepts only the values in `unless`."""
 
     refusal: str | None = None
     unless: tuple[object, ...] = ()
@@ -97,7 +95,7 @@ class WireFields:
     def known(
         self, body: Mapping[str, object], table: Mapping[str, Field], within: str = ""
     ) -> dict[str, object]:
-        """Return `fields_of` a body, or of the nested object whose path prefix is `within`."""
+        """Return `fields_of` for a body, or for the nested object whose path prefix is `within`."""
         return fields_of(body, table, {} if within else self.others, self.warnings, within)
 
 
@@ -282,7 +280,8 @@ _members: Final = LazyAdapter(_Members)
 
 
 class OwnField(NamedTuple):
-    """The agent's hints about itself. `keep` is False if nothing of its request may stay."""
+    """The agent's hints about itself; `keep` is False if nothing may stay after the request's
+    end."""
 
     keep: bool
     hints: Hints

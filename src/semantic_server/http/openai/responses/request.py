@@ -252,7 +252,7 @@ def response_request(
 
 
 def _stored(body: ResponseBody, *, keep: bool) -> bool:
-    """Return whether to store the response. Raises FieldError if the body asks but not `keep`."""
+    """Return whether to store the response. Raises FieldError for `store` without `keep`."""
     given = body.get("store")
     if given and not keep:
         raise FieldError("store must be false or missing: keep is false", param="store")
