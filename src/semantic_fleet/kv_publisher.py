@@ -96,8 +96,8 @@ def encoded(time: float, events: Sequence[Event]) -> bytes:
 
 
 def events_of(changes: Sequence[Change]) -> list[Event]:
-    """Return `changes` as events, in order; one event covers a run of blocks that continue each
-    other, or of removals."""
+    """Return `changes` as events, in order; a chain's consecutive blocks make one event, as do
+    consecutive removals."""
     runs: list[list[Change]] = []
     for change in changes:
         if runs and _continues(runs[-1][-1], change):
@@ -365,7 +365,7 @@ class KVPublisher:
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Return the address for replays: the next port, or "-replay" added. Raises
+    """Return the address for replays: with the next port, or "-replay". Raises
     InvalidRequestError."""
     if re.fullmatch(r"ipc://.+", endpoint):
         return f"{endpoint}-replay"

@@ -364,8 +364,7 @@ class Launchd:
         return _launchctl(self._host, "print", f"{self._domain}/{_LABEL}").code == 0
 
     def _stop(self) -> None:
-        """Stop the service and wait until launchd has unloaded it: before that, a start would
-        fail."""
+        """Stop the service and wait until launchd has unloaded it; a start before that fails."""
         if not self._is_loaded():
             return
         _launchctl(self._host, "bootout", f"{self._domain}/{_LABEL}")

@@ -194,8 +194,7 @@ class Catalog:
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
-        """Ignore each BlockKey or AgentName for which `is_forgotten` is true: its deletion is
-        due."""
+        """Ignore a BlockKey or AgentName for which `is_forgotten` is true: its deletion is due."""
         for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
@@ -271,8 +270,7 @@ class Catalog:
         self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
-        """Return the scope of a body, and if it has a tail, the block before it; None if
-        unknown."""
+        """Return the scope of a body, and for a tail the block before it; None if unknown."""
         tail = self._tails.header(key)
         if tail is not None:
             return tail.link.scope, tail.link.parent

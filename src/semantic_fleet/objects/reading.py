@@ -193,8 +193,7 @@ class Bodies:
 
 
 _HEARD = 1.0
-"""Seconds in which a Reader fetches the list of evictions only once, even if many bodies are
-missing."""
+"""Seconds in which a Reader fetches the evictions only once, even if many bodies are missing."""
 
 
 class Reader:
@@ -263,8 +262,7 @@ class Reader:
         return None
 
     def _is_gone(self, header: BlockHeader) -> None:
-        """Forget an evicted body. The request that misses it writes it and the blocks after it
-        again."""
+        """Forget an evicted body. The request that misses it writes it and later blocks again."""
         self._catalog.drop([header.key])
         if has_tail(header):
             with self._tally.misses("write_errors"):

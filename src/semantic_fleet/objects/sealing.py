@@ -366,8 +366,7 @@ class Vault:
 
 
 def live_folder(objects: Objects, name: str) -> str | None:
-    """Return the current folder of the tenant with this ID; None without a key. Raises
-    UnavailableError."""
+    """Return the tenant's current folder; None without a key. Raises UnavailableError."""
     try:
         found = bytes(objects.get(f"{TENANTS}/{name}"))
     except FileNotFoundError:

@@ -102,8 +102,7 @@ _MOST_BYTES = (1 << 31) - 1
 
 
 class _Seals:
-    """The seals of one direction; each covers a piece of data and how many pieces came before
-    it."""
+    """The seals of one direction; each covers a piece and how many pieces came before it."""
 
     SIZE = 16
 

@@ -1,6 +1,5 @@
 """`semantic launch`: starts a coding agent so that it uses a running server, and changes no file.
-With --write it adds the server to the agent's settings instead; with --show it only shows that
-change."""
+With --write it only adds the server to the agent's settings; --show only shows that change."""
 
 from __future__ import annotations
 

@@ -77,8 +77,7 @@ def _note(what: str, data: str) -> tuple[str, Attachment]:
 
 
 def _decoded(data: str) -> bytes | None:
-    """Return the first bytes of a base64 text; None if the text is something else, such as an
-    id."""
+    """Return the first bytes of base64 text; None if the text is something else, such as an id."""
     if len(data) < _SHORTEST:
         return None
     try:

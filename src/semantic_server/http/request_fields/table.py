@@ -280,8 +280,7 @@ _members: Final = LazyAdapter(_Members)
 
 
 class OwnField(NamedTuple):
-    """The agent's hints about itself; `keep` is False if nothing may stay after the request's
-    end."""
+    """The agent's hints about itself; `keep` is False if nothing may stay after the request."""
 
     keep: bool
     hints: Hints

@@ -39,8 +39,7 @@ _SERVER_ERROR: Final = "server_error"
 _CLIENT_ERROR: Final = "invalid_prompt"
 """The code for a client's error or a cancelled request: Codex repeats after `server_error`."""
 _OVERFLOW: Final = "context_length_exceeded"
-"""The code for a context overflow, absent from OpenAI's types; clients then shorten their
-history."""
+"""The code for a context overflow, absent in OpenAI's types; clients then shorten their history."""
 
 _UNFINISHED: Final[Json] = {
     "status": "in_progress",
