@@ -208,7 +208,7 @@ def forget_tenant(settings: Settings, name: str) -> Forgotten:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Raise failures of the object store and the lease as StoreError."""
+    """Turn failures of the object store and of the lease into StoreError."""
     from semantic_fleet.objects.lease import LostLeaseError
     from semantic_fleet.objects.objects import UnavailableError
 

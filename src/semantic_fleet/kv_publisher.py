@@ -3,8 +3,8 @@
 Implements `BlockObserver`: changes wait in a bounded queue, and one thread sends them. A message is
 `topic, number, payload`. Numbers are 8 bytes, big-endian, without gaps, so a subscriber notices
 missed messages and requests them at the second socket. A payload is the msgpack encoding of an
-array `[time, events, rank]`; each event is a map with its name at "type". Fields have vLLM's names,
-and fields that vLLM omits by default are omitted. After the queue overflows, the thread publishes
+array `[time, events, rank]`; each event is a map with its name at "type". Fields have vLLM's names;
+events omit the fields that vLLM omits by default. After the queue overflows, the thread publishes
 all stored blocks again. Knows sockets, not why blocks come and go.
 """
 

@@ -58,7 +58,7 @@ class ServicePort(Protocol):
         as `install`."""
 
     def state(self) -> ServiceState:
-        """Return whether the service is installed and runs."""
+        """Return whether the service exists and runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class StoppedError(Exception):
 @dataclass(frozen=True, slots=True, repr=False)  # repr=False: it holds a secret
 class Janitor:
     """Passes over one object store, for the holder of a lease. Not thread-safe. `secret` is the
-    fleet's, of 32 bytes. A pass that is stopped raises StoppedError."""
+    fleet's, 32 bytes. Stopping a pass makes it raise StoppedError."""
 
     _objects: Objects
     _secret: bytes
@@ -152,7 +152,8 @@ class Janitor:
     _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
-        """Make one pass. Raises UnavailableError, and LostLeaseError if the lease is lost."""
+        """Make one pass. Raises UnavailableError, and LostLeaseError if another process has the
+        lease."""
         self._lease.renew()
         reader = UseReader(self._objects, self._secret)
         table = reader.table(self._keep)

@@ -73,8 +73,8 @@ class Lease:
 
     def renew(self) -> None:
         """Renew the lease right before an action that only its holder may take. Raises
-        LostLeaseError if the lease is lost, or if this call took over half the period: one object
-        store call must still fit before other processes take over."""
+        LostLeaseError if another process has it, or if this call took over half the period: one
+        object store call must still fit before other processes take over."""
         if not self._follow(self.number):
             raise LostLeaseError("another process took the lease over")
         if self._clock() - self._renewed >= self._period / 2:

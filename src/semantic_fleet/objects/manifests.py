@@ -137,8 +137,8 @@ class Ends:
     def _replaced_parts(
         self, link: BlockLink, links: Sequence[BlockLink], *, has_points: bool
     ) -> list[Part]:
-        """Return the parts of a block that the newer turn, with `links`, also has. Some may be left
-        out: this process does not know everything that another replica stored."""
+        """Return the parts of a block that the newer turn, with `links`, also has. The result may
+        lack some, because this process does not know everything that another replica stored."""
         later = links[min(link.start // BLOCK_TOKENS, len(links) - 1)].key(Part.FULL)
         full = [Part.FULL] if self._catalog.find([later]) else []
         return full + ([Part.WINDOW, Part.CHECKPOINT] if has_points else [])

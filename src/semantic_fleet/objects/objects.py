@@ -190,7 +190,7 @@ class Objects:
                 raise
 
     def create(self, path: str, data: Buffer) -> bool:
-        """Write an object unless it exists; return whether it was written."""
+        """Write an object unless one exists at `path`; return whether this call wrote it."""
         with self._attempt(writes=True):
             try:
                 obstore.put(self._large, path, data, mode="create", use_multipart=False)
@@ -258,7 +258,7 @@ class Objects:
         return isinstance(self._small, S3Store) and version not in (None, "null")
 
     def _ends_before(self, path: str, start: int) -> bool:
-        """Return whether a range could not be read because it begins after the object's end."""
+        """Return whether a failed read began after the object's end."""
         with suppress(BaseError, OSError, ValueError):
             return obstore.head(self._small, path)["size"] <= start
         return False

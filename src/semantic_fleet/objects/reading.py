@@ -348,7 +348,7 @@ class LookUp:
         return low
 
     def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
-        """Return whether a body of the right size is stored; writers replace any other size."""
+        """Return whether the store has a body of the right size; writers replace any other size."""
         return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:

@@ -50,7 +50,7 @@ class Deletions:
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Callable[[], None]] = {}
-        self._busy: set[Hashable] = set()  # objects that are being written or deleted
+        self._busy: set[Hashable] = set()  # objects during a write or a deletion
         self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
 
@@ -61,7 +61,7 @@ class Deletions:
         self._thread.submit(self._finish, what)
 
     def is_waiting(self, what: Hashable) -> bool:
-        """Return whether an object is forgotten but possibly still stored."""
+        """Return whether the deletion of an object is pending, so that the store may have it."""
         with self._changed:
             return what in self._waiting
 

@@ -68,7 +68,7 @@ def sealed_bytes(n_bytes: int) -> int:
 
 
 def contents_bytes(n_sealed: int) -> int | None:
-    """Return the inverse of `sealed_bytes`; None for an impossible size."""
+    """Return how many bytes an object of size `n_sealed` seals; None for an impossible size."""
     rest = n_sealed - FRAME
     n_bytes = rest - TAG * max(1, -(-rest // (CHUNK + TAG)))
     return n_bytes if n_bytes >= 0 and sealed_bytes(n_bytes) == n_sealed else None
@@ -120,9 +120,9 @@ class SealingMemory:
 
     @contextmanager
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
-        """Yield memory of arbitrary content, at least one byte, valid only inside the block. The
-        memory is used again unless an error comes from inside, because a connection may then still
-        send from it, or a reference remains, as in an in-process object store."""
+        """Yield memory of arbitrary content, at least one byte, valid only inside the block. Reuses
+        the memory unless an error comes from inside, because a connection may then still send from
+        it, or a reference remains, as in an in-process object store."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view
@@ -261,7 +261,7 @@ _NAME_BYTES = 16
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tenant:
-    """A tenant's folder, and its key, which must never be shown."""
+    """A tenant's folder and its key; no output may show the key."""
 
     folder: str
     key: bytes

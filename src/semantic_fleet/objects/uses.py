@@ -34,7 +34,7 @@ LOGS = "uses"
 EVICTED = "evicted"
 TABLES = "janitor/uses"
 LOG_SECONDS = 60.0
-"""Seconds between two logs of a process; the first log is written at the first use."""
+"""Seconds between two logs of a process, which writes the first log at its first use."""
 _MOST_USES = 1 << 16
 """Most uses of one log: the number of places in `used_at`."""
 _MOST_LOGS = 500
@@ -214,7 +214,7 @@ class UseTable:
 
     @classmethod
     def of(cls, numbers: array[int]) -> UseTable:
-        """Return the inverse of `kept`."""
+        """Return the table from the `numbers` that `kept` returned."""
         half = len(numbers) // 2
         return cls(numbers[:half], numbers[half : 2 * half])
 

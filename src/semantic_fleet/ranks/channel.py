@@ -140,8 +140,8 @@ class Channel:
         keys: Keys | None = None,
     ) -> None:
         """`peer` is the number of the other rank, which has the same `keys`; without keys, `sock`
-        is a Unix socket. A peer is lost after `silence` seconds without a frame. `mapped` receives
-        the peer's memory."""
+        is a Unix socket. After `silence` seconds without a frame, the peer counts as lost. `mapped`
+        receives the peer's memory."""
         self.peer = peer
         self.is_local = keys is None
         self.mapped = mapped
@@ -161,7 +161,7 @@ class Channel:
             ints.byteswap()
         head = _HEAD.pack(frame.op, frame.number, len(ints), len(frame.data))
         try:
-            with self._sending:  # seal numbers follow the order in which frames are sent
+            with self._sending:  # seal numbers follow the order of sending
                 start = b"".join(self._sealed(one) for one in (head, ints.tobytes()) if one)
                 self._sock.sendall(start)
                 if frame.data:

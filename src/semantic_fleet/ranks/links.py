@@ -33,7 +33,7 @@ JOIN_SECONDS = 60.0
 _STDERR = 2
 _GREETING_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
-"""Seconds without a frame after which a rank is lost."""
+"""Seconds without a frame after which a rank counts as lost."""
 _BEAT_SECONDS = 1.0
 """Seconds between two signs of life, which report the free memory."""
 _STALL_SECONDS = 600.0

@@ -43,8 +43,8 @@ class ReplicasPort(Protocol):
     def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
         """Yield the response of the replica of `key`, or of a less busy replica: a head, then bytes
         as they arrive. Closing this generator cancels the request in the replica. Raises
-        OverloadedError while no replica runs, if all are full, and if the answering replica is
-        lost."""
+        OverloadedError while no replica runs, if all are full, and if the answering replica
+        ends."""
 
     async def answers(self, request: PassedRequest) -> Mapping[str, tuple[ResponseHead, bytes]]:
         """Return the whole response of every replica, by the replica's name. Raises the same errors

@@ -40,7 +40,7 @@ _QUIET: Final = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
 _OBJECT_BYTES: Final = 128 << 20
-"""Size of Ray's object store, which here holds only request bodies while they are passed on."""
+"""Size of Ray's object store, which here holds only the bodies of requests on their way."""
 _FOLDER: Final = "semantic-ray-"
 _TRIES: Final = 2
 _TO_SAVE: Final = 60.0

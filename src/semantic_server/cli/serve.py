@@ -65,8 +65,8 @@ def _as_flag(hint: object) -> object:
 
 
 def _given(declared: type) -> type | GenericAlias:
-    """Return the type of a flag's value. A flag for a list is repeatable. Texts are validated
-    later, when the settings load."""
+    """Return the type of a flag's value. A flag for a list is repeatable. Loading the settings
+    validates texts later."""
     origin, parts = get_origin(declared), get_args(declared)
     if origin is None:
         return str if declared is object else declared
@@ -178,7 +178,7 @@ _CHOSEN_LATER = {
 
 
 def _chosen(settings: ServerSettings) -> dict[str, object]:
-    """Return the values that unset settings will get, as far as they are known before the start."""
+    """Return the values that unset settings will get, as far as this is clear before the start."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
         chosen["served_model_name"] = list(served_names(settings))
@@ -197,8 +197,8 @@ CONFIG_COMMANDS: dict[str, Callable[..., None]] = {"show": show}
 async def load_model(
     settings: ServerSettings, store_unavailable: OnStoreUnavailable | None = None, sharing: int = 1
 ) -> RunnableServing:
-    """Return the models that `settings` name, ready for requests; see `promised_of` for `sharing`.
-    Raises the same errors as `serve.load_serving` and `serve_models.load_models`."""
+    """Load the models in `settings`, ready for requests; see `promised_of` for `sharing`. Raises
+    the same errors as `serve.load_serving` and `serve_models.load_models`."""
     import asyncio
 
     from semantic.application.engine.step_loop import StepLoop

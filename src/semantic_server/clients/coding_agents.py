@@ -79,7 +79,7 @@ def _get_models(url: str, key: str | None) -> _Response:
 
 
 def _read_models(base: str, key_variable: str | None, response: _Response) -> Mapping[str, int]:
-    """Return context sizes by model name, the model's own name first."""
+    """Return the context size for each of the model's names, its own name first."""
     if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
         raise OverloadedError(
             f"{base} is not ready: its model is loading; try again in a moment",

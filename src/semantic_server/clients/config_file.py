@@ -37,7 +37,7 @@ class Plan:
 
 def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
     """Return the change that puts `required` into the file. Writes nothing. Raises UnreadableError
-    if the file is not in the format `kind`, and OperatorError if the file cannot be opened."""
+    if the text is not in the format `kind`, and OperatorError if the file does not open."""
     before = _read(path)
     try:
         text = "" if before is None else before.decode("utf-8-sig")

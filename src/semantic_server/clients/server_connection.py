@@ -36,7 +36,7 @@ def list_models(url: str, key_variable: str) -> Sequence[Row]:
 
 
 def change_model(url: str, key_variable: str, name: str, action: Literal["load", "unload"]) -> Row:
-    """Load or unload a model, wait until that is done, and return the model's row. Raises the same
+    """Load or unload a model, wait for the end of that, and return the model's row. Raises the same
     errors as `list_models`."""
     key = key_for(url, key_variable)
     path = f"{_MODELS}/{quote(name, safe='/')}/{action}"
@@ -107,12 +107,12 @@ class Reply:
         return self.response.status
 
     def read(self, most: int) -> bytes:
-        """Return at most `most` bytes. Raises OperatorError if the response is cut short."""
+        """Return at most `most` bytes. Raises OperatorError if the response ends early."""
         with self._unbroken():
             return self.response.read(most)
 
     def read_line(self, most: int) -> bytes:
-        """Return the next line; b"" at the end. Raises OperatorError if the line is cut short."""
+        """Return the next line; b"" at the end. Raises OperatorError for an incomplete line."""
         with self._unbroken():
             return self.response.readline(most)
 
@@ -170,10 +170,10 @@ def key_for(url: str, variable: str) -> str | None:
 
 
 def read_address(url: str) -> SplitResult:
-    """Return a server's address. Raises InvalidRequestError if it is malformed."""
+    """Parse a server's address. Raises InvalidRequestError for a malformed one."""
     try:
         address = urlsplit(url.strip())
-        _ = address.port  # raises ValueError unless it is a number
+        _ = address.port  # raises ValueError unless the port is a number
     except ValueError as error:
         raise InvalidRequestError(f"--url must be like {_EXAMPLE}: {error}") from None
     plain = address.scheme in {"http", "https"} and address.hostname and url.strip().isprintable()
@@ -321,7 +321,7 @@ class Owner:
 
 @contextmanager
 def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
-    """Yield the archive of an agent from the server at `url`. Raises the same errors as `get`, plus
+    """Yield the archive of an agent on the server at `url`. Raises the same errors as `get`, plus
     InvalidRequestError for a refused request, OperatorError for a refused key, and CapacityError
     for a busy server."""
     path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)

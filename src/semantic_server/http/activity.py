@@ -52,8 +52,8 @@ class Span:
 
 @dataclass(slots=True)
 class Savings:
-    """Prompt tokens of all answers since the Unix time `since`, how many of them were cached, and
-    the seconds to compute the cached ones at the mean speed of all earlier prompts."""
+    """Prompt tokens of all answers since the Unix time `since`, the cached ones among them, and the
+    seconds that computing these would have taken at the mean speed of all earlier prompts."""
 
     since: float
     prompt_tokens: int = 0
@@ -99,7 +99,8 @@ class Recorder:
         return bool(self._running)
 
     def spans(self, tenant: str | None, after: int = 0) -> list[Span]:
-        """Return the requests of `tenant`, or of all if None, that changed after `after`."""
+        """Return the requests of `tenant` that changed after version `after`. If `tenant` is None,
+        the requests are those of all tenants."""
         return [
             one
             for one in (*self._ended, *self._running)
@@ -310,7 +311,8 @@ class Watch:
         return self._clock()
 
     def require_room(self, tenant: str | None) -> None:
-        """Raise WireError if `tenant` (None for operators) has `MOST_WATCHERS` streams."""
+        """Raise WireError if `tenant` already has `MOST_WATCHERS` streams open; None stands for all
+        operators together."""
         if self._watchers[tenant] >= MOST_WATCHERS:
             raise WireError(
                 HTTPStatus.TOO_MANY_REQUESTS,

@@ -334,7 +334,8 @@ async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = 
 
 
 def _check_action(request: Request, action: bytes) -> None:
-    """Raise InvalidRequestError if the slash before `action` is encoded, so part of the name."""
+    """Raise InvalidRequestError if the slash before `action` is encoded: then the action is part of
+    the agent's name."""
     if not request.scope["raw_path"].endswith(action):
         raise InvalidRequestError("expected an unencoded /fork or /pin after the agent's name")
 

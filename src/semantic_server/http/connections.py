@@ -61,7 +61,7 @@ class Phase(Enum):
     """The states of a connection, in the order in which to close connections."""
 
     NO_REQUEST = auto()
-    """No complete headers yet: silent, slow, idle, or draining a rejected body."""
+    """No request: incomplete headers, an idle connection, or the rest of a rejected body."""
     CLIENT = auto()
     """A request whose client has yet to send the body, or does not read the response."""
     RUNNING = auto()
@@ -88,7 +88,8 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     def opened(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Add a connection, closing another if need be; return False if none may close."""
+        """Add a connection, closing another if need be; return False if all others run requests,
+        which must not end for it."""
         if len(self._phases) >= self.limits.max_open:
             self._warn(now)
             oldest = self._first_to_close(Phase.NO_REQUEST) or self._first_to_close(Phase.CLIENT)

@@ -52,7 +52,8 @@ left. Clients repeat a request after 408, 409, 429 or 5xx, but never after this 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
-"""Statuses after which SDKs must not repeat a request: it would fail again, or was cancelled."""
+"""Statuses after which SDKs must not repeat a request: it would fail again, or an operator
+cancelled it."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
 """Statuses after which the connection closes without reading the rest of the request."""

@@ -2,7 +2,7 @@
 
 Clients name a session in headers and fields that they send without configuration. Each client has
 its own reader, and the first reader that recognizes a session wins. Sessions are only tags: readers
-ignore a value that is too long, not printable or malformed. A tenant has an API key.
+ignore a value that is too long, not printable or malformed. Each API key has its own tenant.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to the current `sys.stderr`, which a progress bar replaces temporarily."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Not `setStream`: it flushes the previous stream, which may be closed.
+        # Not `setStream`: it flushes the previous stream, even a closed one.
         self.stream = sys.stderr
         super().emit(record)
 
@@ -115,7 +115,7 @@ class WarnOnce:
         self._logged: set[str] = set()
 
     def warn(self, message: str) -> None:
-        """Log `message` as a warning unless it was logged before."""
+        """Log `message` as a warning, but only the first time."""
         if message not in self._logged and len(self._logged) < _MAX_WARNINGS:
             self._logged.add(message)
             logger.warning("%s", message)
@@ -173,7 +173,7 @@ def log_entry_of(scope: Scope) -> RequestLogEntry:
 
 
 class RequestLogMiddleware:
-    """Assigns a request id, and logs one line when the request is done."""
+    """Assigns a request id, and logs one line at the end of the request."""
 
     def __init__(self, app: ASGIApp, model: str) -> None:
         self._app = app

@@ -20,7 +20,7 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _TOKENS: Final = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 
 _RESTORED: Final = ("memory", "disk", "remote")
-"""Tiers from which blocks are restored; blocks that are still in the pool need no restoring."""
+"""Tiers whose blocks need restoring, unlike blocks that are still in the pool."""
 
 
 class Metrics(Observer):

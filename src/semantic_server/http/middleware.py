@@ -36,9 +36,10 @@ _STOPPING: Final = Problem(
 
 
 class ShutdownMiddleware:
-    """Replies 503 to a request that is cancelled before its response has started. Only a shutdown
-    cancels a request's task, once answers have had time to finish; `receive` reports a disconnect
-    instead. A response that has started ends without its final event."""
+    """Replies 503 to a request that a shutdown cancels before its response has started. Only a
+    shutdown cancels a request's task, once answers have had time to finish; `receive` reports a
+    disconnect without cancelling the task. A response that has started ends without its final
+    event."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -383,7 +383,7 @@ def _model_row(one: ModelStatus) -> ModelRow:
 def _add_load(
     row: ModelRow, one: ModelStatus, engine: EngineFigures | None, live: Sequence[LiveRequest]
 ) -> None:
-    """Add the load of all tenants' requests; `engine` is None for a model that is not loaded."""
+    """Add the load of all tenants' requests; `engine` is None for an unloaded model."""
     row.idle_for, row.running, row.waiting = one.idle_for, one.running, one.waiting
     row.tokens_per_second = sum(
         request.tokens_per_second or 0.0 for request in live if request.request.model == row.id

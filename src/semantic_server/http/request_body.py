@@ -115,8 +115,8 @@ class LargeBodies:
 
 
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
-    """Raise FieldError for an `unknown` field that is spelled like a `known` one; the error
-    suggests the known field. `within` is the path prefix of a nested object."""
+    """Raise FieldError if an `unknown` field resembles a `known` one; the error suggests the known
+    field. `within` is the path prefix of a nested object."""
     for name in islice(unknown, _MOST_SPELLINGS):
         if len(name) > _MOST_SPELLINGS:
             continue

@@ -160,7 +160,7 @@ def listen(settings: ServerSettings) -> socket.socket:
         family, kind, _, _, own = found[0]
         bound = socket.create_server(own[:2], family=family, backlog=_BACKLOG)
         # Connections inherit the protocol, here one without a name. asyncio disables Nagle's
-        # algorithm only if the protocol is named TCP.
+        # algorithm only if the protocol has the name TCP.
         return socket.socket(family, kind, socket.IPPROTO_TCP, fileno=bound.detach())
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -238,7 +238,7 @@ def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """Return the settings that a layer overrides: `store` and `no_store` exclude each other."""
+    """Return which of `store` and `no_store` a layer overrides by setting the other one."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 

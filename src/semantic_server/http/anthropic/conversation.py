@@ -35,12 +35,12 @@ _TEXT: Final = "semantic.text."
 
 
 def signature_of(thought: str) -> str:
-    """Return the deterministic signature of a thinking block that is sent with its text."""
+    """Return the deterministic signature of a thinking block whose text the reply contains."""
     return _SEAL + _encoded(hashlib.sha256(_utf8(thought)).digest())
 
 
 def signature_with_text(thought: str) -> str:
-    """Return the signature of a thinking block sent without its text: it contains the text."""
+    """Return a signature that contains the text of a thinking block, which the reply omits."""
     return _TEXT + _encoded(_utf8(thought))
 
 
@@ -110,7 +110,7 @@ class ConversationReader:
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """Yield the domain's messages for `message`; `passed` if a user's message follows."""
+        """Yield the domain's messages for `message`; if `passed`, a user's message follows it."""
         role = message.get("role")
         match role:
             case "user":

@@ -277,7 +277,7 @@ def _empty(block: _Block) -> Json:
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:
-    """Return the usage before the cache hit is known; the last event reports the cached tokens."""
+    """Return the usage for the first event; only the last event can report the cached tokens."""
     return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
 
 

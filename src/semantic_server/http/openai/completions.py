@@ -149,7 +149,7 @@ class _Choice:
 
     async def _started(self) -> CompletionDelta:
         """Return the first delta of every choice: the echoed prompt, or an empty text if there is
-        no echo or the echo comes later, with its log-probabilities."""
+        no echo, or if the echo comes later with its log-probabilities."""
         echo = self.request.echo and not self.request.logprobs
         return self._delta(await self._prompt_text() if echo else "")
 

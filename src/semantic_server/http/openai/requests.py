@@ -83,7 +83,8 @@ def check_model(name: str, model: ServedModel) -> None:
 
 
 def number_of_choices(n: int | None, n_prompts: int = 1) -> int:
-    """Return the choices per prompt. Raises FieldError for more than `MAX_CHOICES` in all."""
+    """Return the number of choices per prompt. Raises FieldError if all prompts together have more
+    than `MAX_CHOICES`."""
     n = 1 if n is None else n
     if n_prompts > MAX_CHOICES:
         raise FieldError(
@@ -141,8 +142,9 @@ _PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
 
 
 def without_elements(known: Mapping[str, object]) -> dict[str, object]:
-    """Return `known` for validation with the SDK's types, without the fields that are validated by
-    element so that errors name the element. An empty value replaces a required field."""
+    """Return `known` for validation with the SDK's types, without the fields whose elements need
+    separate validation, so that errors name the element. An empty value replaces a required
+    field."""
     plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
     return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
 

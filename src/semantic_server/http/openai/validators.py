@@ -1,6 +1,6 @@
 """Pydantic validators for OpenAI's own request types, with the extensions of local servers.
-Validation is strict: a string is not a number. Lists and unions that OpenAI's types leave lazy are
-validated by element; see `requests.without_elements`."""
+Validation is strict: a string is not a number. OpenAI's types leave lists and unions lazy, and
+their elements need separate validation; see `requests.without_elements`."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ _FOLDER: Final = "working_directory"
 
 
 def item_fields(kind: str, arguments: str) -> Json | None:
-    """Return the fields of a call's item in its own form; None if the arguments do not fit."""
+    """Return the fields of a call's item, in the form of `kind`; None if `arguments` do not fit."""
     given = _parsed(arguments)
     if not isinstance(given, dict) or not _fits(given, OPENAI_TOOLS[kind].parameters):
         return None

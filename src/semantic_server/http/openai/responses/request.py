@@ -118,7 +118,8 @@ REASONING_FIELDS: Final[dict[str, Field]] = {
     "mode": Field("this server has one mode only", ("standard",)),
     "summary": IGNORED,
 }
-"""Replies have verbatim reasoning, even if a summary is requested. OpenAI has no `max_tokens`."""
+"""Replies have verbatim reasoning, even if the client wants a summary. OpenAI has no
+`max_tokens`."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
     "format": SUPPORTED,
@@ -147,7 +148,7 @@ CHECKED_BY_ELEMENT: Final = frozenset(
         "tools",
     }
 )
-"""Fields that are validated separately, so that errors have the element's path."""
+"""Fields with validation of their own, so that errors have the element's path."""
 
 
 _MAX_TOP_LOGPROBS: Final = 20

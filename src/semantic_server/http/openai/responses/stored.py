@@ -113,8 +113,8 @@ class Page:
 
 
 def input_list(response: StoredResponse, page: Page) -> Json:
-    """Return one page of the input items of the response's own request. The items are made from the
-    prompt's messages; their ids are the same every time. Raises FieldError for an unknown
+    """Return one page of the input items of the response's own request. Makes the items from the
+    prompt's messages, with the same ids every time. Raises FieldError for an unknown
     `page.after`."""
     items = _items(response)
     if page.order == "desc":
