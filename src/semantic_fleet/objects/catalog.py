@@ -152,7 +152,7 @@ class Tally(Counts):
 
     @contextmanager
     def misses(self, name: str = "unavailable") -> Iterator[None]:
-        """Swallow a failure of the object store in the block, and count it as `name`."""
+        """Swallow a failure of the object store in the `with` block, and count it as `name`."""
         try:
             yield
         except (UnavailableError, FileNotFoundError):

@@ -5,8 +5,8 @@
 The highest number counts. The store creates each number only once, so if two processes renew or
 take over at once, only one succeeds. A lease is dead when its number has not changed for a whole
 `PERIOD` by the *observer's* clock, so machines need not agree on the time. The holder renews right
-before each exclusive action. The holder's own clock matters only after it slept: then it stops.
-Knows only the objects of the lease.
+before each exclusive action. The holder's own clock matters only after its machine slept: then the
+holder stops. Knows only the objects of the lease.
 """
 
 from __future__ import annotations

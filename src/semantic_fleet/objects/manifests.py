@@ -90,8 +90,8 @@ class Ends:
     The agent's next saved turn deletes these blocks if it has ends of its own, which contain the
     same keys and values and have their own checkpoints. Turns of several agents may have the same
     end, as a fork and its source do. A turn that ends with another writer's block marks that block
-    as shared, in an object next to it, and a shared block stays. If an agent begins with a block
-    while it is deleted, the block is a miss.
+    as shared, in an object next to it, and a shared block stays. An agent that begins with a block
+    during its deletion misses the block.
     """
 
     def __init__(self, bodies: Bodies, catalog: Catalog) -> None:

@@ -100,8 +100,8 @@ class Objects:
         notify: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`large` has the longer deadline of bodies; by default it is `small`. `folder` is the
-        shared folder, if the store is one that may vanish.
+        """`large` accesses the same store with the longer deadline for bodies, by default it is
+        `small`. `folder` is the shared folder if the store is one, because it may vanish.
 
         `notify` receives a sentence when the breaker opens (at most once a minute), when several
         writes in a row fail, and when the credentials do not allow listing or deleting. It receives

@@ -120,9 +120,9 @@ class SealingMemory:
 
     @contextmanager
     def piece(self, n_bytes: int) -> Iterator[memoryview]:
-        """Yield memory of arbitrary content, at least one byte, valid only inside the block. Reuses
-        the memory unless an error comes from inside, because a connection may then still send from
-        it, or a reference remains, as in an in-process object store."""
+        """Yield memory of arbitrary content, at least one byte, valid only inside the `with` block.
+        Reuses the memory unless an error comes from inside the `with` block, because a connection
+        may then still send from it, or a reference remains, as in an in-process object store."""
         memory = self._take(n_bytes)
         view = memoryview(memory)[:n_bytes]
         yield view

@@ -59,10 +59,10 @@ class Links:
     ) -> None:
         """Connect with the other ranks; rank 0 listens on its address `host`.
 
-        The frames are sealed with `secret`, which all ranks have, and with a token of this start,
-        which comes over `ranks`: without a secret, the frames are as safe as `ranks`. On one
-        machine, frames go over a Unix socket in a private folder instead. Raises BackendError if
-        the ranks cannot connect.
+        The keys that seal frames come from `secret`, which all ranks have, and from a token of this
+        start, which comes over `ranks`: with an empty `secret`, the frames are only as safe as
+        `ranks`. On one machine, frames go over a Unix socket in a private folder instead. Raises
+        BackendError if the ranks cannot connect.
         """
         self.before_end: list[Callable[[], object]] = []
         self.left: Callable[[], int] | None = None

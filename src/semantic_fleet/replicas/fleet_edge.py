@@ -1,4 +1,5 @@
-"""The edge of a fleet: checks requests as a server does, finds the key of each, and passes it on.
+"""The edge of a fleet: checks requests as a server does, finds each request's key, and passes the
+request on.
 
 All requests of one session have the same key, so they reach the replica with their caches. Names
 follow the rules of `identity`; a request without a name has the key of its conversation's opening.

@@ -60,11 +60,11 @@ class FleetPlan:
     """The fleet to run: at least `replicas`, at most `most`. Ray adds a replica after requests have
     waited `more_after` seconds, and removes one after `fewer_after` seconds with room to spare.
 
-    A replica has at most `requests` at once, and at most `queued` wait for a replica. A stopping
-    replica continues its answers for `drain` seconds, then ends them. At most `per_machine`
-    replicas run on one machine. Each takes `gpus` GPUs, as Ray counts them, by default one if there
-    are any. `address` is the address of a running cluster; None starts a Ray in this process, and
-    stops it.
+    A replica answers at most `requests` at once, and at most `queued` requests wait for a replica.
+    A stopping replica continues its answers for `drain` seconds, then ends them. At most
+    `per_machine` replicas run on one machine. Each takes `gpus` GPUs, as Ray counts them, by
+    default one if there are any. `address` is the address of a running cluster; None starts a Ray
+    in this process, and stops it.
     """
 
     replicas: int

@@ -1,6 +1,6 @@
 """Measurements of answers: a serving port that notifies observers, and reports of cache misses.
-Measures from the events that a route consumes anyway; stores figures, never text. Usage objects
-report cache misses in a member named `semantic`, which no client reads by accident."""
+Takes its measurements from events that a route consumes anyway. Stores figures, never text. Usage
+objects report cache misses in a member named `semantic`, which no client reads by accident."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Events: TypeAlias = AsyncGenerator[AnswerEvent, None]
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """Measurements of one answer; times are in seconds since its request. `model` names the model
-    on a server with several.
+    """Measurements of one answer; times are in seconds since its request. `model` is the model's id
+    on a server with several models.
 
     `ttft` is the time to the first piece, `gaps` are the times between pieces. `finish` is the
     finish reason, "cancelled" after a disconnect, "refused" for a rejected request. `unread_calls`

@@ -73,9 +73,9 @@ class Connections:
     phase.
 
     When there are too many, the peer with the most connections in a phase loses its oldest one, so
-    a peer that opens many displaces only its own. On loopback or behind a proxy, all connections
-    belong to one peer, which loses its oldest one: an honest client's connection is the oldest only
-    for the moment in which it sends its request.
+    a peer that opens many loses only connections of its own. On loopback or behind a proxy, all
+    connections belong to one peer, which loses its oldest one: an honest client's connection is the
+    oldest only for the moment in which it sends its request.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:

@@ -36,8 +36,8 @@ class ServerContext:
     embedding model.
 
     `memory` is the limit on the process's memory. `observers` see every answer. Any thread may call
-    `figures` for the engine's current figures. `version` is the program's version. `watch` feeds
-    the page. `ending` ends all answers.
+    `figures` for the engine's current figures. `version` is the program's version. `watch` samples
+    figures for the page at /. `ending` ends all answers.
     """
 
     serving: ServingPort | None = None

@@ -77,8 +77,8 @@ class RequestLimitsMiddleware:
     """Replies 431 to too many header fields, 413 to a large body, 408 to a slow one.
 
     Replies 505 to anything but HTTP/1, and 415 to an encoding outside `_ENCODINGS`. Counts a body
-    without Content-Length while it arrives, and a compressed one while decoding. In `UPLOADS`, each
-    MiB may take as long as the whole body of another route, and the size has no limit here.
+    without Content-Length while it arrives, and a compressed one while decoding. For `UPLOADS`,
+    each MiB may take as long as the whole body of another route, and the size has no limit here.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:

@@ -138,7 +138,7 @@ async def read_json(request: Request) -> dict[str, object]:
 
 @asynccontextmanager
 async def read_body(request: Request) -> AsyncIterator[bytes]:
-    """Read the body; a large body keeps its share of the memory until the block ends. Raises
+    """Read the body; a large body keeps its share of the memory until the `with` block ends. Raises
     TooLargeError for too many bytes, ClientDisconnectedError if the client disconnects, and
     OverloadedError if other large bodies leave no room."""
     bodies: LargeBodies = request.app.state.bodies

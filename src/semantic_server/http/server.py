@@ -180,8 +180,8 @@ _RESERVED_FILES: Final = 256
 
 def connections_within_file_limit(wanted: int) -> int:
     """Return how many of `wanted` connections fit the limit on open files; raise the soft limit if
-    possible. A process without free descriptors can neither accept a connection, not even to refuse
-    it, nor read its store. Under a low limit, connections get half of the descriptors."""
+    possible. A process without free descriptors cannot accept a connection, even to refuse it, nor
+    read its store. Under a low limit, connections get half of the descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _raise_soft_limit(soft, hard, wanted + _RESERVED_FILES)
     return (

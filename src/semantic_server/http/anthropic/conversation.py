@@ -1,10 +1,11 @@
 """Anthropic's messages, tools and tool choice, translated to the domain's.
 
 A text and a list with one text block are equivalent, `cache_control` has no effect, and messages of
-role "system" keep their position, so a request extends the prefix of the previous one. The
-signature of a thinking block authenticates nothing: clients return it unread. If a request omits
-thinking from the reply, the signature carries the text, so that the next prompt can contain it.
-Knows which tools work only on Anthropic's own servers, but not how a template renders a tool.
+role "system" keep their position, so a request's prompt begins like that of the previous request.
+The signature of a thinking block authenticates nothing: clients return it unread. If the reply
+omits a block's text at the client's request, the signature carries the text, so that the next
+prompt can contain it. Knows which tools work only on Anthropic's own servers, but not how a
+template renders a tool.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Client tools other than functions, presented to the model as functions, and their calls. A custom
-tool is a function of one text, `input`. The API defines every other such tool. Knows the forms of
-tools and of calls, neither requests nor replies."""
+"""Tools of clients that are not functions but that the model sees as functions, and their calls. A
+custom tool is a function of one text, `input`. The API itself defines the other such tools. Knows
+the forms of tools and of calls, neither requests nor replies."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Clients resend such content in every later request, so a refusal would end their session for good.
 The same bytes make the same note, so prompts keep a common beginning. Decodes only the first bytes
-of a picture. Knows the blocks of all APIs, not when to refuse a picture.
+of a picture. Knows the content blocks of all APIs, not when to refuse a picture.
 """
 
 from __future__ import annotations
