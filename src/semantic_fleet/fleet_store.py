@@ -94,8 +94,9 @@ class FleetStore:
 
 
 def require_objects(settings: Settings) -> tuple[Objects, bytes]:
-    """Return a new connection for a command, which reports no outages, and the fleet's secret.
-    Raises InvalidRequestError if the settings have no URL, and the same errors as `FleetStore`."""
+    """Return a new connection for a command, and the fleet's secret. The connection reports no
+    outages. Raises InvalidRequestError if the settings have no URL, and the same errors as
+    `FleetStore`."""
     place = shared_place(settings)
     if place is None:
         raise InvalidRequestError("remote_store must be a URL")

@@ -73,7 +73,7 @@ class KVEventBatch(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The change that a tier now has a block."""
+    """A change: a tier now has this block."""
 
     header: BlockHeader
     tier: Tier
@@ -81,7 +81,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The change that a tier no longer has a block."""
+    """A change: a tier no longer has this block."""
 
     name: BlockHash
     tier: Tier
@@ -137,14 +137,14 @@ def _named(name: BlockHash) -> int:
 
 
 MOST_WAITING: Final = 4096
-"""Most changes in the queue."""
+"""Most changes that wait in the queue."""
 _BATCH: Final = 64
-"""Changes in one message: 16,384 tokens."""
+"""Most changes in one message: blocks of 16,384 tokens."""
 _REPLAYED: Final = 1000
 """Most messages to keep for replays, whose bytes have a limit too; all clients share them."""
 _REPLAYED_BYTES: Final = 32 << 20
 _UNREAD: Final = 1000
-"""Messages to queue for one subscriber; beyond that it misses some, and requests them."""
+"""Most messages to queue for one subscriber; beyond that it misses some, and requests them."""
 _LONGEST_REQUEST: Final = 4096
 """Most bytes that a subscriber may send at once: a topic or a number."""
 _NUMBER_BYTES: Final = 8
@@ -365,7 +365,7 @@ class KVPublisher:
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Return the address for replays: with the next port, or "-replay". Raises
+    """Return the address for replays: the next port, or with "-replay". Raises
     InvalidRequestError."""
     if re.fullmatch(r"ipc://.+", endpoint):
         return f"{endpoint}-replay"

@@ -145,7 +145,7 @@ MARK: Final = "Written by `semantic service install`; `semantic service uninstal
 
 
 def read_file(path: Path) -> str | None:
-    """Return the text of this program's file, or None if there is none. Raises OperatorError for
+    """Return the text of this program's file; None if there is none. Raises OperatorError for
     another program's file."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -218,7 +218,7 @@ class Catalog:
                 self._recent.put(known)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """Forget these bodies."""
+        """Forget the bodies with these `keys`."""
         with self._lock:
             for key in keys:
                 self._table.drop(name_of_body(key))

@@ -53,7 +53,7 @@ _OWN = re.compile(rf"({LOGS}|{EVICTED}|{TENANTS}|janitor)/.+")
 
 
 class Group(NamedTuple):
-    """The unit of eviction order: a tenant's blocks and manifests, or its records."""
+    """Objects that share an order of eviction: a tenant's blocks and manifests, or its records."""
 
     tenant: str
     is_record: bool
@@ -152,8 +152,7 @@ class Janitor:
     _stopped: Callable[[], bool] = lambda: False
 
     def run(self) -> Report:
-        """Make one pass. Raises UnavailableError, and LostLeaseError if another process has the
-        lease."""
+        """Make one pass. Raises UnavailableError, and LostLeaseError without the lease."""
         self._lease.renew()
         reader = UseReader(self._objects, self._secret)
         table = reader.table(self._keep)

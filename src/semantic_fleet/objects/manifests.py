@@ -30,13 +30,13 @@ from semantic_fleet.objects.reading import Bodies
 from semantic_fleet.objects.sealing import Vault, seal, unsealed
 
 _GENERATIONS = 4
-"""Generations to try while other replicas save the same agent."""
+"""How many generations to try to write while other replicas save the same agent."""
 _MOST_NEW = 1 << 12
 """Most partial blocks to remember that this process wrote and with which no turn has ended yet."""
 
 
 class Manifests:
-    """The manifests of all scopes in an object store. Thread-safe. Calls raise UnavailableError."""
+    """The manifests of all scopes in a store. Thread-safe. Calls may raise UnavailableError."""
 
     def __init__(self, objects: Objects, vault: Vault) -> None:
         self._objects = objects

@@ -166,7 +166,7 @@ class Objects:
         return self._backoff.times
 
     def size(self, path: str) -> int | None:
-        """Return the size of an object in bytes, or None if it is missing."""
+        """Return the size of an object in bytes; None if it is missing."""
         with self._attempt():
             try:
                 return obstore.head(self._small, path)["size"]
@@ -174,7 +174,7 @@ class Objects:
                 return None
 
     def get(self, path: str) -> Buffer:
-        """Return a small object, or no bytes if the object is large. Raises FileNotFoundError."""
+        """Return a small object; no bytes for a large one. Raises FileNotFoundError."""
         with self._attempt():
             found = obstore.get(self._small, path)
             return found.bytes() if found.meta["size"] <= _MOST_BYTES else b""

@@ -28,11 +28,11 @@ from semantic_fleet.objects.objects import Objects, UnavailableError
 from semantic_fleet.objects.sealing import Vault, seal, unsealed
 
 _AHEAD = 8
-"""Turns to read at a time."""
+"""How many turns to read at a time."""
 _MOST_TURNS = 1000
-"""Turns of one conversation to look for."""
+"""Most turns of one conversation to look for."""
 _UPLOADS = 8
-"""Responses to upload at a time."""
+"""How many responses to upload at a time."""
 _UPLOAD_BYTES = 64 << 20
 """Most bytes of responses that wait for an upload; further responses stay on this machine only."""
 

@@ -82,7 +82,7 @@ def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
 def seal(
     key: bytes, identity: bytes, contents: Buffer, into: memoryview | None = None
 ) -> memoryview:
-    """Seal `contents` under `identity`: into `into`, of `sealed_bytes` bytes, or new memory."""
+    """Seal `contents` under `identity`; write to `into`, of `sealed_bytes` bytes, or new memory."""
     data = memoryview(contents).cast("B")
     salt = os.urandom(_SALT_BYTES)
     sealed = memoryview(bytearray(sealed_bytes(len(data)))) if into is None else into

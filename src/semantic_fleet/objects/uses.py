@@ -40,7 +40,7 @@ _MOST_USES = 1 << 16
 _MOST_LOGS = 500
 """Most logs of one process to keep, in case a janitor never reads them."""
 MOST_EVICTED = 500
-"""Announcements to keep. A process that missed an older one forgets its whole catalog."""
+"""Most announcements to keep. A process that missed an older one forgets its whole catalog."""
 _PLACE_BITS = 16
 _MILLISECONDS = 1000
 
@@ -63,7 +63,7 @@ class Numbers:
         self._key = derived(secret, b"", b"semantic-numbers-v2")
 
     def create(self, path: str, numbers: array[int]) -> bool:
-        """Write the numbers unless the object exists; return success. Raises UnavailableError."""
+        """Create an object with the numbers; return False if it exists. Raises UnavailableError."""
         return self._objects.create(path, self._sealed(path, numbers))
 
     def replace(self, path: str, numbers: array[int]) -> None:
@@ -71,7 +71,7 @@ class Numbers:
         self._objects.replace(path, self._sealed(path, numbers))
 
     def read(self, listed: Listed) -> array[int]:
-        """Return the numbers; none if the object is missing or damaged. Raises UnavailableError."""
+        """Return the numbers; empty for a missing or damaged object. Raises UnavailableError."""
         path, n_bytes, numbers = listed.path, contents_bytes(listed.n_bytes), array("Q")
         if not n_bytes:
             return numbers
@@ -159,8 +159,8 @@ class Evictions:
         self._heard: frozenset[Listed] | None = None
 
     def new(self) -> frozenset[int] | None:
-        """Return the names deleted since the last call, or None if they are unknown, as in an
-        emptied bucket, where lease numbers start again. Raises UnavailableError."""
+        """Return the names deleted since the last call; None if they are unknown, as in an emptied
+        bucket, where lease numbers start again. Raises UnavailableError."""
         listed, heard = frozenset(self._objects.listed(EVICTED, PAGE)), self._heard
         new = frozenset[Listed]() if heard is None else listed - heard
         is_known = len(new) < MOST_EVICTED and (not heard or not heard.isdisjoint(listed))

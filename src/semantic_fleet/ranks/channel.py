@@ -125,7 +125,7 @@ class _Seals:
 
 
 class PeerLostError(Exception):
-    """The other rank ended, is silent or sent an invalid frame; the message says which."""
+    """The other rank ended, is silent or sent an invalid frame, as the message says."""
 
 
 class Channel:

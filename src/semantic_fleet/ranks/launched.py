@@ -66,7 +66,7 @@ def placed(environment: Mapping[str, str], secret: Callable[[], bytes | None]) -
 
 
 def read_grid(environment: Mapping[str, str]) -> Grid | None:
-    """Return this process's rank among others, or None if it runs alone. Raises InvalidRequestError
+    """Return this process's rank among others; None if it runs alone. Raises InvalidRequestError
     for an environment that `mlx.launch` does not make."""
     if _RANK not in environment:
         return None

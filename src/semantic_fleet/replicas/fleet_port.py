@@ -58,7 +58,7 @@ class ReplicaPort(Protocol):
         """Yield the response, as `ReplicasPort` does."""
 
     def load(self) -> Mapping[str, float]:
-        """Return the numbers `running` and `waiting`, and the `rows` of a batch. Thread-safe."""
+        """Return counts: `running` and `waiting` requests, and `rows` of a batch. Thread-safe."""
 
     def end(self) -> None:
         """End all answers, running and future, each with a reason for its client."""
@@ -71,5 +71,5 @@ class BuildReplica(Protocol):
     """Starts a replica's server. Ray pickles this object and calls it in the replica's process."""
 
     def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
-        """Run one of `sharing` servers on a machine. The server stores in `folder`; entering the
-        context waits until it is ready, leaving it until its agents are saved."""
+        """Run one of `sharing` servers on a machine, which stores in `folder`. Entering the context
+        waits until the server is ready; leaving it waits until its agents are saved."""

@@ -239,7 +239,7 @@ class RayCluster:
 
 
 def _log_of_serve(level: str) -> LoggingConfig:
-    """Log only warnings of replicas, because replicas log requests themselves, and less of the
+    """Log only warnings of replicas, because replicas log requests themselves. Log less of the
     controller: it repeats whole tracebacks of replicas, which `start` reports in one line."""
     from ray.serve.schema import LoggingConfig
 
@@ -280,7 +280,7 @@ def _remove_application(drain: float) -> None:
 
 
 def is_any_stopping() -> bool:
-    """Return whether a replica is stopping. Raises OverloadedError if the cluster is silent."""
+    """Return whether a replica stops. Raises OverloadedError if the cluster does not answer."""
     import ray
     from ray import serve
 

@@ -114,7 +114,7 @@ class Replica:
             self._stack = undo.pop_all()
 
     async def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
-        """Yield the response in pieces; closing this cancels it."""
+        """Yield the response in pieces; closing this generator cancels the request."""
         async with aclosing(self._server.answer(request)) as pieces:
             async for piece in pieces:
                 yield with_header(HEADER, self._name.encode(), piece)

@@ -31,7 +31,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     """A running server. `url` has no path; `key_variable` is None if the server requires no key.
-    `model` is the name for requests; `context_tokens` limits prompt and answer together."""
+    `model` is the model's name in requests; `context_tokens` limits prompt and answer together."""
 
     url: str
     model: str

@@ -209,7 +209,7 @@ class UnreadableError(InvalidRequestError):
 
 
 class FileFormat(Protocol):
-    """A file format. Both methods raise UnreadableError, whose message says what they expected."""
+    """A file format. Both methods raise UnreadableError, which says what the method expected."""
 
     def read(self, text: str) -> Document:
         """Parse the text."""

@@ -103,7 +103,6 @@ class Reply:
 
     @property
     def status(self) -> int:
-        """The status of the response."""
         return self.response.status
 
     def read(self, most: int) -> bytes:

@@ -1,7 +1,6 @@
 """The ASGI application: the middleware stack in request order, all routes, and their description.
 Passes each part only the state it needs. Files of the page at / have fixed names: a request's path
-never becomes a file's path. The page needs no key and contains no data; requests from the page need
-one."""
+never becomes a file's path. The page needs no key and contains no data; its requests need a key."""
 
 from __future__ import annotations
 

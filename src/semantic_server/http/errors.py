@@ -140,7 +140,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem to report for `error`; a fixed text for unexpected errors."""
+    """Return the problem to report for `error`; unexpected errors all have one fixed text."""
     match error:
         case WireError():
             found = Problem(error.status, str(error), error.param, error.code, error.retry_after)
@@ -261,7 +261,7 @@ def _is_below(path: str, prefix: str) -> bool:
 
 
 def id_headers(request_id: str | None) -> dict[str, str]:
-    """Return the request id under the header names of both client families."""
+    """Return the request id under two names: one for OpenAI's clients, one for Anthropic's."""
     return {} if request_id is None else {"x-request-id": request_id, "request-id": request_id}
 
 

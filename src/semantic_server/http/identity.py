@@ -44,7 +44,7 @@ _NOTHING: Final[Json] = {}
 
 
 def tenant_of(request: Request) -> str:
-    """Return the API key's tenant, or "" without keys. Raises WireError for an operator's key."""
+    """Return the API key's tenant; "" if the server has no keys. Raises WireError for operators."""
     if is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,

@@ -1,7 +1,6 @@
 """/v1/models, /api/v0/models, /tokenize, /detokenize: the served models, names and tokenizers.
-/v1/models returns both client families' fields, /api/v0/models returns LM Studio's; tokenization
-follows vLLM's routes.
-"""
+/v1/models returns the fields of OpenAI's and Anthropic's clients, /api/v0/models returns LM
+Studio's; tokenization follows vLLM's routes."""
 
 from __future__ import annotations
 

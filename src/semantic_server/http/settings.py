@@ -264,7 +264,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text. Raises InvalidRequestError if it is unreadable, or FileNotFoundError."""
+    """Return a file's text. Raises FileNotFoundError, and InvalidRequestError if unreadable."""
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)

@@ -177,8 +177,8 @@ def read_request(
     interleaved: bool = False,
 ) -> MessageRequest:
     """Parse `body`; `sampling` contains the defaults of sampling parameters. `interleaved` allows
-    thinking between tool calls, whose budget may exceed `max_tokens`. Raises InvalidRequestError
-    for the first invalid field."""
+    thinking between tool calls, with a budget that may exceed `max_tokens`. Raises
+    InvalidRequestError for the first invalid field."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     params, more = validated(validators.create, body), validated(_more(), body)
     max_tokens = params["max_tokens"]

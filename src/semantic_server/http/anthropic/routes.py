@@ -143,7 +143,7 @@ class MessageWriter:
         }
 
     def write(self, event: AnswerEvent) -> list[Json]:
-        """Return the events to send for `event`, named by "type". Raises WireError on a failure."""
+        """Return the events to send for `event`, each with its name at "type". Raises WireError."""
         match event:
             case AnswerStarted():
                 self._message["usage"] = usage_at_start(event.prompt_tokens)

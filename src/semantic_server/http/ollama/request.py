@@ -163,7 +163,7 @@ def _function(tool: Mapping[str, object]) -> dict[str, object]:
 # A conversation as numbers
 
 _MARK: Final = b"semantic-1\n"
-"""Start of each context, which distinguishes it from another server's tokens."""
+"""Start of each context, which tells it from the tokens of another server's context."""
 _BYTE: Final = 256
 
 

@@ -254,7 +254,7 @@ _DEFAULT_MAX_TOKENS: Final = 16
 _MAX_LOGPROBS: Final = 5
 
 TextPrompt = str | tuple[int, ...]
-"""A text or token ids."""
+"""A prompt: a text or token ids."""
 
 
 @dataclass(frozen=True, slots=True)

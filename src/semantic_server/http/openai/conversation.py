@@ -292,7 +292,7 @@ def warn_hosted(kind: str) -> None:
 
 
 def choice_among(tools: Sequence[Tool], value: object) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Return the callable tools and the choice in `tool_choice`. Raises FieldError."""
+    """Return the tools that the model may call, and the tool choice. Raises FieldError."""
     match value:
         case None | "auto":
             return tuple(tools), ToolChoice()

@@ -119,7 +119,7 @@ tool_adapter: Final = LazyAdapter(ChatCompletionFunctionToolParam)
 tool_call_adapter: Final = LazyAdapter(ChatCompletionMessageFunctionToolCallParam)
 named_choice_adapter: Final = LazyAdapter(ChatCompletionNamedToolChoiceParam)
 allowed_choice_adapter: Final = LazyAdapter(ChatCompletionAllowedToolChoiceParam)
-"""A choice among allowed tools; the tools stay lazy."""
+"""Validator of a choice among allowed tools; the tools stay lazy."""
 
 
 # Elements of a response's body
@@ -128,7 +128,7 @@ response_tool_adapter: Final = LazyAdapter(FunctionToolParam)
 function_call_adapter: Final = LazyAdapter(ResponseFunctionToolCallParam)
 custom_call_adapter: Final = LazyAdapter(ResponseCustomToolCallParam)
 reasoning_adapter: Final = LazyAdapter(ResponseReasoningItemParam)
-"""An input item of type `reasoning`; its texts stay lazy."""
+"""Validator of an input item of type `reasoning`; its texts stay lazy."""
 
 _TextFormat = (
     ResponseFormatText | ResponseFormatJSONObject | ResponseFormatTextJSONSchemaConfigParam

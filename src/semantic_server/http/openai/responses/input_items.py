@@ -116,7 +116,6 @@ class _MessageAssembler:
         self._assistant: _AssistantMessage | None = None
 
     def finish(self) -> tuple[Message, ...]:
-        """Return all messages."""
         self._close()
         return tuple(self._messages)
 

@@ -118,8 +118,7 @@ REASONING_FIELDS: Final[dict[str, Field]] = {
     "mode": Field("this server has one mode only", ("standard",)),
     "summary": IGNORED,
 }
-"""Replies have verbatim reasoning, even if the client wants a summary. OpenAI has no
-`max_tokens`."""
+"""Replies have verbatim reasoning, even if a client wants summaries. OpenAI has no `max_tokens`."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
     "format": SUPPORTED,

@@ -30,7 +30,6 @@ _ID_CHARACTERS: Final = 48
 
 
 def store_of(request: Request) -> ResponsesPort:
-    """Return the server's store of responses."""
     found: ResponsesPort = request.app.state.responses
     return found
 

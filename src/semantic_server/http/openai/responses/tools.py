@@ -80,15 +80,15 @@ class ToolSet:
                 self._names[tool.name] = FunctionName(tool.name)
 
     def model_name(self, name: FunctionName) -> str:
-        """Return the name that the model sees for a function, or its own name if it is unknown."""
+        """Return the name that the model sees for a function; an unknown function's own name."""
         return next((known for known, one in self._names.items() if one == name), name.name)
 
     def client_name(self, model_name: str) -> FunctionName:
-        """Return the function that the model calls `model_name`: the inverse of `model_name()`."""
+        """Return the function that the model knows as `model_name`; inverts `model_name()`."""
         return self._names.get(model_name, FunctionName(model_name))
 
     def kind_of(self, model_name: str) -> str:
-        """Return the type of the tool that the model calls `model_name`."""
+        """Return the type of the tool that the model knows as `model_name`."""
         tool = self._tools.get(model_name)
         return "function" if tool is None else tool.kind
 

@@ -81,7 +81,6 @@ class ResponseWriter:
 
     @property
     def id(self) -> str:
-        """The response's id."""
         return str(self._response["id"])
 
     @property
