@@ -158,7 +158,7 @@ _LINGER_MS: Final = 500
 
 
 class KVPublisher:
-    """A publisher. Before `begin` it ignores changes and sends nothing."""
+    """Publishes changes of the tiers. Before `begin` it ignores changes and sends nothing."""
 
     def __init__(self, endpoint: str, topic: str = "", *, most_waiting: int = MOST_WAITING) -> None:
         """Bind `endpoint`, and for replays the address from `replay_endpoint`. Raises

@@ -162,9 +162,9 @@ class Tally(Counts):
 CATALOG_BYTES = 256 << 20
 """Memory for the catalog: enough for a million bodies, and for manifests of ten million tokens."""
 _TAILS = 5 / 16
-"""The share of memory for manifests and for headers that `Catalog` keeps whole."""
+"""The share of the catalog's memory for manifests and for headers that it keeps whole."""
 _RECENT = 1 / 16
-"""The share of memory for the few other headers, all of them recent."""
+"""The share of the catalog's memory for recent headers of bodies in chains of full blocks."""
 
 
 class KnownBody:

@@ -120,7 +120,8 @@ class _Sizes:
             self._sort()
 
     def oldest(self, n_bytes: int) -> int:
-        """Return the use up to which the oldest objects have at least `n_bytes` in all, or 0."""
+        """Return the use up to which the oldest objects have at least `n_bytes` in all; 0 if
+        `n_bytes` is 0."""
         self._sort()
         last = 0
         for used, size in heapq.merge(*(zip(*one, strict=True) for one in self._sorted)):

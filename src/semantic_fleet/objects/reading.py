@@ -331,8 +331,8 @@ class LookUp:
         self._threads.close()
 
     def _search(self, chain: _Chain, start: int) -> int:
-        """Return how many blocks of a chain have a stored FULL body; `start` of them certainly
-        have. Forgets known bodies beyond that number."""
+        """Return how many blocks of a chain have a stored FULL body; the first `start` certainly
+        have one. Forgets known bodies beyond that number."""
         full = [chain.header(link, Part.FULL) for link in chain.links if link.is_full]
         known = self._catalog.find([one.key for one in full])
         n_known = sum(1 for _ in takewhile(lambda one: one.key in known, full[start:]))

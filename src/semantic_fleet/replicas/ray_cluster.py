@@ -280,7 +280,7 @@ def _remove_application(drain: float) -> None:
 
 
 def is_any_stopping() -> bool:
-    """Return whether a replica stops. Raises OverloadedError if the cluster does not answer."""
+    """Return whether any replica is stopping. Raises OverloadedError without Ray's answer."""
     import ray
     from ray import serve
 

@@ -57,7 +57,7 @@ class AnswerRecord:
 
     @property
     def queue_time(self) -> float:
-        """Seconds before the first piece without prefill: in the queue, or restoring blocks."""
+        """Seconds before the first piece, minus prefill: in the queue or restoring blocks."""
         return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property

@@ -88,8 +88,8 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     def opened(self, connection: DeadlineProtocol, now: float) -> bool:
-        """Add a connection, closing another if need be; return False if all others run requests,
-        which must not end for it."""
+        """Add a connection, closing another if need be. Returns False if that is impossible because
+        all others run requests."""
         if len(self._phases) >= self.limits.max_open:
             self._warn(now)
             oldest = self._first_to_close(Phase.NO_REQUEST) or self._first_to_close(Phase.CLIENT)

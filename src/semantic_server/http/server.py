@@ -36,7 +36,7 @@ KILLED_EXIT_CODE: Final = 130
 _BACKLOG: Final = 512
 
 _ITERATIONS_TO_OPEN: Final = 3
-"""Iterations of asyncio's loop that accept connections and then open all of them."""
+"""How many iterations asyncio's loop needs to accept connections and then open all of them."""
 
 _OPEN_FACTOR: Final = 4
 """Open connections allowed per connection with a request."""

@@ -222,7 +222,8 @@ def _require_one_tenant_for_events(settings: ServerSettings) -> None:
 
 
 def _require_operators_apart(settings: ServerSettings) -> None:
-    """Refuse operators' keys without tenants' keys, which alone close the server, or equal keys."""
+    """Refuse operators' keys without tenants' keys, because the server would then allow any
+    request. Refuse a key that is both an operator's and a tenant's."""
     if settings.operator_keys and not settings.api_keys:
         raise InvalidRequestError("operator_keys: expected api_keys too, got none")
     if {*settings.operator_keys} & {*settings.api_keys}:

@@ -156,7 +156,7 @@ _STEP: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII
 _LONGEST_DURATION: Final = 64
 """Most characters of a duration."""
 _LONGEST_STAY: Final = 1e9
-"""Most seconds, as for --model-ttl: the date at which a longer stay ends may be invalid."""
+"""Most seconds to keep a model, as for --model-ttl; a later date may be invalid."""
 
 _EFFORTS: Final = ("low", "medium", "high", "max")
 

@@ -265,7 +265,7 @@ class _Message:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     def as_object(self, index: int) -> Json:
-        """Return the member of `choices`; its message omits fields without a value."""
+        """Return this message as a member of `choices`, without its fields that lack a value."""
         content = "".join(self.contents) if self.contents else None
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:

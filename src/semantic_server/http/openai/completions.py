@@ -240,7 +240,7 @@ class _Text:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     def as_object(self, index: int) -> Json:
-        """Return the member of `choices`."""
+        """Return this text as a member of `choices`."""
         text = "".join(self.fragments)
         return CompletionDelta(index, text, self.logprobs, self.finish_reason).as_object()
 

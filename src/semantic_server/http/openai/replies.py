@@ -252,7 +252,7 @@ class ChoiceSum(Protocol[D_contra]):
         """Add the next delta."""
 
     def as_object(self, index: int) -> Json:
-        """Return the member of the whole reply's `choices`."""
+        """Return the sum as a member of the whole reply's `choices`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """/v1/responses: create a response; retrieve or delete a stored one, or list its input. Replies
-with events, or with only the last event's object; stores a response before sending that. Does not
-know the shapes of events."""
+with events, or with only the last event's object; stores a response before sending its end. Does
+not know the shapes of events."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Converts the events of an answer to the events of a response, and to the response object. A reply
-without a stream is the object in the last event, so the two cannot differ. Knows no HTTP."""
+without a stream is the object in the last event, so stream and reply cannot differ. Knows no
+HTTP."""
 
 from __future__ import annotations
 
