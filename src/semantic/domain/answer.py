@@ -14,7 +14,7 @@ AnswerReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """An accepted request: its agent and the number of prompt tokens."""
+    """The request was accepted: its agent, and the number of its prompt's tokens."""
 
     uid: str
     agent_id: str
@@ -31,8 +31,8 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of the prompt's tokens, if requested, sent before any text; the entry of
-    the first token is None."""
+    """Log-probabilities of the prompt's tokens, sent before any text if the request asks for them;
+    the first token's entry is None."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob | None, ...]
@@ -40,8 +40,8 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of the answer. `text` is empty only with `logprobs`, which then belong to a token
-    whose character is still incomplete."""
+    """More text of the answer. If `text` is empty, `logprobs` belong to a token whose character is
+    still incomplete."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -54,7 +54,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
-    """Start of the answer's tool call number `index`."""
+    """The start of the answer's tool call number `index`, counted from 0."""
 
     index: int
     id: str
@@ -63,7 +63,7 @@ class ToolCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of the JSON text of the arguments of tool call number `index`."""
+    """The next piece of the arguments, JSON text, of tool call number `index`."""
 
     index: int
     arguments: str
@@ -71,16 +71,17 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """Why the text between the marks of a tool call is not a call. The text itself comes next."""
+    """The text between the marks of a tool call is not a call, for this reason. The text itself
+    comes next."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of an answer. The prompt reused `cached` tokens; `match` says why not more.
-    `kept`: the cache keeps the computed tokens. `noted` counts the pictures, sounds and documents
-    that the prompt mentions in a note."""
+    """Token counts of a request. `cached` counts the reused prompt tokens; `match` says why not
+    more. `kept` says whether the cache keeps the computed tokens. `noted` counts the pictures,
+    sounds and documents that the prompt mentions in a note."""
 
     prompt: int
     cached: int
@@ -92,7 +93,7 @@ class Usage:
 
     @property
     def written(self) -> int:
-        """Number of computed prompt tokens that the cache keeps."""
+        """The number of prompt tokens that were computed and that the cache keeps."""
         return self.prompt - self.cached if self.kept else 0
 
     @property
@@ -102,7 +103,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The last event. `stop_string` is the stop string that ended the answer, or None."""
+    """The last event. `stop_string` is the stop string that ended the answer; None if none did."""
 
     reason: AnswerReason
     usage: Usage

@@ -22,7 +22,7 @@ BlockHash = NewType("BlockHash", bytes)
 HASH_BYTES = 32
 TOKEN_BYTES = 4
 HEAD_TOKENS = 16
-"""Tokens that `begins_like` compares."""
+"""The number of tokens that `begins_like` compares."""
 _ID_BYTES = 8
 _LAYOUT_VERSION = b"1"
 """Increment it when the meaning of a body's bytes changes: lookups then no longer find older
@@ -30,14 +30,16 @@ blocks."""
 
 
 ANY_CHIP = "any-chip:"
-"""Prefix of the id of a model whose blocks may be shared by chips that round differently."""
+"""Begins the id of a model whose blocks chips may share even if they round differently."""
 
 
 class Part(StrEnum):
-    """The part of a block's cache in a stored body. The values belong to the file format."""
+    """The part of a block's cache that a stored body contains. The values belong to the file
+    format."""
 
     FULL = "full"
-    """Keys and values of the block's tokens in all full-attention layers; may be empty."""
+    """Keys and values of the block's tokens in all full-attention layers; empty without such
+    layers."""
     WINDOW = "window"
     """Keys and values in the sliding-window layers, stored only where a sequence may resume."""
     CHECKPOINT = "checkpoint"
@@ -51,9 +53,9 @@ class BlockKey:
 
 
 def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
-    """Return whether both sequences share their first 16 tokens, or all of the shorter one if it
-    has fewer. Sharing fewer tokens is not worth a read: with a chat template all conversations
-    begin alike."""
+    """Return whether both sequences begin with the same 16 tokens, or, if one has fewer, with that
+    whole sequence. To share fewer tokens is not worth a read: a chat template begins all
+    conversations alike."""
     n = min(HEAD_TOKENS, len(tokens), len(like))
     return n > 0 and tuple(tokens[:n]) == tuple(like[:n])
 
@@ -78,14 +80,14 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 
 def namespace_of(model_id: str, layout: str) -> bytes:
     """Return the 32-byte namespace of all blocks that a model computes. `model_id` identifies the
-    content of weights, configuration and tokenizer, and the numerics; `layout` identifies layer
+    numerics and the content of weights, configuration and tokenizer; `layout` identifies layer
     kinds, shapes, dtypes and the order of a body's bytes."""
     size = BLOCK_TOKENS.to_bytes(8, "little")
     return digest("ns-v1", model_id.encode(), layout.encode(), size, _LAYOUT_VERSION)
 
 
 LOCAL_TENANT = ""
-"""The tenant of requests without a key."""
+"""The tenant of requests without an API key."""
 PUBLIC_TENANT = "public"
 """The tenant of prefixes that the operator shares with every tenant. Never a client's tenant."""
 
@@ -96,17 +98,17 @@ def tenant_tag(secret: bytes, tenant: str) -> bytes:
 
 
 def tenant_id(secret: bytes, tag: bytes) -> str:
-    """Return a tenant's name for operators, which reveals neither its key nor its tag: "local" for
-    requests without a key, "public", or 16 hexadecimal digits."""
+    """Return the id by which operators know a tenant, which reveals neither its key nor its tag:
+    "local" for requests without an API key, "public", or 16 hexadecimal digits."""
     named = {tenant_tag(secret, LOCAL_TENANT): "local", tenant_tag(secret, PUBLIC_TENANT): "public"}
     return named.get(tag) or digest("tenant-id-v1", tag)[:_ID_BYTES].hex()
 
 
 @dataclass(frozen=True)  # no slots: caches `root`
 class Scope:
-    """The bounds of sharing: one model's content and one tenant, 32 bytes each. A `salt` limits
-    sharing to agents of one import. Comparing scopes, and naming and listing a tenant's agents,
-    ignores the salt."""
+    """Only blocks of one scope are shared: of one model's content and one tenant, 32 bytes each. A
+    `salt` limits sharing further, to agents of one import; comparisons of scopes, names of agents
+    and lists of agents ignore it."""
 
     namespace: bytes
     tenant: bytes
@@ -127,8 +129,8 @@ class Scope:
     def chain(
         self, tokens: Sequence[int], *, parent: BlockHash | None = None, start: int = 0
     ) -> Iterator[BlockLink]:
-        """Yield the blocks of a sequence in order; the last one may be partial. `tokens` begin at
-        position `start`, a multiple of 256, after the block `parent`."""
+        """Yield the blocks of `tokens` in order; the last one may be partial. The tokens begin at
+        position `start` of their sequence, a multiple of 256, after the block `parent`."""
         before = self.root if parent is None else parent
         for at in range(0, len(tokens), BLOCK_TOKENS):
             own = tuple(tokens[at : at + BLOCK_TOKENS])
@@ -137,7 +139,7 @@ class Scope:
             before = link.hash
 
     def continued(self, links: Sequence[BlockLink], tokens: Sequence[int]) -> list[BlockLink]:
-        """Return all blocks of `tokens`; `links` are the first of them, all full."""
+        """Return all blocks of `tokens`; `links` are its first blocks, all of them full."""
         start = len(links) * BLOCK_TOKENS
         parent = links[-1].hash if links else None
         return [*links, *self.chain(tokens[start:], parent=parent, start=start)]
@@ -163,5 +165,5 @@ class BlockLink:
         return len(self.tokens) == BLOCK_TOKENS
 
     def key(self, part: Part) -> BlockKey:
-        """Return the key of the body of one part."""
+        """Return the key of the body of this block's part `part`."""
         return BlockKey(self.hash, part)

@@ -2,7 +2,7 @@
 
 A point is a digest of the content up to a message: conversations with equal content are at the same
 point, however their clients spell it. Reasoning does not count, since most clients leave it out of
-the history they send. Knows neither APIs nor templates nor tokens.
+the history they send. Knows no APIs, templates or tokens.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ToolCall:
 
 
 def is_tool_name(name: str) -> bool:
-    """Return whether `name` is a possible name for a tool that was not offered. Some call formats
-    treat everything before the arguments as the name."""
+    """Return whether `name`, which no offered tool has, can be a tool's name at all: some call
+    formats treat all text before the arguments as the name."""
     return _NAMES.fullmatch(name) is not None
 
 
@@ -50,14 +50,15 @@ def replace_surrogates(text: str) -> str:
 
 
 def numbered_call(number: int) -> str:
-    """Return the id of a conversation's call `number`, counted from 0, for calls without an id."""
+    """Return an id for a tool call that has none: call `number` of its conversation, counted from
+    0."""
     return f"call_{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A picture, a sound or a document in a message; a note in the message's text stands for it.
-    `what` names it in the note; equal attachments have the same `digest`."""
+    """A picture, sound or document in a message. The message's text has a note in its place, in
+    which `what` names it; equal attachments have the same `digest`."""
 
     what: str
     digest: bytes
@@ -65,7 +66,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. With the role "tool" it is the result of the call `tool_call_id`."""
+    """One message. If its role is "tool", it is the result of the call `tool_call_id`."""
 
     role: Role
     content: str = ""
@@ -77,14 +78,15 @@ class Message:
 
     @property
     def length(self) -> int:
-        """Characters of content and arguments, without reasoning, which a template may drop."""
+        """The number of characters of content and arguments; reasoning does not count, as a
+        template may drop it."""
         return len(self.content) + sum(len(call.arguments) for call in self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. With `strict`, calls always match `parameters`. `kind` is
-    the client's name for the kind of tool; the model never sees it."""
+    """A function that the model may call. If `strict`, all calls match `parameters`. `kind` is the
+    client's name for this kind of tool; the model never sees it."""
 
     name: str
     description: str = ""
@@ -95,8 +97,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """The model may ("auto"), must not ("none") or must ("required") call a tool; `name` restricts
-    it to that tool."""
+    """Says whether the model may ("auto"), must not ("none") or must ("required") call a tool; if
+    `name` is given, only that tool."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
@@ -104,9 +106,8 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """Structured output: the answer must be JSON, matching `schema` if given. With `grammar` it
-    must instead match that grammar, which is in Lark's notation and begins with the rule
-    `start`."""
+    """Structured output: the answer must be JSON, and match `schema` if given. If `grammar` is
+    given, it must match that grammar instead, in Lark's notation with the first rule `start`."""
 
     schema: JsonSchema | None = None
     grammar: str | None = None
@@ -130,7 +131,7 @@ class Chat:
 
     @property
     def fresh(self) -> tuple[Attachment, ...]:
-        """Attachments in user messages since the last answer."""
+        """The attachments in user messages since the last answer."""
         found: list[Attachment] = []
         for message in reversed(self.messages):
             if message.role == "assistant":
@@ -152,7 +153,7 @@ class Chat:
 def in_call_order(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return `messages` with the results of an answer's calls right after the answer, in the order
     of its calls. Clients send results as they arrive, and most templates write no ids, so a model
-    would match results to the wrong calls. Results that belong to no call come after the others."""
+    would match results to the wrong calls. Results without a call come last."""
     ordered: list[Message] = []
     calls: tuple[ToolCall, ...] = ()
     later: list[Message] = []  # messages after the calls
@@ -184,7 +185,7 @@ def _results_first(calls: Sequence[ToolCall], later: Sequence[Message]) -> Seque
 
 Point = bytes
 Defaults = Mapping[str, Mapping[str, bytes]]
-"""Arguments that equal their default, as canonical text, by tool name and argument name."""
+"""The canonical text of each argument's default, by tool name and argument name."""
 _ENDS_OF_LINES = re.compile(r"[ \t\r]+(?=\n|\Z)")
 
 _LARGEST_EXACT = 1 << 53
@@ -193,11 +194,11 @@ _LARGEST_EXACT = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer, and the tokens of the conversation up to its end: the first `start` tokens of the
-    previous turn, whose digest is `parent`, then `tokens`. The digest is needed because another
-    turn may reach the same point with other tokens. A turn without `tokens` is known, but cannot be
-    continued. `thought` is the digest of the answer's reasoning. The store counts a tenant's turns
-    under `owner`."""
+    """An answer, and the tokens of the conversation up to its end: first `start` tokens that the
+    previous turn also has, then `tokens`. `parent` is the previous turn's digest: its point is not
+    enough, because another turn may reach the same point with other tokens. A turn without `tokens`
+    is known, but cannot be continued. `thought` is the digest of the answer's reasoning. `owner` is
+    the key under which the store counts the tenant's turns."""
 
     point: Point
     parent: bytes | None
@@ -208,14 +209,14 @@ class Turn:
 
     @property
     def end(self) -> int:
-        """Number of tokens up to the end of the turn."""
+        """Number of the conversation's tokens up to the end of the turn."""
         return self.start + len(self.tokens)
 
 
 def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) -> list[Point]:
     """Return the point before the first message and the point after each message, valid within
     `scope`. Tools and template options are part of every point, since templates render them first.
-    `tool_texts` are the results of `tool_text`, if already computed."""
+    `tool_texts` are the results of `tool_text` for the tools, if already computed."""
     options, defaults = canonical(dict(chat.template_options)), defaults_of(chat.tools)
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
     found = [digest("history-v1", scope, options, *texts)]
@@ -239,8 +240,9 @@ def defaults_of(tools: Sequence[Tool]) -> Defaults:
 
 
 def point_after(point: Point, message: Message, defaults: Defaults = MappingProxyType({})) -> Point:
-    """Return the point after `message`. It ignores arguments that equal their `defaults` and white
-    space at the ends of lines, because clients may drop both: Claude Code does so in its edits."""
+    """Return the point that follows `point` and `message`. It ignores arguments that equal their
+    `defaults`, and white space at the ends of lines: clients may drop these, as Claude Code does in
+    its edits."""
     content = message.content
     if message.role == "assistant":
         content = content.strip()  # APIs and clients trim answers
@@ -263,7 +265,7 @@ def thought_digest(reasoning: str) -> bytes:
 
 
 def agrees(turn: Turn, message: Message) -> bool:
-    """Return whether `message` has no reasoning, or the same as `turn`."""
+    """Return whether `message` has the same reasoning as `turn`, or none."""
     return not message.reasoning.strip() or thought_digest(message.reasoning) == turn.thought
 
 
@@ -283,8 +285,8 @@ def canonical(value: object) -> bytes:
 
 
 def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
-    """Canonical JSON of a call's arguments without `defaults`. It is the same for clients with only
-    one number type."""
+    """Canonical JSON of a call's arguments without those that equal their `defaults`. Clients that
+    know only one type of number do not change it."""
     try:
         found = _trimmed(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):
@@ -310,8 +312,8 @@ def _trimmed(value: object) -> object:
 
 
 def _number(text: str) -> int | float:
-    """Return a number as JavaScript represents it: 1.0 is 1, large integers lose digits. Raises
-    ValueError for a number beyond the range of a float."""
+    """Return a number as JavaScript represents it: 1.0 becomes 1, large integers lose digits.
+    Raises ValueError for a number beyond the range of a float."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text:.40} is too large")

@@ -35,8 +35,8 @@ class AgentBlocks:
     """One agent's cache: the tokens it covers and, per layer, the blocks that hold them; a
     sliding-window layer holds only the last tokens. `model_id` is the model that computed the
     cache, `owner` the pool's name for the holder of its blocks (by default the agent's id). A
-    retired cache has passed its blocks to the agent's next request or to the pool and is empty;
-    passing a retired cache to a request is valid and reuses nothing."""
+    retired cache is empty, because its blocks went to the agent's next request or back to the pool;
+    a request accepts it and reuses nothing."""
 
     agent_id: str
     total_tokens: int = 0
@@ -90,6 +90,6 @@ class AgentBlocks:
         return copy
 
     def retire(self) -> None:
-        """Drop the references to the blocks, which now have a new owner or are free."""
+        """Drop the references to the blocks, which are free or have another owner by now."""
         self.retired = True
         self._layers = {}

@@ -35,9 +35,10 @@ from collections.abc import Sequence
 from semantic.domain.grammar import Grammar
 
 GRAMMAR_FAILED = "the grammar failed"
-"""Start of the message when an answer's own grammar failed. Clients may read the whole message."""
+"""The message of an answer whose own grammar failed begins so. Clients may read the whole
+message."""
 NOT_FINITE = "the model computed NaN or infinite values; nothing computed for this answer is kept"
-"""The error message of an answer that ended this way. Clients may read it."""
+"""The message of an answer that ended for this reason. Clients may read it."""
 
 
 class SemanticError(Exception):
@@ -91,7 +92,7 @@ class PoolExhaustedError(CapacityError, ValueError):
 
 
 class OverloadedError(CapacityError):
-    """The queue is full; the client may retry after `retry_after` seconds."""
+    """The queue is full; the client may try again after `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
@@ -99,11 +100,11 @@ class OverloadedError(CapacityError):
 
 
 class TenantLimitError(OverloadedError):
-    """A tenant already uses the most that it may while sharing with others."""
+    """A tenant already uses the most that it may, as long as other tenants need a part."""
 
 
 class WeightsTooLargeError(CapacityError):
-    """The model's weights, `n_bytes`, need more memory than is available; none were read."""
+    """The `n_bytes` of the model's weights exceed the available memory; no weights were read."""
 
     def __init__(self, message: str, *, n_bytes: int) -> None:
         super().__init__(message)
@@ -111,8 +112,8 @@ class WeightsTooLargeError(CapacityError):
 
 
 class UncheckedGrammarError(CapacityError):
-    """`grammars` may be expensive to compile and need a check first. `compiles`: they are the
-    grammars of answers, not parts of such grammars."""
+    """`grammars` may be expensive to compile, so they need a check first. `compiles` says whether
+    they are grammars of whole answers, not parts of such grammars."""
 
     def __init__(self, grammars: Sequence[Grammar], *, compiles: bool) -> None:
         super().__init__("the grammar of the answer is not checked yet; retry")
@@ -133,7 +134,7 @@ class OperatorError(SemanticError):
 
 
 class UnsupportedModelError(OperatorError, NotImplementedError):
-    """A batch cannot hold the model's kind of cache; the message names the kind."""
+    """The model's kind of cache cannot be part of a batch; the message names the kind."""
 
 
 class BackendError(OperatorError, RuntimeError):
@@ -141,7 +142,8 @@ class BackendError(OperatorError, RuntimeError):
 
 
 class NotFiniteError(BackendError):
-    """The model computed NaN or infinite values from a request; later values are not valid."""
+    """The model computed NaN or infinite values from a request; its later values are not valid
+    either."""
 
     def __init__(self) -> None:
         super().__init__(NOT_FINITE)

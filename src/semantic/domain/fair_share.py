@@ -1,11 +1,11 @@
 """Equal parts for tenants: FairShare and RoundRobin divide use over time, FairRoom and FairLru
-divide space; the functions divide stores. Knows nothing about clocks or threads.
+divide space, and the functions divide stores. Knows neither clocks nor threads.
 
-FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996) that learns costs afterwards.
-FairRoom limits space that it cannot reclaim, by a threshold that moves with the free room
-(Choudhury and Hahne, 1998). In a full FairLru the tenant that holds most loses its least recently
-used value: a single tenant may use all, and a tenant loses nothing while it holds less than an
-equal part.
+FairShare is start-time fair queueing (Goyal, Vin and Cheng, 1996), but learns a cost only after the
+work. FairRoom limits space that it cannot reclaim, by a threshold that moves with the free room
+(Choudhury and Hahne, 1998). A full FairLru drops the least recently used value of the tenant that
+holds most: a single tenant may use all the space, and a tenant with less than an equal part loses
+nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ V = TypeVar("V")
 
 
 class FairShare:
-    """Tracks how much each tenant has used, in any unit; a tenant gets no credit for time away.
-    Between two tenants that always want something, the use differs by at most the largest cost of
-    each."""
+    """Tracks how much each tenant has used, in any unit; a tenant gets no credit for the time in
+    which it wants nothing. The uses of two tenants that always want something differ by at most the
+    largest cost of each."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -34,8 +34,9 @@ class FairShare:
         self._used[tenant] = max(self._used.get(tenant, 0.0), self._now)
 
     def next(self, wanting: Iterable[str], owing: Mapping[str, float] | None = None) -> str:
-        """Return the tenant in `wanting` with the least use, including what it will owe for running
-        work (`owing`); the first on a tie. All must have called `begin`."""
+        """Return the tenant in `wanting` with the least use, where its running work (`owing`)
+        counts as used; the first of several with equal use. `begin` must have been called for
+        each."""
         more = owing or {}
         tenant = min(wanting, key=lambda one: self._used[one] + more.get(one, 0.0))
         self._now = max(self._now, self._used[tenant])
@@ -46,8 +47,8 @@ class FairShare:
         self._used[tenant] += cost
 
     def end(self, tenant: str) -> None:
-        """Record that a tenant wants nothing more. Use beyond that of the others stays on its
-        account until they have used as much, or until all tenants want nothing."""
+        """Record that a tenant wants nothing more. If it has used more than the others, that is
+        remembered until they have used as much, or until all tenants want nothing."""
         self._away.add(tenant)
         if len(self._away) == len(self._used):
             self._now = max(self._used.values())
@@ -57,7 +58,8 @@ class FairShare:
 
 
 class RoundRobin(Generic[V]):
-    """Waiting values: tenants take turns, and each tenant's values come in the order of arrival."""
+    """Queues values by tenant: the tenants take turns, and each tenant's values keep their order of
+    arrival."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[V]] = OrderedDict()  # the next tenant first
@@ -80,9 +82,10 @@ class RoundRobin(Generic[V]):
 
 
 class FairRoom:
-    """Room for `most`, in any unit. A tenant may always take its first share; it may take more
-    while its total is at most `times` the room that stays free. With `times` 1, one tenant gets
-    half, two tenants get a third each, and there is always room for another."""
+    """Divides room for `most`, in any unit. A tenant that holds nothing may take any amount; one
+    that holds some may take more while its total is at most `times` the room that stays free. With
+    `times` 1, one tenant gets half, two tenants get a third each, and another tenant always finds
+    room."""
 
     def __init__(self, most: int, times: int = 1) -> None:
         self.most = most
@@ -116,8 +119,8 @@ class FairRoom:
 
 
 class FairLru(Generic[K, V]):
-    """Values by tenant and key, with a total weight of at most `most`. A value is found only under
-    its tenant's name. The cost of a call grows with the number of tenants."""
+    """Keeps values by tenant and key, with a total weight of at most `most`. Only its tenant finds
+    a value. The cost of a call grows with the number of tenants."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -143,8 +146,8 @@ class FairLru(Generic[K, V]):
         return None if found is None else found[0]
 
     def put(self, tenant: Hashable, key: K, value: V, weight: int = 1) -> None:
-        """Set the value of `key`, dropping other values to make room. A value heavier than the
-        whole limit is not kept."""
+        """Set the value of `key`, dropping other values to make room. Does not keep a value heavier
+        than the limit."""
         self.remove(tenant, key)
         if weight > self._most:
             return
@@ -173,26 +176,27 @@ class FairLru(Generic[K, V]):
 
 
 def equal_part(most: int, n_others: int) -> int | None:
-    """Return the part that a tenant is sure of next to `n_others`; None without others, when it may
-    use all."""
+    """Return how much of `most` a tenant is sure of if `n_others` other tenants share it; None if
+    it is alone and may use all."""
     return most // (1 + n_others) if n_others else None
 
 
 def pins_hold(n_others: int, *, is_public: bool) -> bool:
-    """Return whether pins hold against a tenant that wants room. They do only against the public
-    tenant, which does not count as an equal, and only if there is exactly one other tenant."""
+    """Return whether a tenant that wants room must leave pinned bytes alone. Only the public tenant
+    must, as it has no equal part, and only if it shares with exactly one other tenant."""
     return is_public and n_others == 1
 
 
 def kept(held: int, pinned: int, then: int) -> int:
-    """Return how much of its `held` bytes another tenant keeps when a tenant grows to `then` bytes:
-    up to the same amount, and at least its `pinned` bytes, which is 0 where pins do not hold."""
+    """Return how many of its `held` bytes a tenant keeps when another tenant grows to `then` bytes:
+    as many as the other then has, and at least its `pinned` bytes, which are 0 where pins do not
+    hold."""
     return max(min(held, then), pinned)
 
 
 def most_each(sizes: Sequence[int], room: int) -> int:
-    """Return the most that each tenant may hold if `sizes` are to fit into `room`: a tenant that
-    holds less than an equal part loses nothing."""
+    """Return the most that each tenant may hold so that all fit into `room`, from the `sizes` they
+    hold now: a tenant that holds less than an equal part loses nothing."""
     left = len(sizes)
     for size in sorted(sizes):
         if size * left > room:

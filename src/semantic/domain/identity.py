@@ -1,6 +1,6 @@
 """The sender of a request: Identity, the session and agent that a client's headers name, and Hints.
-They affect names, pins, statistics and order, never the choice of a cache: the content of the
-prompt finds its blocks."""
+They affect names, pins, statistics and the order of work, never the choice of a cache: a prompt's
+content finds its blocks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final, TypeGuard
 from semantic.domain.errors import InvalidRequestError
 
 MAX_TAG_LENGTH = 128
-"""Most characters of a session, agent or client tag."""
+"""The most characters that a session, agent or client tag may have."""
 
 _MAX_PART_LENGTH = 100
-"""Most characters of a tag within a name; a longer tag is replaced by a digest."""
+"""The most characters of a tag within a name; a digest replaces a longer tag."""
 _DIGEST_DIGITS = 32
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
 LONGEST_ABSENCE: Final = 86_400.0
@@ -33,10 +33,10 @@ _NUMBER = "~"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A client's session and agent. `client` is the program, "" if unknown. `agent` is one of
-    several agents in the session; None is its main agent. `parent` is the name of the agent that
-    started it. `shared`: several conversations use the identity at once, as when it names a
-    user."""
+    """The agent that sends a request, as its client names it. `client` is the program; "" if
+    unknown. `agent` is one of several agents in `session`; None is the session's main agent.
+    `parent` is the name of the agent that started this one. `shared` is true if several
+    conversations use the identity at once, as when it names a user."""
 
     session: str
     client: str = ""
@@ -50,11 +50,13 @@ class Identity:
         return name_of(self.client, self.session, self.agent)
 
     def numbered(self, number: int) -> str:
-        """Return the name of agent `number` of this identity; the first agent's has no number."""
+        """Return the name of agent `number` of this identity; the first agent's name contains no
+        number."""
         return self.name if number == 1 else f"{self.name}{_NUMBER}{number}"
 
     def number(self, name: str) -> int | None:
-        """Return the number in `name` if it names an agent of this identity, else None."""
+        """Return the number of the agent `name` of this identity; None if the identity has no such
+        agent."""
         own = self.name
         if name == own:
             return 1
@@ -71,8 +73,8 @@ def name_of(client: str, session: str, agent: str | None = None) -> str:
 
 
 def home_of(name: str) -> str:
-    """Return the name of the main agent in the session of the agent `name`; `name` itself if
-    `name_of` did not generate it."""
+    """Return the name of the main agent in the session of the agent `name`; return `name` itself if
+    `name_of` did not make it."""
     client, _, rest = name.partition("/")
     if client not in _CLIENTS or not rest:
         return name
@@ -86,7 +88,7 @@ def is_tag(text: object) -> TypeGuard[str]:
 
 
 def _part(tag: str) -> str:
-    """Return a tag as part of a name, with separators escaped."""
+    """Return a tag as it appears within a name, with separators escaped."""
     escaped = tag.translate(_ESCAPES)
     if len(escaped) <= _MAX_PART_LENGTH:
         return escaped
@@ -96,9 +98,9 @@ def _part(tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """Optional hints about an agent. `done`: the agent needs nothing after this answer. `back_in`:
-    seconds from the answer to the agent's next request; None if unknown. `priority`: within a
-    tenant, requests with a higher priority run first. Raises InvalidRequestError for a `back_in`
+    """Optional hints about an agent. `done` means that this answer is the agent's last. `back_in`
+    is the time from the answer to the agent's next request, in seconds; None if unknown. Within a
+    tenant, requests with a higher `priority` run first. Raises InvalidRequestError for a `back_in`
     below 0, above LONGEST_ABSENCE or together with `done`, and for a `priority` beyond
     MOST_PRIORITY."""
 

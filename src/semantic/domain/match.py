@@ -14,7 +14,7 @@ class MatchEnd(StrEnum):
     COMPLETE = "complete"
     """The request reused everything cached for this agent."""
     NEW = "new"
-    """Nothing is cached for the beginning of this prompt."""
+    """The cache has nothing for the beginning of this prompt."""
     DIVERGED = "diverged"
     """The prompt differs from the agent's cached tokens."""
     MISSING = "missing"
@@ -24,16 +24,16 @@ class MatchEnd(StrEnum):
     NO_CHECKPOINT = "no checkpoint"
     """The store has the blocks, but a window or state can resume only at an earlier position."""
     SLOWER = "slower"
-    """By estimate, reading the blocks would take longer than computing them."""
+    """Reading the blocks would take longer than computing them, by estimate."""
     SCORED = "scored"
     """The request asks for the prompt's log-probabilities, so the engine computes all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Tokens that an agent had cached and a request computed again. `seconds` is their share of the
-    prefill time. `part` is the changed part of the request; None if nothing changed or it is
-    unknown."""
+    """Tokens that an agent had in the cache and that a request computed again. `seconds` is their
+    share of the prefill time. `part` is the part of the request that changed; None if none did, or
+    if it is unknown."""
 
     tokens: int
     seconds: float
@@ -43,10 +43,10 @@ class CacheMiss:
 @dataclass(frozen=True, slots=True)
 class MatchReport:
     """How much of its prompt a request reused, and why not more. `differs_at` is the first position
-    where the prompt differs from the agent's cached tokens; None if the prompt extends them.
-    `expected` and `got` are the cached token and the prompt's token there. `seconds` is the prefill
-    time of the other tokens. `lost` counts cached tokens that the engine computed again.
-    `any_chip`: another kind of chip may have computed reused tokens."""
+    where the prompt differs from the agent's cached tokens; None if the prompt extends them. At
+    this position the agent's cache has the token `expected`, and the prompt has `got`. `seconds` is
+    the prefill time of the tokens that were not reused. `lost` counts cached tokens that the engine
+    computed again. `any_chip` is true if another kind of chip may have computed reused tokens."""
 
     prompt_tokens: int
     reused_tokens: int

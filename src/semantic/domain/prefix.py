@@ -1,6 +1,6 @@
-"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. Reused tokens are
-equal at the same position, and every layer can return to the last of them, so reuse never changes
-an answer."""
+"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse. Reuse never changes
+an answer: reused tokens are equal, at the same positions, and every layer's cache can be cut to
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
 
 _MAX_GENERATION_PROMPT = 16
-"""Tokens of the longest generation prompt; templates need no more."""
+"""The most tokens that a generation prompt is assumed to have; templates need no more."""
 _MAX_GENERATION_SHARE = 4
 """The generation prompt counts as at most a quarter of a short prompt; otherwise all short prompts
 would look alike."""
@@ -32,8 +32,8 @@ def without_generation_prompt(n_tokens: int) -> int:
 
 
 def ends_of_turn(turn: Manifest) -> list[BlockLink]:
-    """Return the last block of an agent's turn, and the last blocks of the prompt that its next
-    turn repeats."""
+    """Return the last block of an agent's turn, and the last blocks of the part of its prompt that
+    the next turn repeats."""
     stop = _repeated(turn)
     links = list(turn.scope.chain(turn.token_ids))
     n_full = stop // BLOCK_TOKENS  # full blocks that the turn and the prompt share
@@ -42,8 +42,8 @@ def ends_of_turn(turn: Manifest) -> list[BlockLink]:
 
 
 def continues(newer: Manifest, older: Manifest) -> bool:
-    """Return whether one turn of an agent repeats the prompt of another. A turn after a compaction
-    does not, and the agent may return to the older turn."""
+    """Return whether the turn `newer` of an agent repeats the prompt of the turn `older`. After a
+    compaction it does not, and the agent may return to the older turn."""
     stop = _repeated(older)
     return newer.token_ids[:stop] == older.token_ids[:stop]
 
@@ -53,9 +53,10 @@ def _repeated(turn: Manifest) -> int:
 
 
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
-    """Return the shortest length to which a layer can be cut if it holds positions `held` of
-    `total`. A window layer that is cut to n tokens must still hold the window before token n. A
-    layer that lacks tokens for every length returns `total + 1`, which excludes any cut."""
+    """Return the shortest length to which a layer's cache can be cut if it holds the positions
+    `held` of `total`. A window layer that is cut to n tokens must still hold the window before
+    token n. For a layer that lacks tokens for every length, return `total + 1`, which excludes any
+    cut."""
     if held.stop != total or (held.start > 0 and layer.kind is LayerKind.FULL):
         return total + 1
     if layer.kind is LayerKind.STATE:
@@ -66,8 +67,8 @@ def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
 
 
 def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Sequence[int]) -> int:
-    """Return how many tokens of `prompt` a request can reuse from `blocks`. Never all of them: the
-    last token must be computed, because it gives the logits for the next."""
+    """Return how many tokens of `prompt` a request can reuse from `blocks`: never the last one,
+    which must be computed because its logits choose the next token."""
     if blocks is None or blocks.retired:
         return 0
     length = spec.reusable(min(common_prefix(blocks.token_ids, prompt), len(prompt) - 1))

@@ -26,21 +26,23 @@ class OutgoingArchive(Protocol):
         """Total bytes of all pieces."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the archive's bytes in order, at most 1 MiB at a time, holding one block's body in
-        memory. Raises StoreError if a block has changed, as after an eviction."""
+        """Yield the archive's bytes in order, in pieces of at most 1 MiB; only one block's body is
+        in memory at a time. Raises StoreError if a block is no longer as it was, for example
+        evicted."""
 
 
 class IncomingArchive(Protocol):
-    """An archive being received. Nothing of it is in the store before `put`."""
+    """An archive being received. The store contains nothing from it before `put`."""
 
     def write(self, data: bytes) -> None:
         """Take the next bytes. Raises InvalidRequestError at the first byte that cannot belong to
-        an archive, and CapacityError if there is no room for the bytes."""
+        an archive, and CapacityError if they find no room."""
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
-        """Verify the whole archive, store it for the tenant with this tag, and save the agent under
-        `name` or its own name. A failure leaves nothing in the store. Raises InvalidRequestError
-        for an incomplete or damaged archive, and CapacityError if the store has no room for it."""
+        """Verify the whole archive, store it for `tenant`, a tenant's tag, and save the agent under
+        `name`, or else under the name in the archive. A failure leaves nothing in the store. Raises
+        InvalidRequestError for an incomplete or damaged archive, and CapacityError if the store has
+        no room for it."""
 
     def close(self) -> None:
         """Delete the received bytes."""
@@ -50,12 +52,13 @@ class ExchangePort(Protocol):
     """Writes and reads archives of one model's agents. Thread-safe."""
 
     def export(self, manifest: Manifest, check: Check) -> OutgoingArchive:
-        """Read each stored block of an agent once, then return an archive of all."""
+        """Read each stored block of the agent of `manifest` once to check it, then return an
+        archive of these blocks."""
 
     def receive(self, accept: Callable[[str], None]) -> IncomingArchive:
-        """Begin to receive an archive. `accept` is called with the agent's own name before any body
-        is received, before bodies are stored, and before the agent is saved; it may raise to
-        refuse."""
+        """Begin to receive an archive. The archive calls `accept` with the agent's name three
+        times: before it receives bodies, before it stores them, and before it saves the agent. An
+        exception from `accept` refuses the archive."""
 
 
 RequestState = Literal["queued", "prefill", "decode"]
@@ -73,19 +76,20 @@ class TenantId:
 
 
 Tenant: TypeAlias = str | TenantId
-"""A tenant, by its own name or by its id."""
+"""A tenant's own name, or its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSummary:
     """An agent after its last turn.
 
-    `tokens` counts its history, `blocks` its blocks by place. `n_bytes` is the size of the stored
-    bodies, `shared_bytes` the part shared with other agents, `pool_bytes` the part in the pool.
-    `turns` counts its own turns, not those before a fork. `last_used` is the Unix time of its last
-    save in seconds, `match` the report on its last prompt; both are None before its first turn.
-    The client's headers name `session` and `client`. `parent` is the agent that forked or started
-    it, `children` are the agents that it forked or started.
+    `tokens` is the length of its history, `blocks` the number of its blocks in each place.
+    `n_bytes` is the size of its stored bodies, `shared_bytes` the part of these bytes that other
+    agents share, `pool_bytes` the size of its cache in the pool. `turns` does not count the turns
+    before a fork. `last_used` is the Unix time of its last save in seconds, `match` the report on
+    its last prompt; both are None before its first turn. `session` and `client` are from the
+    client's headers. `parent` is the agent that it was forked from or started by; `children` are
+    the agents whose parent it is.
     """
 
     id: str
@@ -108,8 +112,9 @@ class AgentSummary:
 
 @dataclass(frozen=True, slots=True)
 class AgentBlock:
-    """One block of an agent: tokens `start` to `stop`. `hash` is in hexadecimal. `checkpoint`: the
-    store also has the state or window edge needed to resume after the block's last token."""
+    """One block of an agent, with tokens `start` to `stop` of its history. `hash` is in
+    hexadecimal. `checkpoint` is true if the store also has the state or window edge needed to
+    resume after the block."""
 
     start: int
     stop: int
@@ -122,7 +127,7 @@ class AgentBlock:
 
 @dataclass(frozen=True, slots=True)
 class AgentDetail:
-    """An agent with its blocks in order, and the match report of its last prompt."""
+    """An agent, its blocks in order, and the match report on its last prompt."""
 
     summary: AgentSummary
     blocks: tuple[AgentBlock, ...]
@@ -131,7 +136,7 @@ class AgentDetail:
 
 @dataclass(frozen=True, slots=True)
 class AgentFilter:
-    """Matches the agents that agree with every field that is not None."""
+    """Selects agents: those that have the value of every field that is not None."""
 
     prefix: str | None = None
     pinned: bool | None = None
@@ -139,7 +144,7 @@ class AgentFilter:
     parent: str | None = None
 
     def accepts(self, name: str, state: AgentState, parent: str | None, *, pinned: bool) -> bool:
-        """Return whether the agent `name` matches."""
+        """Return whether the filter selects the agent `name`."""
         return (
             name.startswith(self.prefix or "")
             and self.pinned in {None, pinned}
@@ -150,9 +155,9 @@ class AgentFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request that has been in the engine for `seconds` and was preempted `preemptions` times. It
-    has computed or reused `read_tokens` of its prompt; `cached_tokens` of them were reused. `model`
-    is the id of its model."""
+    """A request in the engine, there for `seconds` and preempted `preemptions` times. Its cache
+    contains `read_tokens` of its prompt, computed or reused; `cached_tokens` counts the reused
+    ones. `model` is a model's id."""
 
     uid: str
     agent_id: str
@@ -169,7 +174,8 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentPage:
-    """One page of a list of agents. `has_more`: more agents follow after `last`, a saved agent."""
+    """One page of a list of agents. `has_more` says whether agents follow after `last`, the page's
+    last saved agent."""
 
     agents: tuple[AgentSummary, ...]
     has_more: bool
@@ -192,29 +198,29 @@ EVERY_AGENT: Final = AgentFilter()
 
 class AgentsPort(Protocol):
     """The agents of the served model. Any number of tasks of one event loop may call it. Methods
-    that name an agent raise AgentNotFoundError if the tenant has no such agent; methods that take a
-    tenant's id raise it if there is no such tenant."""
+    raise AgentNotFoundError if the tenant has no such agent, or if no tenant has the given id."""
 
     def id_of(self, tenant: str) -> TenantId:
         """Return the id by which operators name `tenant`. Thread-safe."""
 
     async def tenants(self) -> Sequence[TenantId]:
-        """Return the tenants that have a saved agent or a request, sorted."""
+        """Return the ids of the tenants that have a saved agent or a request, sorted."""
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
-        """Return running and waiting requests of `tenant` (None: of all) in order of arrival."""
+        """Return the running and waiting requests of `tenant`, or of all tenants if None, in order
+        of arrival."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
-        """End a request of `tenant` (None: any tenant) at the next step and keep its tokens.
-        Returns False if there is no such request."""
+        """End a request of `tenant` (of any tenant if None) at the next step and keep its tokens.
+        Returns False if the request does not exist."""
 
     async def page(
         self, tenant: Tenant, limit: int, after: str | None = None, only: AgentFilter = EVERY_AGENT
     ) -> AgentPage:
         """Return at most `limit` saved agents, last saved first, beginning after the agent `after`.
-        The cost grows with the agents that `only` skips, not with all agents. The first page begins
-        with the agents in their first turn. Raises AgentNotFoundError if the store lacks
-        `after`."""
+        The cost grows with the number of agents that `only` skips, not of all agents. The first
+        page begins with agents that are in their first turn, and therefore not saved yet. Raises
+        AgentNotFoundError if the store lacks `after`."""
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """Return an agent's details, without texts and tokens."""
@@ -224,9 +230,9 @@ class AgentsPort(Protocol):
         InvalidRequestError if `new_id` exists, or if `agent_id` has not finished a turn yet."""
 
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
-        """Exempt the agent's blocks from eviction, or lift the exemption. Raises
-        InvalidRequestError if the agent was never saved, and PinLimitError if its pins exceed the
-        tenant's part of the store."""
+        """Pin the agent, so that its blocks are not evicted, or unpin it. Raises
+        InvalidRequestError if the agent was never saved, and PinLimitError if the tenant's pins
+        would exceed its part of the store."""
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """Delete the agent. Raises InvalidRequestError while the agent has a request."""
@@ -238,10 +244,10 @@ class AgentsPort(Protocol):
     async def import_(
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
     ) -> AgentSummary:
-        """Create the agent in an archive, under `name` or its own name, as a whole or not at all.
-        Only requests that name the agent find its blocks.
+        """Create the archive's agent completely or not at all, under `name` or else the name in the
+        archive. Only requests that name the agent find its blocks.
 
-        A tenant id must be of a tenant that can send requests. Raises InvalidRequestError if the
+        A tenant given by its id must be able to send requests. Raises InvalidRequestError if the
         name is taken, the agent belongs to another model or the archive is damaged, CapacityError
         if the store has no room, OverloadedError during another import, and the errors of
         `archive`.

@@ -13,8 +13,8 @@ from semantic.domain.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Texts that enclose a part of an answer. With an empty `end`, the part lasts until the
-    answer's end."""
+    """Texts that enclose a part of an answer. If `end` is empty, the part lasts until the answer
+    ends."""
 
     start: str
     end: str
@@ -22,8 +22,8 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A conversation as tokens, ending with the generation prompt. `opens_thought`: the prompt ends
-    inside reasoning, which the answer continues."""
+    """A conversation as tokens, ending with the generation prompt. `opens_thought` is true if these
+    tokens end inside reasoning, which the answer continues."""
 
     tokens: tuple[int, ...]
     opens_thought: bool = False
@@ -31,7 +31,7 @@ class RenderedChat:
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """The part of a call before its arguments: texts, one name, and alternative texts.
+    """The part of a tool call before its arguments: fixed texts, the tool's name, and `begin`.
 
     White space may surround each step. `name` matches the name, in its group "name"; `quoted`: the
     name is a JSON string. `starts_name` matches an unfinished name. The arguments begin with one of
@@ -48,16 +48,16 @@ class CallHead:
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """How a call writes its arguments in tags.
+    """How a tool call writes its arguments in tags.
 
     An argument lasts from `start` to the last `end` before the next argument or the call's end. Its
     value begins after the first `key_end`. `key` matches the text between `start` and `key_end`,
-    with the key in its group "key"; its group "kind", if any, gives the kind of value: JSON, unless
-    the kind is "string" or "true". `call_end`, or the end mark if it is empty, ends the arguments.
-    Text between arguments has no meaning.
+    with the key in its group "key"; if it has a group "kind", that is the kind of value: the value
+    is text for "string" and "true", else JSON. `call_end`, or the end mark if it is empty, ends the
+    arguments. Text between arguments has no meaning.
 
-    `trims`: the layout around a value: nothing, or one line break on either side. A value may be
-    enclosed in the marks of `wrap`. `untyped_is_text`: a value without a type is text, even if it
+    `trims` is the layout around a value: nothing, or one line break on either side. The marks of
+    `wrap` may enclose a value. With `untyped_is_text`, a value without a type is text, even if it
     is valid JSON.
     """
 
@@ -73,12 +73,12 @@ class CallTags:
 
 @dataclass(frozen=True, slots=True)
 class CallList:
-    """How a call writes its arguments as a list with commas.
+    """How a tool call writes its arguments as a list with commas.
 
     An argument is a key that `key` matches, in its group "key", then `separator` and a value;
-    `close` follows the last argument. A string is enclosed in a pair of one of `quotes`; with
+    `close` follows the last argument. A string stands between two equal marks from `quotes`; with
     `escapes` it may contain Python's escapes. Commas inside brackets belong to the value; `opening`
-    and `closing` list the brackets in the same order.
+    and `closing` list the kinds of brackets in the same order.
     """
 
     key: re.Pattern[str]
@@ -92,13 +92,13 @@ class CallList:
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How a model writes a call, unless it writes a JSON object with the tool's name.
+    """How a model writes a tool call other than as a JSON object with the tool's name.
 
-    A call begins with `head`, but may still be such an object. Without `arguments`, and always
-    after `json_head`, the arguments are JSON. `between` lists the texts that can end a call, in any
-    number; `ends` lists those that can end all calls, besides the end mark. `in_list`: calls occur
-    only in a list. `unmarked` at the beginning of a line also begins a call, without the start
-    mark.
+    A call begins with `head`, although the model may still write a JSON object. The arguments are
+    JSON if `arguments` is None, and always after `json_head`. Any number of the texts in `between`
+    can end a call; each text in `ends` can end the last call, as the end mark does. `in_list` is
+    true if calls occur only in a list. At the beginning of a line, `unmarked` begins a call without
+    the start mark.
     """
 
     head: CallHead | None = None
@@ -114,12 +114,12 @@ class CallSpelling:
 class Headers:
     """An answer made of messages, each with a header that names its kind.
 
-    A header lasts from one of `starts` to `end`, and the answer begins inside a header; one of
-    `ends` ends a message. `thought` matches the header of reasoning. `call` matches the header of a
-    call, with the tool in its group "name"; the message's text is the arguments. A header begins
-    with one of `begins`, and `known` matches an unfinished header. `following` begins the next
-    message after another. `answer` is the header of an answer's text, and `remark` that of a text
-    before a call.
+    A header lasts from a text in `starts` to `end`, and the answer begins inside a header; a text
+    in `ends` ends a message. `thought` matches the header of reasoning. `call` matches the header
+    of a tool call, with the tool's name in its group "name"; the message is then the call's
+    arguments. The words of a header begin with a text in `begins`, and `known` matches an
+    unfinished header. `following` begins the next message after another. `answer` is the header of
+    an answer's text, and `remark` that of a text before a call.
     """
 
     starts: tuple[str, ...]
@@ -137,9 +137,9 @@ class Headers:
 @dataclass(frozen=True, slots=True)
 class CallForm:
     """A call with JSON arguments as a grammar makes a model write it. `before` and `after` are the
-    texts around the arguments. $name is the tool's name, $quoted the name as JSON; the model
-    chooses a $number and an $id. `several`: calls each have marks, follow each other within one
-    pair of marks, or form a list."""
+    texts around the arguments. In them, $name is the tool's name, $quoted the name as JSON; the
+    model chooses a $number and an $id. `several` says how several calls are written: each in its
+    own marks, one after another in one pair of marks, or as a list."""
 
     before: str = '{"name": $quoted, "arguments": '
     after: str = "}"
@@ -155,15 +155,16 @@ class ChatFormat(Protocol):
 
     @property
     def thought_marks(self) -> Marks | None:
-        """The marks of reasoning; None if the model has none."""
+        """The marks of the model's reasoning; None if it has no such marks."""
 
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
-        """The tokens of `thought_marks.end` within an answer; empty if the model has no marks."""
+        """The tokens of the end mark of reasoning, as they occur within an answer; empty without
+        such marks."""
 
     @property
     def call_marks(self) -> Marks:
-        """The marks of a tool call, or of a list of calls."""
+        """The marks around a tool call, or around a list of tool calls."""
 
     @property
     def headers(self) -> Headers | None:
@@ -171,20 +172,21 @@ class ChatFormat(Protocol):
 
     @property
     def loops_only(self) -> bool:
-        """True if an answer can continue in its own tokens only after calls, with their results: a
-        later question from the user changes the text before it."""
+        """True if the tokens of an answer stay valid in the history only when results of its tool
+        calls follow: the template renders the answer differently once the user asks another
+        question."""
 
     @property
     def silent_marks(self) -> tuple[str, ...]:
-        """Marks around an answer's text that carry no meaning."""
+        """Marks around an answer's text that have no meaning and can be dropped."""
 
     @property
     def bare_calls(self) -> bool:
-        """True if an answer may begin with a call without its start mark."""
+        """True if an answer may begin with a tool call that lacks its start mark."""
 
     @property
     def call_spelling(self) -> CallSpelling | None:
-        """How this model writes calls; None for JSON objects with the tool's name."""
+        """How this model writes tool calls; None if it writes JSON objects with the tool's name."""
 
     def render(self, chat: Chat) -> RenderedChat:
         """Render the conversation with the model's template; system messages keep their order. If
@@ -192,12 +194,12 @@ class ChatFormat(Protocol):
         Raises InvalidRequestError if the template refuses the messages."""
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        """Render the text after the first `n_messages` messages, the last of which is the
-        assistant's: the token that ends an answer, then all later messages. The result does not
-        depend on the content of the first `n_messages`. None if the template has no such token.
-        Raises InvalidRequestError if the template refuses the messages."""
+        """Render the token that ends an answer, then all messages after the first `n_messages`, the
+        last of these being the assistant's. The result does not depend on the first `n_messages`.
+        None if the template ends an answer without a token. Raises InvalidRequestError if the
+        template refuses the messages."""
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
-        """Return the grammar of an answer to a tenant's `chat`; None if nothing constrains the
-        answer. An answer format, a tool choice that requires a call, and strict tools need a
-        grammar. Raises InvalidRequestError for a schema that cannot become a grammar."""
+        """Return the grammar of an answer to `chat`; None if nothing constrains the answer. An
+        answer format, a tool choice that requires a call, or a strict tool needs a grammar. Raises
+        InvalidRequestError for a schema that cannot become a grammar."""

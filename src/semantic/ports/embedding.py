@@ -1,6 +1,6 @@
-"""Embeddings: the ports for APIs that ask for vectors, and for a backend that computes them.
-`Embeddings` batches and caches; a backend computes in chunks, so that running answers can
-continue."""
+"""The ports of embeddings: one for the APIs, which ask for vectors, and one for a backend that
+computes them. `Embeddings` batches and caches; a backend computes in chunks, so that running
+answers can continue."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Protocol, TypeAlias
 from semantic.ports.serving import ModelDetails
 
 Vector: TypeAlias = "array[float]"
-"""32-bit floats, scaled to length 1."""
+"""A vector of 32-bit floats, scaled to length 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """The embedding model of a server. Lists show its `names`, the id first; requests may also use
-    the `aliases`. `dimensions` is the length of its vectors, `max_tokens` the limit on a text's
-    tokens. `created` is Unix time in seconds."""
+    """The embedding model of a server. Lists of models show its `names`, the id first; requests may
+    also use the `aliases`. Its vectors have `dimensions` numbers, and a text may have at most
+    `max_tokens` tokens. `created` is Unix time in seconds."""
 
     names: tuple[str, ...]
     dimensions: int
@@ -39,8 +39,8 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vectors of some texts in order, and the number of tokens in the texts; `computed` tokens
-    were not in the cache."""
+    """The vectors of some texts, in order, and the number of tokens in the texts; `computed` of
+    these were not in the cache."""
 
     vectors: tuple[Vector, ...]
     tokens: int
@@ -52,7 +52,7 @@ class EmbeddingPort(Protocol):
 
     @property
     def model(self) -> EmbeddingModel:
-        """The model's names and limits."""
+        """The model's names, dimensions and limits."""
 
     async def embed(
         self,
@@ -63,9 +63,9 @@ class EmbeddingPort(Protocol):
         truncate: bool = False,
         keep: bool = True,
     ) -> Embedded:
-        """Return the vectors of `texts`, cut to the first `dimensions` numbers and scaled to length
-        1. With `truncate`, a text that is too long loses its end. Without `keep`, nothing is added
-        to the cache. Raises InvalidRequestError for an empty text and for too many dimensions,
+        """Return the vectors of `texts`, each cut to its first `dimensions` numbers and scaled to
+        length 1. With `truncate`, a text that is too long loses its end. Without `keep`, the cache
+        stays as it is. Raises InvalidRequestError for an empty text and for too many dimensions,
         ContextOverflowError for a text that is too long, and OverloadedError if too many requests
         are waiting."""
 
@@ -74,8 +74,8 @@ class EmbeddingRun(Protocol):
     """The computation of one batch. Only the computing thread calls it."""
 
     def step(self) -> tuple[Vector, ...] | None:
-        """Compute one chunk; return the vectors of all texts with the last chunk, None before.
-        Raises BackendError."""
+        """Compute one chunk. Returns the vectors of all texts after the last chunk, and None before
+        it. Raises BackendError."""
 
 
 class Embedder(Protocol):
@@ -87,22 +87,23 @@ class Embedder(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that a text may have."""
+        """The most tokens that a text may have, special tokens included."""
 
     @property
     def model_id(self) -> str:
-        """An id that changes with everything that may change a vector."""
+        """An id of the model: it differs whenever the vectors may differ."""
 
     @property
     def max_characters(self) -> int:
-        """A text with more characters than this always exceeds `max_tokens`."""
+        """A text with more characters than this number always exceeds `max_tokens`."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text`, with the special tokens that the model expects around it.
         Thread-safe."""
 
     def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """A text's `tokens` cut at the end to `max_tokens`, with the special tokens around them."""
+        """Return a text's `tokens`, cut at the end to `max_tokens` in all, with the special tokens
+        still around them."""
 
     def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
         """Begin to compute a batch of texts, given as tokens. Called by the computing thread."""

@@ -1,6 +1,6 @@
 """The engine's port, and the ports of a backend, a tokenizer, a model provider and a clock. Each
 docstring is a contract; tests hold every implementation to it, fakes included. Only the backend
-reads the data in a block, `BlockData`."""
+reads a block's data, `BlockData`."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class GenerationEnginePort(Protocol):
         """End a request at the next step. Returns False if it is unknown or has finished."""
 
     def step(self) -> Iterator[CompletedGeneration]:
-        """Run until no request remains, yielding each generation as it finishes. The caller may
-        submit more requests between two results, or stop iterating and call again."""
+        """Run until no request remains, yielding each generation as it finishes. Between two
+        results the caller may submit more requests, or stop iterating and call `step` again."""
 
     def step_once(self) -> list[EngineEvent]:
         """Run exactly one step and return its events. A step admits waiting requests, computes
@@ -75,8 +75,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Slices = Generator[Future[object] | None, None, T]
-"""Work in slices. It yields None, or a future that must be done before the next slice. `close` ends
-the work between two slices."""
+"""Work in slices. Each slice yields None, or a future that must be done before the next slice
+begins. Calling `close` between two slices ends the work."""
 
 
 def at_once(work: Slices[T]) -> T:
@@ -92,7 +92,7 @@ def at_once(work: Slices[T]) -> T:
 
 
 def done_at_once(work: Callable[P, Slices[T]]) -> Callable[P, T]:
-    """Return a function that does all of `work` at once."""
+    """Return a function that does the work of all slices of `work` in one call."""
 
     @functools.wraps(work)
     def run(*args: P.args, **named: P.kwargs) -> T:
@@ -105,10 +105,12 @@ class Detokenizer(Protocol):
     """Turns one list of tokens into text as the tokens arrive."""
 
     def push(self, token: int) -> str:
-        """The text that becomes final with `token`; empty while a character is incomplete."""
+        """Add `token` and return the text that it completes; empty while a character is
+        incomplete."""
 
     def flush(self) -> str:
-        """Return the remaining text; incomplete bytes become U+FFFD, as in `Tokenizer.decode`."""
+        """Return the text not returned yet; an incomplete character becomes U+FFFD, as in
+        `Tokenizer.decode`."""
 
 
 class Tokenizer(Protocol):
@@ -119,39 +121,42 @@ class Tokenizer(Protocol):
         """Tokens that end an answer."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of `text`; `add_special_tokens` adds those that begin a prompt (BOS)."""
+        """Return the token ids of `text`; with `add_special_tokens`, after those that begin a
+        prompt (BOS)."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`. Bytes that form no complete character become U+FFFD."""
 
     def text_of(self, token: int) -> str:
-        """Return the text of a token that is not the first of its list."""
+        """Return the text that `token` has inside a text; the first token of a text may lack a
+        space."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """Return a new detokenizer for tokens that follow the tokens `after`. The pieces together
-        equal the text that `decode` has for them in that place."""
+        """Return a new detokenizer for tokens that follow the tokens `after`. Its pieces, joined,
+        equal the text that `decode` returns for these tokens after `after`."""
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Return the token ids of a conversation ({"role", "content"} each), by the model's chat
-        template. Raises InvalidRequestError if there is no template or it refuses the messages."""
+        """Return the token ids of a conversation, rendered with the model's chat template; each
+        message has a "role" and a "content". Raises InvalidRequestError if the model has no
+        template or the template refuses the messages."""
 
 
 class BodyTarget(Protocol):
-    """Memory for one block's body in a sequence that is loading. A single thread, which may be any,
-    calls either `put`, or `open` and then `close`. The sequence may be closed in the meantime."""
+    """Memory for one block's body in a sequence that is loading. One thread, no matter which, calls
+    either `put`, or `open` and then `close`. The sequence may be closed meanwhile."""
 
     def put(self, body: bytes | memoryview) -> None:
         """Store the whole body. Raises BackendError."""
 
     def open(self) -> list[memoryview]:
-        """Return the memory to write the body to: a few segments of 256 tokens each. The body's
-        segments are stored in them in order. Raises BackendError."""
+        """Return the memory to write the body to, with room for 256 tokens in each of the body's
+        segments, in order. Raises BackendError."""
 
     def close(self, n_tokens: int = 0) -> None:
-        """Accept the written body of `n_tokens` tokens (0 for none), and free the memory. The
-        caller may call it without `open`, and more than once. Raises BackendError."""
+        """Use the written body of `n_tokens` tokens, or nothing if 0, and free the memory from
+        `open`. The caller may call it without `open`, and more than once. Raises BackendError."""
 
 
 class BatchBackend(Protocol):
@@ -172,7 +177,8 @@ class BatchBackend(Protocol):
 
     @property
     def best_chunk(self) -> int:
-        """Tokens per `prefill` call at which the time per token stops falling."""
+        """The number of tokens per `prefill` call beyond which the time per token no longer
+        falls."""
 
     @property
     def peak_bytes(self) -> int:
@@ -181,12 +187,12 @@ class BatchBackend(Protocol):
 
     @property
     def returns_memory(self) -> bool:
-        """True if freeing blocks returns their memory to the system, False if the backend keeps it
-        for other blocks."""
+        """True if freeing blocks returns their memory to the system; False if the backend keeps the
+        memory for other blocks."""
 
     def return_memory(self, room: int) -> bool:
-        """Return kept memory of freed blocks to the system if `room` bytes are enough to do so, and
-        return whether there was any to return. Open sequences stay valid."""
+        """Give the kept memory of freed blocks back to the system if `room` spare bytes are enough
+        to do so. Returns whether there was such memory. Open sequences stay valid."""
 
     def cache_spec(self) -> ModelCacheSpec:
         """Return the description of the model's cache for one sequence."""
@@ -201,9 +207,9 @@ class BatchBackend(Protocol):
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
-        """Open a sequence that holds the first `length` tokens of `blocks`. `exclusive`: nothing
-        reads `blocks` again, so the sequence may take over their memory, which `capacity` includes;
-        the caller then drops its references. Otherwise the backend copies the blocks. Raises
+        """Open a sequence that holds the first `length` tokens of `blocks`. If `exclusive`, nothing
+        else reads `blocks`: the sequence takes over their memory, which `capacity` includes, and
+        the caller drops its references. Otherwise the backend copies the blocks. Raises
         CacheReconstructionError if `blocks` cannot provide the tokens."""
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
@@ -213,12 +219,12 @@ class BatchBackend(Protocol):
         """Return the number of tokens in the sequence's cache."""
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        """Compute `tokens` after those already in the sequence; return once they are in its
-        cache."""
+        """Compute the keys and values of `tokens`, which follow those in the sequence's cache;
+        return once the cache contains them."""
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Return whether `prefill_together` can compute `n_tokens` of the sequence in a pass shared
-        with other prompts, at about the same cost per token as theirs."""
+        """Return whether `prefill_together` can compute `n_tokens` of the sequence in one pass with
+        other prompts, at about their cost per token."""
 
     @property
     def pads_chunks(self) -> bool:
@@ -230,15 +236,15 @@ class BatchBackend(Protocol):
         to chunks of other sequences, which may save time."""
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
-        """`prefill` of several sequences in one forward pass. Either every chunk `joins`, or all
-        chunks are `side_by_side`, with equally many tokens unless the backend `pads_chunks`. After
+        """Prefill several sequences in one forward pass. Either `joins` is true of every chunk, or
+        `side_by_side` is, and all have the same length unless `pads_chunks` is true. After
         BackendError no sequence has grown."""
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         """Prefill all of `tokens` (two or more) except the last, and return log-probabilities: one
         entry for each token but the first, given the tokens before it, with the `n_top` likeliest
         alternatives. Raises NotFiniteError if a log-probability is not finite. The same calls on an
-        empty sequence give the same bits, whatever other sequences are open."""
+        empty sequence return the same bits, no matter what other sequences are open."""
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError, with the reason, if token masks cannot represent `grammar`.
@@ -260,17 +266,17 @@ class BatchBackend(Protocol):
     def decode(self) -> list[SampledToken]:
         """One decode step: one new token for each sequence started before the previous step.
 
-        A sequence started after it may return its first token one step later. A returned token
-        counts as part of the cache: before every call, each started sequence needs capacity for one
-        more token than it holds, and a newly started one for two more: its last prompt token and
-        its first new token. If a sequence's grammar fails, its token has an error; if its logits
-        are NaN or infinite, its token is not finite; the other sequences continue.
+        A sequence started since the previous step may return its first token one step later. A
+        returned token counts as part of the cache: before every call, each started sequence needs
+        capacity for one more token than it holds, and a newly started one for two more: its last
+        prompt token and its first new token. If a sequence's grammar fails, its token has an error;
+        if its logits are NaN or infinite, its token is not finite; the other sequences continue.
         """
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
-        """Close `sequence`, even on failure, and move its cache into `blocks` (per layer, in order)
-        by setting `start`, `token_count` and `layer_data`. Return surplus blocks, which hold no
-        memory. Copies nothing if there are no surplus blocks."""
+        """Move the cache of `sequence` into `blocks` (per layer, in order) by setting their
+        `start`, `token_count` and `layer_data`, and close the sequence, even on failure. Returns
+        the blocks that were not needed, which hold no memory. Copies nothing if all were needed."""
 
     def close(self, sequence: SequenceId) -> None:
         """Free `sequence` and its memory. May be called at any time."""
@@ -284,47 +290,50 @@ class BatchBackend(Protocol):
         """Remove `sequence` from the decode batch; it stays open with its cache.
 
         The caller may then export, prefill and start it again. Returns the token that the next
-        decode would have returned, if known; the cache lacks this token. A caller that accepts it
-        starts the sequence with it; otherwise the backend samples it again. A token that is not
-        finite is always returned, because the sequence may then hold invalid values.
+        decode would have returned, which the cache lacks; None if it is not known. A caller that
+        accepts the token starts the sequence with it; otherwise the backend samples it again. A
+        token that is not finite is always returned, because the sequence may then hold invalid
+        values.
         """
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """Return a copy of the body of tokens `start` to `stop`, all in one block. A deferred body
-        is a copy as of this call, whatever happens to the sequence later. `part` is FULL or WINDOW.
-        Raises BackendError if the layers do not hold these tokens."""
+        too has the content as of this call, no matter what happens to the sequence later. `part` is
+        FULL or WINDOW. Raises BackendError if the layers do not hold these tokens."""
 
     def is_finite(self, part: Part, body: bytes) -> bool:
         """Return whether an exported body of `part` is free of NaN and infinite values."""
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
-        """Return everything needed to resume `sequence` here besides the bodies of its blocks.
-        Resuming needs WINDOW blocks only if they lie entirely inside the window before the next
-        token; if the window begins inside a block, the checkpoint holds this part of the block."""
+        """Return everything needed to resume `sequence` at its current length, except the bodies of
+        its blocks. Resuming needs WINDOW blocks only if they lie entirely inside the window before
+        the next token; if the window begins inside a block, the checkpoint holds this part of the
+        block."""
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
         """Return targets for the bodies of tokens `start` to `stop`, one per block. `start` is a
         multiple of 256, and for FULL the current length of the sequence, which must have the
-        capacity. The caller closes all targets, or drops them unused, before `loaded`; nothing
-        reads them earlier."""
+        capacity. Before `loaded`, the caller closes each target or drops it unused; nothing reads
+        them earlier."""
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
-        """Add the memory from `loading` to the cache, which then holds `length` tokens.
-        `checkpoint` is the one exported at that length, if the layout needs one. Raises
-        CacheReconstructionError, with the sequence as it was before `loading`, if the checkpoint is
-        from another model or position."""
+        """Add the bodies that `loading` received to the cache, which then holds `length` tokens.
+        `checkpoint` was exported at that length; it is needed if the layout needs checkpoints. If
+        it is from another model or position, raises CacheReconstructionError, with the sequence as
+        it was before `loading`."""
 
 
 class GrammarProbe(Protocol):
-    """Compiles one grammar at a time within limits, to find out why it cannot be used."""
+    """Compiles one grammar at a time, within limits of time and memory, to find out whether it is
+    usable."""
 
     def problem(self, grammar: Grammar) -> str:
-        """Return the problem with `grammar`, such as its cost; empty if there is none. Blocks.
-        Raises CapacityError if there is no result, as after `stop`, and InvalidRequestError if the
-        model's answers cannot follow grammars."""
+        """Return the reason why `grammar` is not usable, such as its cost; empty if it is usable.
+        Blocks. Raises CapacityError if the check did not finish, as after `stop`, and
+        InvalidRequestError if the model's answers cannot follow grammars."""
 
     def stop(self) -> None:
-        """Make a running `problem` end soon. Any thread may call it at any time."""
+        """Make a running call of `problem` end soon. Any thread may call it at any time."""
 
     def close(self) -> None:
         """Release everything; make no other call during or after it."""
@@ -337,16 +346,16 @@ class ModelProviderPort(Protocol):
         self, model_id: str, adapter: Path | None = None
     ) -> tuple[BatchBackend, Tokenizer]:
         """Load the model and tokenizer of `model_id`, a folder or a hub id, with the adapter in the
-        folder `adapter`. Models of the same files share weights. Raises ModelNotFoundError if the
-        model does not exist or does not load, and UnsupportedModelError for an unsupported kind of
-        cache."""
+        folder `adapter`. Models loaded from the same files share their weights. Raises
+        ModelNotFoundError if the model does not exist or does not load, and UnsupportedModelError
+        for an unsupported kind of cache."""
 
     def load_in_slices(
         self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
-        """`load_model` in slices, so that the thread can compute with other models in between.
-        Raises WeightsTooLargeError, before it reads any weights, if they need more than `max_bytes`
-        and no loaded model shares them."""
+        """Do the work of `load_model` in slices, so that the thread can compute with other models
+        in between. Raises WeightsTooLargeError before it reads weights that need more than
+        `max_bytes`, unless a loaded model shares them."""
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """Return the description of `model`'s cache for one sequence."""
@@ -356,8 +365,8 @@ class StepObserver(Protocol):
     """Observes the duration of an engine's steps, on the engine's thread; must return at once."""
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
-        """Record a finished step, in which `n_decoding` requests decoded; `prefilled`: it also
-        computed prompts."""
+        """Record a finished step of `seconds` in which `n_decoding` requests decoded; `prefilled`
+        says whether it also computed prompts."""
 
 
 class Clock(Protocol):

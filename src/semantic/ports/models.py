@@ -1,5 +1,5 @@
-"""ModelsPort: the models of a server, only some of them loaded. A client's call or a request loads
-a model. Runs on an event loop and never blocks it."""
+"""ModelsPort: the models of a server, only some of them loaded. A model loads at the first request
+that needs it, or when a client asks for it. Runs on an event loop and never blocks it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """The current status of a model. `n_bytes` is the size of its weights and its pool while
-    loaded; shared weights count for the first model that uses them.
+    """The current status of a model. While it is loaded, `n_bytes` is the size of its weights and
+    its pool; weights that models share count for the first of these models.
 
     `running` requests use it, `waiting` requests wait until it is loaded. Without another request
-    it unloads in `expires_in` seconds; None: the time is not known, or it stays. It has been idle
-    for `idle_for` seconds; None while in use or unloaded.
+    it unloads in `expires_in` seconds; None if it stays or the time is not known. It has been idle
+    for `idle_for` seconds; None while it is in use or not loaded.
     """
 
     served: ServedModel
@@ -35,8 +35,8 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """How much of a model has been downloaded: `n_bytes` of `total_bytes`. `version` identifies the
-    contents."""
+    """The progress of a model's download: `n_bytes` of `total_bytes`. `version` identifies the
+    downloaded contents."""
 
     version: str
     n_bytes: int
@@ -47,18 +47,19 @@ OnArrived = Callable[[Arrived], None]
 
 
 class ModelsPort(Protocol):
-    """The models of a server; the first serves requests that name none. Methods take any name that
-    a model accepts, and raise ModelNotFoundError for any other name."""
+    """The models of a server; the first serves requests that name none. Methods accept every name
+    of a model, and raise ModelNotFoundError for an unknown name."""
 
     def serving_of(self, name: str | None = None) -> ServingPort:
-        """Return a model. Requests to it load it if necessary, and wait until it is loaded."""
+        """Return the model called `name`. Its requests load it if necessary, and wait until it is
+        loaded."""
 
     def agents_of(self, name: str | None = None) -> AgentsPort:
-        """Return the agents of a model. Calls that need the model load it; `requests` lists those
-        of all models."""
+        """Return the agents of a model. Calls that need the model load it; `requests` lists the
+        requests of all models."""
 
     def statuses(self) -> Sequence[ModelStatus]:
-        """Return the status of every model, in order."""
+        """Return the status of every model, in the order of the models."""
 
     def status(self, name: str) -> ModelStatus:
         """Return the status of one model."""
@@ -75,10 +76,10 @@ class ModelsPort(Protocol):
 
     def fetch(self, hub_id: str, on_arrived: OnArrived) -> Coroutine[object, object, ModelStatus]:
         """Download a hub model, or complete its download, and serve it: a request that names the
-        model loads it. Downloads run one at a time; a model that is already served needs none.
-        Calls `on_arrived` on the event loop. A cancellation stops the download; the next call
-        continues it.
+        model loads it. Downloads run one at a time; does not download a model that is already
+        served. Calls `on_arrived` on the event loop. A cancellation stops the download; the next
+        call continues it.
 
-        Raises InvalidRequestError, before it fetches anything, for an invalid hub id or a model
-        that does not fit, ModelNotFoundError, and OperatorError if the hub or the disk fails.
+        Raises ModelNotFoundError, OperatorError if the hub or the disk fails, and, before it
+        downloads anything, InvalidRequestError for an invalid hub id or a model that does not fit.
         """

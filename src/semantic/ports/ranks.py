@@ -1,5 +1,5 @@
 """The processes (ranks) that compute one model together: the frames they exchange, and where each
-process runs. Knows nothing about sockets or computations."""
+process runs. Knows neither sockets nor computations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ Data = bytes | bytearray | memoryview
 
 
 class Frame(NamedTuple):
-    """One frame. `number` is the number of the call that the frame is or belongs to."""
+    """One message between two ranks. `number` is the number of the call that the frame makes or
+    belongs to."""
 
     op: Op
     number: int
@@ -63,7 +64,7 @@ class Frame(NamedTuple):
 
 
 class Pins(Protocol):
-    """Makes host memory accessible to a device."""
+    """Pins host memory, so that a device can access it."""
 
     def pin(self, address: int, n_bytes: int) -> None: ...
 
@@ -71,8 +72,8 @@ class Pins(Protocol):
 
 
 class MappedPort(Protocol):
-    """Rank 0's memory, mapped by this rank. One thread adds and drops pieces; other threads use
-    them."""
+    """Memory that rank 0 shares with this rank, in numbered pieces, mapped here. One thread adds
+    and drops pieces; other threads use them."""
 
     driver: Pins | None
     """Pins the memory that the device needs to access."""
@@ -89,26 +90,27 @@ class MappedPort(Protocol):
         failed."""
 
     def offer(self, call: int, where: Sequence[int]) -> None:
-        """Record where rank 0 wants the body of a call; an empty `where` means in a frame."""
+        """Record where rank 0 wants the body that a call exports; an empty `where` means in a
+        frame."""
 
     def room(self, call: int, n_bytes: int) -> memoryview | None:
-        """Wait until rank 0 offers memory for a body of `n_bytes`, and return it; None means in a
-        frame. Raises RuntimeError."""
+        """Wait until rank 0 says where it wants a call's body, and return that memory of `n_bytes`;
+        None if it wants the body in a frame. Raises RuntimeError."""
 
     def leave(self, call: int) -> None:
         """Forget where rank 0 wants the body of a call."""
 
 
 class ChannelPort(Protocol):
-    """Frames to and from one other rank, the `peer`. Any thread may send."""
+    """A connection for frames to and from one other rank, the `peer`. Any thread may send."""
 
     peer: int
     is_local: bool
     mapped: MappedPort
 
     def send(self, frame: Frame, descriptor: int | None = None) -> None:
-        """Send a frame, then `descriptor` if given. If the peer is lost, other code ends the
-        process."""
+        """Send a frame, then the file descriptor `descriptor`, if given. Does not report that the
+        peer is lost: other code then ends the process."""
 
 
 class LinksPort(Protocol):
@@ -117,15 +119,15 @@ class LinksPort(Protocol):
     channels: Sequence[ChannelPort]
     """On rank 0, the channels to all other ranks; on any other rank, the channel to rank 0."""
     received: SimpleQueue[tuple[int, Frame]]
-    """The received frames, each with the rank that sent it."""
+    """The received frames, each with the number of the rank that sent it."""
     before_end: list[Callable[[], object]]
     """Called before the process ends because a rank was lost; the calls may take a few seconds."""
     left: Callable[[], int] | None
-    """Returns the bytes of memory that this rank may still use; ranks other than 0 send it with
-    each beat."""
+    """Returns the bytes of memory that this rank may still use; all ranks except 0 send the number
+    with each beat."""
 
     def computing(self, what: str) -> AbstractContextManager[None]:
-        """Limit the time of a call, which may wait for other ranks."""
+        """Limit the time that a call may take while it waits for other ranks."""
 
     def finish(self) -> None:
         """End the work in good order: from now on, a peer that ends is not a failure."""
@@ -141,13 +143,13 @@ class CollectivePort(Protocol):
     size: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of every rank in rank order; all must have the same length. Transfers
-        only bytes, no text or objects."""
+        """Return the `data` of every rank in the order of the ranks; the data of all ranks must
+        have the same length."""
 
 
 class PlacementPort(Protocol):
-    """One of the processes that compute a model: number `rank` of `size`, `here` of which run on
-    this machine."""
+    """The place of this process among the `size` processes that compute a model: its number `rank`;
+    `here` of the processes run on this machine."""
 
     @property
     def rank(self) -> int: ...
@@ -163,14 +165,14 @@ class PlacementPort(Protocol):
         """Name of the framework's backend for communication between ranks."""
 
     def meeting(self) -> AbstractContextManager[None]:
-        """Limit the time until all ranks have met; the process ends if it runs out."""
+        """Limit the time until all ranks are connected; the process ends if that takes longer."""
 
     def connect(self, ranks: CollectivePort, mapped: Callable[[], MappedPort]) -> LinksPort:
-        """Connect this rank with the others; `mapped` makes each channel's `MappedPort`. Raises
-        BackendError if a rank cannot be reached."""
+        """Connect this rank with the others, and call `mapped` for the `MappedPort` of each
+        channel. Raises BackendError if a rank cannot be reached."""
 
 
 Places: TypeAlias = Callable[[Mapping[str, str], Callable[[], bytes | None]], PlacementPort | None]
 """Called with the environment of a process and a function that reads the secret shared by its
-ranks. Raises InvalidRequestError for an environment that `mlx.launch` did not make, and if there is
-no secret although other machines could connect to the ranks."""
+ranks. Raises InvalidRequestError for an environment that `mlx.launch` did not make, and if other
+machines could connect to the ranks but no secret exists."""

@@ -1,6 +1,6 @@
 """ServingPort: a served model's interface for APIs; answers are streams of events. Runs on an event
-loop and never blocks it. An API only translates, and decides nothing. `Figures` are for
-monitoring."""
+loop and never blocks it. An API only translates between its protocol and this interface. `Figures`
+are for monitoring."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Prompt = Chat | str | tuple[int, ...]
 class Ask:
     """A request for one answer.
 
-    `max_tokens` None means the rest of the context. `agent` None means the agent whose history the
-    prompt continues, or a new agent; with an `identity`, one of that identity's agents. Tenants
-    share nothing. `thinking_tokens` limits the reasoning of the answer, if the model has marks of
-    reasoning: None sets no limit, 0 allows none. Without `keep` the request may read caches but
-    adds nothing to them. `context_tokens` limits prompt plus answer further than the model does.
-    With `numbered_calls`, `numbered_call` makes the ids of the answer's calls from their place in
-    the conversation; otherwise ids are random. The store keeps the one-line `note` with the agent.
-    `hints` are about the agent.
+    If `max_tokens` is None, the answer may fill the context. If `agent` is None, the request
+    belongs to the agent whose history the prompt continues, or to a new agent; with an `identity`,
+    to one of that identity's agents. Tenants share nothing. `thinking_tokens` limits the reasoning
+    of the answer, if the model has marks of reasoning: None sets no limit, 0 allows none. Without
+    `keep` the request may read caches but adds nothing to them. `context_tokens` is a limit on
+    prompt plus answer below the model's own. With `numbered_calls`, the ids of the answer's tool
+    calls follow from their place in the conversation, see `numbered_call`; otherwise they are
+    random. The store keeps the one-line `note` with the agent. `hints` are about the agent.
     """
 
     prompt: Prompt
@@ -48,20 +48,21 @@ class Ask:
 
 
 ToolSupport = Literal["native", "text", "unknown"]
-"""How a model learns of tools: "native" by its chat template, as "text" if the template does not
-support tools, or "unknown" if its calls cannot be parsed."""
+"""How a model learns of the tools in a request: "native", through its chat template; "text", as
+text in the prompt, if the template does not support tools; "unknown" if the server cannot parse the
+model's calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """A description of a model. `digest` is the hash of its files in hexadecimal, `stored_as` the
-    type of its weights on disk ("4bit", "mxfp4", "bf16").
+    """A model's files, size and abilities. `digest` is the hash of its files in hexadecimal,
+    `stored_as` the type of its weights on disk ("4bit", "mxfp4", "bf16").
 
     `file_bytes` is the size of its weights on disk, `memory_bytes` their size in memory, which is
     GPU memory if `on_gpu`. `modified` is the newest modification time of its files, Unix time in
-    seconds. `trained_tokens` is the context length in training, None if its configuration does not
-    say. `template` is its chat template, "" if it has none. `thinks`: it has marks of reasoning.
-    `call_parser` names the parser of its calls.
+    seconds. `trained_tokens` is the length of context that it was trained for; None if its
+    configuration does not say. `template` is its chat template; "" if it has none. `thinks` says
+    whether it has marks of reasoning. `call_parser` names the parser of its tool calls.
     """
 
     architecture: str
@@ -83,12 +84,12 @@ class ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model of a server. Lists show its `names`, the id first; requests may also use the
-    `aliases`. `details` is None for a model without files.
+    """A model of a server. Lists of models show its `names`, the id first; requests may also use
+    the `aliases`. `details` is None for a model without files.
 
     `context_tokens` limits prompt and answer together: the model's own limit or the capacity of the
-    pool, whichever is less. `sampling` is the default of a request. `created` is Unix time in
-    seconds. `parent` is the id of the base model if this is an adapter, else None.
+    pool, whichever is less. `sampling` is the default for requests. `created` is Unix time in
+    seconds. `parent` is the id of the base model if this model is an adapter, else None.
     """
 
     names: tuple[str, ...]
@@ -117,22 +118,23 @@ class ServingPort(Protocol):
         """The names, limits and defaults of the model."""
 
     def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the answer's events; awaiting the first one submits the request. Closing the
-        generator before its end cancels the request. Before the first event it raises
+        """Yield the answer's events; awaiting the first event submits the request. Closing the
+        generator before its end cancels the request. Before the first event, it raises
         InvalidRequestError, ContextOverflowError (exceeds the context) or OverloadedError (the
         queue is full); after that every failure is an AnswerEnd with the reason "error"."""
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Return the tokens of `prompt` as a request of `tenant` would have them. Raises
+        """Return the tokens that `prompt` would have in a request of `tenant`. Raises
         InvalidRequestError and ContextOverflowError."""
 
     async def detokenize(self, tokens: Sequence[int], tenant: str = "") -> str:
         """Return the text of `tokens`. Raises InvalidRequestError for an unknown id."""
 
     async def token_texts(self, tokens: Sequence[int], tenant: str = "") -> tuple[str, ...]:
-        """The text of each token by itself, for APIs that report log-probabilities by text."""
+        """Return the text of each token by itself, for APIs that show log-probabilities with text
+        instead of ids."""
 
 
 class EngineState(StrEnum):
@@ -163,9 +165,10 @@ class EngineFigures:
     """Figures of an engine at one moment.
 
     `inbox` counts submissions that the engine has not validated yet, `waiting` the requests without
-    blocks. Among both, `queued` have never run and may need `queued_bytes`. `idle` counts agents
-    with a cache in the pool but without a request. `pool_bytes` is the pool's limit. `preemptions`,
-    `rebuilds` and `restored_bytes` (by tier of the store) count from the start.
+    blocks. `queued` of these submissions and requests have never run; their caches may need
+    `queued_bytes`. `idle` counts agents that have a cache in the pool but no request. `pool_bytes`
+    is the pool's limit. `preemptions`, `rebuilds` and `restored_bytes` (for each tier of the store)
+    count from the start of the process.
     """
 
     state: EngineState
@@ -186,7 +189,7 @@ class EngineFigures:
 class MemoryFigures:
     """The process' memory in bytes, as the system counts it. `limit_bytes` is the current limit,
     below `max_bytes` while the system is short of memory. `steps` are the measures against memory
-    pressure that are still in effect, in order; `counts` says how often each was taken since the
+    pressure that are in effect, in order; `counts` says how often the guard took each since the
     start."""
 
     used_bytes: int
@@ -197,20 +200,21 @@ class MemoryFigures:
 
 
 class MemoryLimit(Protocol):
-    """The limit on the process' memory."""
+    """Reads and sets the limit on the process' memory."""
 
     @property
     def memory(self) -> MemoryFigures | None:
-        """Figures of the last measurement; None if memory is not limited. Thread-safe."""
+        """Return the figures of the last measurement; None if memory is not limited.
+        Thread-safe."""
 
     async def look_at_memory(self) -> None:
-        """Measure the memory, unless the guard did so recently; while its thread is idle it does
-        not."""
+        """Measure the memory, unless the last measurement is recent: while the engine's thread is
+        idle, nothing else measures it."""
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
-        """Set another limit, or the initial one if None; return once the process has freed the
-        excess. Raises InvalidRequestError, with nothing changed, if the process cannot keep to the
-        limit or its memory is not limited."""
+        """Set another limit, or the initial limit if None; return once the process has freed the
+        excess. Raises InvalidRequestError, with nothing changed, if the process cannot free enough
+        or its memory is not limited."""
 
 
 @dataclass(frozen=True, slots=True)

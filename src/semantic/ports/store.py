@@ -1,8 +1,8 @@
 """StorePort: a store of blocks and of agents' manifests, in memory, on disk or both.
 
 A store is a cache, never a source of truth: anything that it dropped or cannot verify is a miss.
-`TurnsPort` and `ResponsesPort` keep turns and responses of conversations, only for the tenant that
-stored them; a history whose turn is missing is rendered again. Thread-safe.
+`TurnsPort` and `ResponsesPort` keep turns and responses of conversations; only the tenant that
+stored one finds it; a history whose turn is missing is rendered again. Thread-safe.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from semantic.domain.stored import (
 
 
 class ResponsesPort(Protocol):
-    """Responses by tenant and id, within a budget of bytes; evicts the oldest response of the
-    tenant that has most. Thread-safe. Calls may block and may raise StoreError, so do not call it
-    on an event loop, nor after `close`."""
+    """Stores responses by tenant and id, within a budget of bytes; evicts the oldest response of
+    the tenant whose responses need most bytes. Thread-safe. Calls may block and may raise
+    StoreError, so make none on an event loop, nor after `close`."""
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """The stored response; None if it is unknown, another tenant's, deleted or damaged."""
+        """Return the stored response; None if it is unknown, another tenant's, deleted or
+        damaged."""
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """Store `response`, replacing any with the same id; drop it if it is larger than the
-        budget."""
+        """Store `response` in place of an earlier one with the same id; drop it if it is larger
+        than the budget."""
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Delete a response. Returns False if it does not exist."""
@@ -49,33 +50,34 @@ class ResponsesPort(Protocol):
 
 
 class DiskResponsesPort(ResponsesPort, Protocol):
-    """Responses on disk; in memory if the disk fails."""
+    """Stores responses on disk, or in memory if the disk fails."""
 
     def disable_disk(self) -> None:
         """From now on, use memory only."""
 
 
 MOST_WAIT = 2.0
-"""Seconds that the end of an answer waits at most for other machines to be able to continue the
-answer's conversation."""
+"""The most seconds that the end of an answer waits until other machines can continue its
+conversation."""
 
 
 class TurnsPort(Protocol):
-    """Turns by the point at which they end. Thread-safe."""
+    """Stores turns by the point at which they end. Thread-safe."""
 
     def get(self, point: Point) -> Turn | None:
         """Return the turn that ends at `point`; None if it is unknown or damaged."""
 
     def put(self, turn: Turn) -> Future[None] | None:
-        """Store `turn`, replacing an earlier turn at the same point, except that a turn without
-        tokens replaces nothing. Never raises: drops the turn on failure. In a fleet, returns a
-        future that is done once other machines can find the turn, or never will; the end of an
-        answer waits for it, for at most `MOST_WAIT`. Returns None without a fleet, or if the
-        fleet's store failed last time or is late."""
+        """Store `turn` in place of an earlier turn at the same point; a turn without tokens
+        replaces nothing. Never raises: drops the turn on failure. In a fleet, returns a future that
+        is done once other machines can find the turn, or once that has failed; the end of an answer
+        waits for it, for at most `MOST_WAIT`. Returns None without a fleet, or if the last call of
+        the fleet's store failed or is late."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
-        """Load a fleet's turns at `points` of one owner's conversation, in order, so that `get`
-        finds them. May wait for the network, up to one deadline; does nothing without a fleet."""
+        """Load the turns at `points` of one owner's conversation, in order, from the fleet's store,
+        so that `get` finds them. May wait for the network, up to a deadline; does nothing without a
+        fleet."""
 
     def close(self) -> None:
         """Flush and close."""
@@ -86,8 +88,8 @@ class SharedTurnsPort(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """True if the last call failed or a `put` is late. A `put` is late before `MOST_WAIT` has
-        passed, so that only one answer waits for a hanging store, and the next does not. Does not
+        """True if the last call failed or a `put` is late. A `put` counts as late even before
+        `MOST_WAIT` has passed, so that only one answer waits for a store that hangs. Does not
         wait."""
 
     def put(self, turn: Turn) -> None:
@@ -95,75 +97,79 @@ class SharedTurnsPort(Protocol):
         without tokens replaces nothing. May wait."""
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
-        """Return the stored turns at `points`; empty if the newest ones are missing. May wait."""
+        """Return the stored turns at `points`; empty if the turns at the last points are missing.
+        May wait."""
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads that send turns."""
 
 
 class CacheStorePort(Protocol):
-    """Stores immutable block bodies by content hash. A disk failure raises nothing: it counts in
-    `stats` and as a miss. A tier that also implements `LookUpPort` has no quota of its own; apart
-    from reads and writes, it answers from its last look-up."""
+    """Stores immutable block bodies by content hash. A failure of the disk raises nothing: it
+    counts in `stats`, and as a miss. A tier that also implements `LookUpPort` has no quota of its
+    own, and answers all calls but reads and writes from its last look-up."""
 
     @property
     def secret(self) -> bytes:
-        """32 random bytes from which tenants' tags are derived; they never change during the
-        store's life."""
+        """32 random bytes from which tenants' tags are derived; they stay the same for the store's
+        whole life."""
 
     @property
     def holds_back(self) -> bool:
-        """True while interim blocks are not written to disk (the daily write limit is reached) or
-        not sent to other machines (uploads fail or lag)."""
+        """True while the store does not write interim blocks to disk, because the daily write limit
+        is reached, or does not send them to other machines, because uploads fail or lag."""
 
     def put(self, block: StoredBlock) -> bool:
         """Store `block`; does nothing if it is stored already.
 
         Returns False if it stores nothing: pins fill the quota, writes back up, or the disk fails.
         The quota holds at any time. To make room, the store evicts blocks of the tenant that has
-        most, while that tenant has more than this one: least recently used first, the end of a
-        chain first. Tenants cannot take an equal part of the quota from each other, nor keep more
-        by pinning. The store shares `block` and never changes it. While `holds_back` is true, an
-        interim block stays in memory only.
+        most, as long as that tenant has more than the block's: least recently used first, and the
+        end of a chain before its start. So a tenant never loses an equal part of the quota to
+        others, and pins do not keep more than that. The store refers to `block` without a copy and
+        never changes it. While `holds_back` is true, an interim block stays in memory only.
         """
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         """Delete blocks, even if they are in use or pinned; blocks that follow them stay."""
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-        """Return those of `keys` that are in the index, without reading bodies. Does not count as a
-        use."""
+        """Return what the index knows of the blocks of `keys` that it has, without reading bodies.
+        Does not count as a use."""
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """Return those of `keys` that some tier lacks and another `put` could add; empty while the
+        """Return the `keys` that at least one tier lacks and a `put` could add; empty while the
         store refuses puts."""
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         """Return the headers of all indexed blocks that follow `parent`, without reading bodies."""
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
-        """The `children` worth comparing with the tokens `like`: every child whose tokens `like`
-        begins with, and the child that shares most tokens with `like` if `begins_like` holds."""
+        """Return the `children` worth comparing with the tokens `like`: each child whose tokens are
+        the beginning of `like`, and the child that shares most tokens with `like` if `begins_like`
+        is true of both."""
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
-        """Return the bodies of `headers` that are in this process's memory, without copying them.
-        Waits for bodies still being copied from a device; changes nothing. The caller reads the
-        others."""
+        """Return the bodies that are in this process's memory, without copying them; the caller
+        reads the others from the store. Waits for bodies still being copied from a device; changes
+        nothing."""
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        """Fill the targets of each read, in parallel; return True for each verified body. False
-        means that the content of the targets is undefined. Quarantines a damaged body."""
+        """Read bodies into the targets of `reads`, in parallel. Returns, for each read, True if the
+        body is verified; False if not, and its targets then have undefined content. Quarantines a
+        damaged body."""
 
     def read(self, header: BlockHeader) -> bytes | None:
-        """Return the body, verified as in `read_into`, or None."""
+        """Return the body of `header`; None if it is missing or fails the verification of
+        `read_into`."""
 
     def prefetch(self, header: BlockHeader) -> bool:
-        """Copy a body from disk to memory, verified and within the quota; return whether it is in
-        memory. Counts as a use. A store without two tiers copies nothing."""
+        """Verify a body on disk and copy it to the memory tier, within the quota; return whether it
+        is in memory. Counts as a use. A store with one tier copies nothing."""
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """Record a use of `keys`, a chain in order, so that the start of the chain is evicted
-        last."""
+        """Record a use of the blocks `keys`, a chain in order, so that the start of the chain is
+        evicted last."""
 
     def stats(self) -> Sequence[StoreStats]:
         """Return statistics, one entry per tier."""
@@ -179,31 +185,35 @@ class AgentIndexPort(Protocol):
     """Agents' manifests, by scope and name. Thread-safe; handles failures like `CacheStorePort`."""
 
     def save(self, manifest: Manifest) -> bool:
-        """Store `manifest` as its agent's newest, after all blocks put before it. Assigns the
-        generation and records a use of the agent's blocks. Returns False if nothing was stored."""
+        """Store `manifest` as its agent's newest; it becomes durable only after the blocks that
+        were put before it. Assigns its generation and records a use of the agent's blocks. Returns
+        False if it stored nothing."""
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
-        """Return the agent's newest manifest, or None."""
+        """Return the agent's newest manifest; None if it has none."""
 
     def scopes(self) -> Sequence[Scope]:
         """Return the scopes that have agents, in any order."""
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
-        """Return at most `limit` manifests of a scope, newest first by `Manifest.place`, that come
-        after the place `after`; fewer only at the end."""
+        """Return `limit` manifests of a scope that come after the place `after`, or fewer at the
+        end of the list. The list begins with the newest, judging by `Manifest.place`."""
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
-        """Return the names of the agents in a scope whose manifest names this `parent`, sorted."""
+        """Return the names of the agents in a scope whose manifests name `parent` as their parent,
+        sorted."""
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
-        """Return, for each block, up to two of the agents whose newest manifest needs it."""
+        """Return, for each block, the names of up to two agents whose newest manifests need the
+        block."""
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """Remove the agent's manifest. False if it has none. Its blocks stay until evicted."""
+        """Remove the agent's manifest; the agent's blocks stay until evicted. Returns False if it
+        has no manifest."""
 
     def pinned(self, tenant: bytes) -> Pinned:
-        """Return the pins of the tenant with the tag `tenant` in the most durable tier, and the
-        tenant's part of that tier."""
+        """Return how much the tenant with the tag `tenant` has pinned in the most durable tier, and
+        how much of that tier it may use."""
 
 
 class StorePort(CacheStorePort, Protocol):
@@ -215,22 +225,22 @@ class StorePort(CacheStorePort, Protocol):
 
 
 class BlockObserver(Protocol):
-    """Learns which whole blocks (`BlockHeader.is_whole_block`) a tier has. The tier calls it in the
-    order of the changes, under its locks and from any thread: a method must return at once and must
-    not call a store. It returns False for a change that it lost."""
+    """A tier tells it which whole blocks (`BlockHeader.is_whole_block`) the tier has. The tier
+    calls it in the order of the changes, under its locks and from any thread: a method must return
+    at once and must not call a store. It returns False if it could not record the change."""
 
     def stored(self, header: BlockHeader, tier: Tier) -> bool:
-        """From now on, and perhaps earlier, requests find the block."""
+        """Record that requests find the block from now on, and perhaps did so before."""
 
     def removed(self, name: BlockHash, tier: Tier) -> bool:
-        """Requests no longer find the block."""
+        """Record that requests no longer find the block."""
 
     def listed_anew(self) -> None:
-        """A tier's contents may have changed in any way: list them again."""
+        """Record that a tier's contents may have changed in any way and need to be listed again."""
 
 
 class ListedTier(Protocol):
-    """A tier that can list its chains."""
+    """A tier that can list the hash chains that it stores."""
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
         """Return the parents of the first blocks of all chains in `namespace`."""
@@ -247,7 +257,8 @@ class EventsPort(BlockObserver, Protocol):
         """Publish the blocks that `tiers` have in `namespace`, and every later change."""
 
     def close(self) -> None:
-        """Try for a moment to send pending events, then free the addresses."""
+        """Try for a moment to send pending events, then free the addresses that they are sent
+        from."""
 
 
 OpensEvents: TypeAlias = Callable[[str, str], EventsPort]
@@ -259,34 +270,34 @@ class SharedStorePort(Protocol):
     """Blocks, turns and responses of a fleet under one URL. Opening it sends no request."""
 
     def blocks(self) -> StorePort:
-        """Return the tier of blocks and agents, which is also a `LookUpPort` and keeps to its
-        budget, if any."""
+        """Return the tier of blocks and agents, which is also a `LookUpPort` and keeps within its
+        budget if it has one."""
 
     def turns(self) -> SharedTurnsPort:
         """Return the store of past turns."""
 
     def responses(self, own: DiskResponsesPort) -> DiskResponsesPort:
-        """Return a store of responses that reads the fleet's where `own` lacks a response."""
+        """Return a store of responses that reads a response from the fleet if `own` lacks it."""
 
     def try_out(self) -> tuple[float, bool]:
-        """Write, read, list and delete an object. Return the seconds that took, and whether the
-        bucket keeps old versions of deleted objects. Raises StoreError."""
+        """Write, read, list and delete an object. Return the seconds that this took, and whether
+        the bucket keeps old versions of deleted objects. Raises StoreError."""
 
     def last_pass(self) -> tuple[str, Mapping[str, object]] | None:
-        """Return the last eviction run, as text and as fields; None if there was none. Raises
-        StoreError."""
+        """Return a report on the last eviction, as text and as fields; None before the first.
+        Raises StoreError."""
 
 
 OpensShared: TypeAlias = Callable[[str, bytes, int | None], SharedStorePort]
-"""Called with a URL, the fleet's secret, and the limit in bytes that this process enforces, if any.
-Raises InvalidRequestError for a malformed URL, and OperatorError if packages are missing."""
+"""Called with a URL, the fleet's secret, and the limit in bytes that this process enforces, or
+None. Raises InvalidRequestError for a malformed URL, and OperatorError if packages are missing."""
 
 
 @runtime_checkable
 class LookUpPort(Protocol):
-    """A tier that is too slow to ask between two steps: another thread asks it before the engine
-    queues a request. Failures raise nothing. A call makes a few requests one after another and
-    stops when one is late."""
+    """A tier that is too slow for the engine's thread: another thread looks things up in it before
+    the engine queues a request. Failures raise nothing. A call sends a few requests one after
+    another and stops when one is late."""
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
         """Fetch the agent's newest manifest."""
@@ -294,6 +305,6 @@ class LookUpPort(Protocol):
     def look_up(
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
     ) -> None:
-        """Fetch how much of a chain of blocks the tier stores, the blocks that follow the chain,
-        and everything needed to resume. The last block may be partial; other tiers have the first
-        `start` blocks."""
+        """Fetch what the tier knows of the chain `links`: how many of its blocks it stores, the
+        blocks that follow them, and everything needed to resume. The last link may be partial;
+        other tiers have the first `start` blocks."""
