@@ -1,6 +1,6 @@
 """Composition root: builds an engine from settings and chooses the adapter for each port. Imports
-adapters and the engine inside functions: `import semantic` loads no framework. `serve` adds the
-parts for HTTP; `composition` contains single parts."""
+adapters and the engine inside functions, so that `import semantic` loads no framework. `serve` adds
+the parts for HTTP; `composition` builds single parts."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The common parts of one server's models. `provider` loads the weights of the same files only
-    once. `settings` are those of the open store."""
+    """The common parts of one server's models. `provider` loads weights only once for models with
+    the same files. `settings` are the settings of the open store."""
 
     loop: StepLoop
     provider: ModelProviderPort
@@ -80,7 +80,7 @@ def assemble(
     on_store_unavailable: OnStoreUnavailable | None = None,
     observer: BlockObserver | None = None,
 ) -> App:
-    """`build_engine` with a model from `provider`."""
+    """Build an engine as `build_engine` does, with a model from `provider`."""
     with suggesting(settings.model):
         model, tokenizer = provider.load_model(settings.model, settings.adapter_folder)
     spec = provider.extract_spec(model)
@@ -114,8 +114,8 @@ def follow_first(settings: Settings) -> None:
 
 
 def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
-    """`build_engine` for one of several models: in slices, around an open store. Raises the same
-    errors as `load`, plus WeightsTooLargeError."""
+    """Build the engine of one of several models, as `build_engine` does, but in slices and with the
+    open store. Raises the same errors as `load`, plus WeightsTooLargeError."""
     provider = shared.provider
     with suggesting(settings.model):
         model, tokenizer = yield from provider.load_in_slices(
@@ -131,7 +131,7 @@ def open_shared(
     warn: Callable[[str], None],
     on_store_unavailable: OnStoreUnavailable | None = None,
 ) -> Shared:
-    """Return the common parts of several models; call it on the thread of `loop`. Raises the same
+    """Open the common parts of several models; call it on the thread of `loop`. Raises the same
     errors as `build_engine`."""
     store, settings = _open_or_report(settings, on_store_unavailable)
     provider = mlx_provider(settings)
@@ -143,8 +143,8 @@ def _open_or_report(
     on_store_unavailable: OnStoreUnavailable | None,
     observer: BlockObserver | None = None,
 ) -> tuple[StorePort, Settings]:
-    """Return the store and its settings; if its disk fails, report the failure and return both
-    without a disk."""
+    """Open the store and return it with its settings; if its disk fails, report that and return a
+    store and settings without a disk."""
     try:
         return open_store(settings, observer), settings
     except StoreError as error:
@@ -192,8 +192,8 @@ def _new_app(
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
-    """Return the pool for a loaded model. Raises InvalidRequestError for a pool without a block,
-    and for one larger than the device's memory. Warns if the store has no room for a block."""
+    """Return the pool for a loaded model. Raises InvalidRequestError for a pool without room for a
+    block, or larger than the device's memory. Warns if the store has no room for a block."""
     from semantic.domain.services import BlockPool
 
     max_bytes, most = settings.pool_bytes, read_device().memory_bytes

@@ -81,11 +81,12 @@ _REUSABLE = "this model's keys depend on how a prompt is divided: it reuses only
 DEFAULT_NAME = "default"
 """An extra name of the first served model, and of an embedding model."""
 _WORKERS = 3
-"""Threads that render prompts, one of them for short prompts; the model needs the other cores."""
+"""The number of threads that render prompts, one of them for short prompts only; the model needs
+the other cores."""
 _PROBES = 2
-"""Processes that check grammars; a tenant uses one at a time."""
+"""The number of processes that check grammars; a tenant uses one at a time."""
 _MAX_CONTEXT = 1 << 20
-"""Tokens. The limit for a model that states none; in practice the pool is smaller."""
+"""The context limit, in tokens, of a model that states none; in practice the pool is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +94,16 @@ class ServeSettings:
     """A model to serve, and the defaults of requests.
 
     `names` are the model's names, by default `model_name(engine.model)`. Requests may also use that
-    name and the path, and `DEFAULT_NAME` if it `is_first` of several. A model with an adapter
-    accepts only `names`, by default the model's with the adapter's appended, and `aliases`; it
-    shares the weights of `parent`, a model's id. `max_context` limits prompt plus answer, in
-    tokens, by default to the model's own limit or the pool's capacity. Sampling parameters that are
-    None are the model makers'. `max_tokens` limits an answer in requests without a limit; None: up
-    to the end of the context. `image_input` is the rule for pictures in the newest message, see
-    `Attachments`. `parsers` read the model's answers. All tenants share prefixes of the
-    conversations in `public`. `tenants` are the tenants' names in the order of their keys: the log
-    has their ids. `events` is the address at which changes of the store are published, and their
-    topic.
+    name and the path, and `DEFAULT_NAME` if the model `is_first` of several. A model with an
+    adapter has only `names`, by default the model's name with the adapter's appended, and
+    `aliases`; it shares the weights of `parent`, the id of a model. `max_context` limits prompt
+    plus answer, in tokens, by default to the model's own limit or the pool's capacity. The model's
+    makers choose the sampling parameters that are None here. `max_tokens` limits the answer to a
+    request that sets no limit; None means that the context limits it. `image_input` is the rule for
+    pictures in the newest message, see `Attachments`. `parsers` read the model's answers. All
+    tenants share prefixes of the conversations in `public`. `tenants` are the tenants' names in the
+    order of their API keys; the log shows their ids. `events` is the address at which changes of
+    the store are published, and the topic of these messages.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -130,8 +131,8 @@ async def load_serving(
     shared: Shared | None = None,
     loop: StepLoop | None = None,
 ) -> Serving:
-    """Load the model on the engine's thread, and return once it serves requests. With `shared`, it
-    is one of several models. Other engines may use `loop` too. Raises the same errors as
+    """Load the model on the engine's thread, and return once it serves requests. With `shared`, the
+    model is one of several. Other engines may use `loop` too. Raises the same errors as
     `bootstrap.build_engine`, `open_events` and `Serving.publish`, plus InvalidRequestError if
     `max_context` is too large."""
     apps: list[App] = []
@@ -190,7 +191,7 @@ def _report_failure(error: Exception) -> None:
 
 
 async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
-    """Stop the thread of an engine that is no longer wanted."""
+    """Stop the thread of an engine whose loading was given up."""
     if in_slices:
         await asyncio.to_thread(thread.stop, drain=False)  # between two slices
     else:
@@ -224,8 +225,8 @@ async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) ->
 
 
 def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
-    """Return the most tokens of one request: `requested`, or else what pool and model allow. Raises
-    InvalidRequestError if `requested` is more than that."""
+    """Return the most tokens that one request may have: `requested`, or else as many as the pool
+    and the model allow. Raises InvalidRequestError if `requested` is more than they allow."""
     of_pool = _pool_tokens(pool)
     limit = min(of_pool, of_model or _MAX_CONTEXT)
     if requested is not None and requested > limit:
@@ -235,7 +236,7 @@ def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) 
 
 
 def _pool_tokens(pool: BlockPool) -> int:
-    """Return the tokens of the longest sequence that fits into an empty pool."""
+    """Return the length, in tokens, of the longest sequence that fits into an empty pool."""
     low, high = 0, _MAX_CONTEXT // BLOCK_TOKENS
     while low < high:
         middle = (low + high + 1) // 2
@@ -249,8 +250,7 @@ def _pool_tokens(pool: BlockPool) -> int:
 def _build_serving(
     thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
 ) -> Serving:
-    """Build the application on top of an engine; `turns` are given if it is one of several
-    models."""
+    """Build the application on top of an engine; `turns` is given if several models share it."""
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.description import read_context
     from semantic.adapters.mlx.model.provider import find_folder
@@ -301,8 +301,8 @@ def _build_serving(
 
 
 def _grammar_checks(model: MLXBackend) -> GrammarChecks:
-    """Return checks of grammars in separate processes; the model's process gets only accepted
-    ones."""
+    """Return an object that checks grammars in separate processes; this process compiles only
+    grammars that passed."""
     from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
 
     grammars, verdicts = model.grammars, Verdicts()
@@ -336,7 +336,7 @@ def _served_model(
 
 
 def _warn_of_differences(app: App, *, together: bool) -> None:
-    """Log warnings if answers may depend on more than their own request."""
+    """Log a warning for each reason why an answer may depend on more than its own request."""
     if app.settings.any_chip:
         logger.warning(_ANY_CHIP)
     if not together:
@@ -374,8 +374,8 @@ def _transfers(
 
 
 def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the model's names, and the other names that it accepts: its own name and its folder's
-    path."""
+    """Return the model's names, and the other names that requests may use: its own name and its
+    folder's path."""
     given, adapter = settings.engine.model, settings.engine.adapter
     own = model_name(given)
     if adapter is not None:
@@ -392,7 +392,8 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
 def with_adapters(
     models: Sequence[ServeSettings], given: Sequence[str]
 ) -> list[list[ServeSettings]]:
-    """Return each model, followed by its versions with adapters. Raises InvalidRequestError."""
+    """Return each model, followed by the same model with each of its adapters. Raises
+    InvalidRequestError."""
     adapters = [parse_adapter(one) for one in given]
     alone = Counter(adapter.name for _, adapter in adapters)
     groups = [[one] for one in models]
@@ -404,7 +405,8 @@ def with_adapters(
 
 
 def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> int:
-    """Return the number of the model that an adapter is for. Raises InvalidRequestError."""
+    """Return the index in `models` of the model that an adapter is for. Raises
+    InvalidRequestError."""
     for number, one in enumerate(models):
         if base in one.names or (base is None and len(models) == 1):
             return number
@@ -428,14 +430,16 @@ def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = Tru
 
 
 def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
-    """Log the tenant of each key: the key's number, and the tenant's id for operators."""
+    """Log the tenant of each API key: the key's number, and the id by which operators know the
+    tenant."""
     for number, name in enumerate(tenants, 1):
         found = tenant_id(secret, tenant_tag(secret, name))
         logger.info("API key %d of %d is tenant %s", number, len(tenants), found)
 
 
 def sampling_of(settings: ServeSettings, folder: Path) -> SamplingParams:
-    """The default sampling of requests: from the settings, or else from the model in `folder`."""
+    """Return the default sampling parameters of requests: each from the settings, or else from the
+    model in `folder`."""
     from semantic.adapters.mlx.model.description import read_sampling
 
     of_model = read_sampling(folder)

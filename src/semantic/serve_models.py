@@ -1,6 +1,6 @@
-"""Composition root of several models: one thread, one store, one budget of bytes. In a server
-`residency` decides which models load; in a program all of them stay loaded. Knows nothing about
-APIs."""
+"""Composition root of several models: one thread, one store, one budget of bytes. In a server,
+`residency` decides which models are loaded; in a program all of them stay loaded. Knows nothing
+about APIs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("semantic.server")
 
 _TIER_FRACTION = 8
-"""The store's memory tier gets at most this fraction of the budget: one part in 8."""
+"""The store's memory tier gets at most one part in this many of the budget."""
 _MIN_TIER_BYTES = 64 << 20
 
 
@@ -75,10 +75,10 @@ _MIN_TIER_BYTES = 64 << 20
 class ModelsSettings:
     """Several models; the first serves requests that name none.
 
-    The first `loaded` models load at the start, as far as they fit together; the others at their
-    first request. `kept` are names of models that stay. Weights, pools and the store's memory take
-    at most `max_bytes`, by default the process's memory minus `reserved_bytes` for other parts.
-    A model is unloaded after `ttl` seconds without a request; None means never.
+    The first `loaded` models load at the start, as far as they fit together; each other model loads
+    at its first request. `kept` are names of models that stay loaded. Weights, pools and the
+    store's memory take at most `max_bytes`, by default the process's memory minus `reserved_bytes`
+    for other parts. A model is unloaded after `ttl` seconds without a request; None means never.
     """
 
     models: Sequence[ServeSettings]
@@ -136,7 +136,7 @@ async def load_models(
 
 @dataclass(frozen=True, slots=True)
 class ModelsPlan:
-    """The bytes that models would need, judged by their files, and the limit `capacity`."""
+    """The bytes that models would need, judging by their files, and the limit `capacity`."""
 
     models: Sequence[KnownModel]
     capacity: int
@@ -149,8 +149,8 @@ class ModelsPlan:
 
 
 def plan_models(settings: ModelsSettings) -> ModelsPlan:
-    """Return the plan of `load_models` without loading anything; on MLX's thread. Raises the same
-    errors as `load_models`."""
+    """Return the plan that `load_models` would follow, without loading anything; call it on MLX's
+    thread. Raises the same errors as `load_models`."""
     store, capacity = _shares(settings)
     known = []
     for number, one in enumerate(settings.models):
@@ -160,7 +160,8 @@ def plan_models(settings: ModelsSettings) -> ModelsPlan:
 
 
 def _shares(settings: ModelsSettings) -> tuple[Settings, int]:
-    """Return the settings of the store that models share, and the bytes left for the models."""
+    """Return the settings of the store that the models share, and the bytes that it leaves for the
+    models."""
     first = settings.models[0].engine
     budget = (settings.max_bytes or planned_bytes(memory_of(first))) - settings.reserved_bytes
     tier = first.memory_bytes or _tier_bytes(budget)
@@ -209,9 +210,9 @@ class ResidentModels:
 async def load_resident(
     models: Sequence[ServeSettings], on_store_unavailable: OnStoreUnavailable | None = None
 ) -> ResidentModels:
-    """Load a model, or several on the same weights, each with an equal part of the pool. The first
-    model's settings are used for the store. Raises the same errors as `serve.load_serving`; no
-    model then stays loaded."""
+    """Load a model, or several that share their weights, each with an equal part of the pool. The
+    store has the first model's settings. Raises the same errors as `serve.load_serving`, after
+    unloading every model."""
     if len(models) == 1:
         return ResidentModels([await load_serving(models[0], on_store_unavailable)])
     first = models[0].engine
@@ -237,7 +238,8 @@ async def load_resident(
 def _residency(
     settings: ModelsSettings, known: Sequence[ServedModel], loader: _Loader, capacity: int
 ) -> Residency:
-    """Return the policy, with all models added. Raises InvalidRequestError like `load_models`."""
+    """Return the residency, with all models added. Raises InvalidRequestError as `load_models`
+    does."""
     _require_different(known)
     kept = {_named(name, known).id for name in settings.kept}
     residency = Residency(capacity, settings.patience)
@@ -259,8 +261,8 @@ def _tier_bytes(budget: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model to load that needs `n_bytes` in addition to its weights; `states` are the states of
-    its files when they were read."""
+    """A model to load, which needs `n_bytes` in addition to its weights; `states` are the states
+    that its files had when they were read."""
 
     settings: ServeSettings
     n_bytes: int
@@ -269,7 +271,7 @@ class KnownModel:
 
 
 class _Loader:
-    """Implements `ModelLoader` around an open store."""
+    """Loads models that share an open store: a `ModelLoader`."""
 
     def __init__(self, shared: Shared, capacity: int) -> None:
         """All models together may use `capacity` bytes."""
@@ -343,8 +345,8 @@ class _Loader:
         )
 
     async def freeze(self) -> None:
-        """Exempt existing objects from the garbage collections in `free`, which stop every model,
-        until `close`. Does nothing if the program has frozen objects before."""
+        """Exempt existing objects, until `close`, from the garbage collections in `free`, which
+        stop all models while they run. Does nothing if the program has frozen objects before."""
         await self.free()
         self._has_frozen = gc.get_freeze_count() == 0
         if self._has_frozen:
@@ -386,7 +388,7 @@ class _Loader:
 def _describe(
     settings: ServeSettings, folder: Path, store: Settings, capacity: int
 ) -> tuple[ServedModel, KnownModel]:
-    """Return one of several models, as described by its files; `store` are the open store's
+    """Return one of several models as its files describe it; `store` are the open store's
     settings."""
     states = _states(settings.engine)
     found = describe_model(folder, adapter=settings.engine.adapter_folder)
@@ -413,7 +415,8 @@ def _describe(
 
 
 def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> Settings:
-    """A model's settings for the open store, with a pool that does not depend on other models."""
+    """Return a model's settings for the open store, with a pool whose size does not depend on other
+    models."""
     if own.pool_bytes is None and own.pool_blocks is None:
         own = replace(own, pool_bytes=default_pool_bytes(capacity, weights))
     return replace(own, use_disk=store.use_disk, memory_bytes=store.memory_bytes)

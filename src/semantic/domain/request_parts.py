@@ -23,12 +23,13 @@ from semantic.domain.chat import (
 from semantic.domain.identity import digest
 
 MAX_MESSAGES = 4096
-"""Number of messages that are compared; a longer conversation exceeds today's contexts."""
+"""The most messages of a conversation that are compared; longer conversations exceed today's
+contexts."""
 _MAX_NAMED = 512
 _MAX_LABEL_LENGTH = 64
 _DIGEST_BYTES = 6
 SHORT = 8
-"""Characters of a digest; enough to compare a request with the previous one."""
+"""The number of characters of a digest; enough to compare a request with the previous one."""
 THREAD_MESSAGES = 64
 _SYSTEM: frozenset[Role] = frozenset({"system", "developer"})
 
@@ -44,7 +45,7 @@ class PartKind(StrEnum):
     THINKING = "thinking"
     """The reasoning before an answer."""
     TEMPLATE = "template"
-    """The request is the same, but the template renders it differently."""
+    """The request is the same, but the template renders it as other tokens."""
 
 
 class Change(StrEnum):
@@ -53,26 +54,26 @@ class Change(StrEnum):
     REMOVED = "removed"
     MOVED = "moved"
     NOT_ANSWERED = "not answered"
-    """As far as known, an answer in the history differs from the generated one."""
+    """An answer in the history differs from the generated answer, as far as known."""
     CUT = "cut"
     """The answer in the history ends at a stop string, before the end of the generated text."""
     RENDERED = "rendered"
-    """The template renders equal content differently."""
+    """The content is equal, but the template renders it as other tokens."""
 
 
 class Answered(StrEnum):
     """How an answer in a request's history relates to the generated answer."""
 
     PLAIN = "="
-    """The generated answer; it had no reasoning."""
+    """It is the generated answer, which had no reasoning."""
     THOUGHT = "~"
-    """The generated answer; it came after reasoning."""
+    """It is the generated answer, which followed reasoning."""
     RETHOUGHT = "^"
-    """The generated answer, but the request has other reasoning before it."""
+    """It is the generated answer, but the request has other reasoning before it."""
     CUT = "|"
-    """The generated answer, cut at a stop string."""
+    """It is the generated answer, cut at a stop string."""
     OTHER = "!"
-    """No generated answer like it is on record."""
+    """It is not known to be a generated answer."""
 
 
 _RENDERED_BECAUSE = {
@@ -86,8 +87,8 @@ _RENDERED_BECAUSE = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A part that differs. Tools, and messages after the leading system messages, are numbered from
-    1. `name` is the name of a tool or option, or the role of a message."""
+    """A part that differs. `name` is the name of a tool or option, or the role of a message.
+    Numbers of tools, and of messages after the leading system messages, begin with 1."""
 
     kind: PartKind
     change: Change
@@ -105,7 +106,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class MessageDigest:
-    """A message: the digests of its content and of its reasoning ("" if it has none)."""
+    """A message: a digest of its content, and a digest of its reasoning ("" if it has none)."""
 
     role: Role
     digest: str
@@ -115,8 +116,9 @@ class MessageDigest:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a request. `messages` contains the first 4096 of its `n_messages` messages; the
-    first `n_replayed` of them continue verbatim, with the tokens computed earlier."""
+    """The parts of a request. `messages` contains the first 4096 of its `n_messages` messages; of
+    these, the first `n_replayed` are replayed: they have the same tokens as when they were
+    computed."""
 
     options: tuple[Named, ...] = ()
     tools: tuple[Named, ...] = ()
@@ -142,8 +144,8 @@ def parts_of(
     answers: Mapping[int, Answered] | None = None,
     tool_texts: Sequence[bytes] | None = None,
 ) -> Parts:
-    """Return the parts of `chat`, whose first `n_replayed` messages continue verbatim. `answers`
-    says how its answers relate to the generated ones, by their index among all messages;
+    """Return the parts of `chat`, whose first `n_replayed` messages are replayed. `answers` maps
+    the index of an answer, among all messages, to its relation to the generated answer;
     `tool_texts` are the results of `tool_text`, if already computed."""
     options = sorted(chat.template_options.items())
     known, defaults = answers or {}, defaults_of(chat.tools)
@@ -161,8 +163,8 @@ def parts_of(
 
 
 def changed_part(before: Parts, now: Parts) -> Difference | None:
-    """Return the first part that differs; None if `now` equals or extends `before`. Reasoning
-    missing from a replayed message does not count."""
+    """Return the first part that differs; None if `now` equals or extends `before`. A replayed
+    message that only lacks its reasoning does not count as different."""
     return (
         _first_named(PartKind.OPTION, before.options, now.options)
         or _first_named(PartKind.TOOL, before.tools, now.tools)
@@ -171,9 +173,9 @@ def changed_part(before: Parts, now: Parts) -> Difference | None:
 
 
 def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference | None:
-    """Return why the tokens differ although no part of `before` differs in `now`; None if the cause
-    may be a message beyond the compared ones. `in_answer`: the first differing token is in the
-    answer to `before`, not in its prompt."""
+    """Return why the tokens differ although `now` has all parts of `before` unchanged; None if the
+    cause may be a message after the compared ones. `in_answer` says that the first different token
+    is in the answer to `before`, not in its prompt."""
     if before.is_cut:
         return None
     n_prompt = before.n_messages
@@ -190,12 +192,12 @@ def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference |
 
 def thread_of(parts: Parts) -> str:
     """Return the digests of a conversation's first messages after the system messages. They
-    identify it regardless of system messages, tools and options."""
+    identify the conversation even if its system messages, tools or options change."""
     return "".join(one.digest for one in parts.messages[parts.n_system :][:THREAD_MESSAGES])
 
 
 def common_messages(thread: str, other: str) -> int:
-    """Number of leading messages that two conversations share."""
+    """Return how many messages two conversations share from their beginning on."""
     starts = range(0, min(len(thread), len(other)), SHORT)
     same = (thread[at : at + SHORT] == other[at : at + SHORT] for at in starts)
     return next((number for number, is_same in enumerate(same) if not is_same), len(starts))
@@ -207,7 +209,7 @@ def label(name: str) -> str:
 
 
 def _answer(before: Parts, now: Parts) -> Difference | None:
-    """Return how the answer to `before` differs in `now`; None if it is not compared."""
+    """Return how the answer to `before` differs in `now`; None if that answer is not compared."""
     at = before.n_messages
     if at >= len(now.messages):
         return None
@@ -284,7 +286,7 @@ def _digested(message: Message, answered: Answered, defaults: Defaults) -> Messa
 
 
 def _named(parts: Iterable[tuple[str, bytes]]) -> tuple[Named, ...]:
-    """Return the digests of named parts; parts beyond the limit share one digest."""
+    """Return the name and digest of each part; parts beyond the limit share one digest."""
     found = [(label(name), digest("part-v1", content)) for name, content in parts]
     first, rest = found[:_MAX_NAMED], found[_MAX_NAMED:]
     if rest:

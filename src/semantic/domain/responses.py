@@ -1,5 +1,5 @@
-"""StoredResponse: one response of the Responses API, its key and its encoding as bytes. Decoding
-rejects all other bytes. Knows messages and the agent; knows nothing about APIs or storage."""
+"""StoredResponse: one response of the Responses API, its key and its encoding as bytes. Knows
+messages and the agent; knows nothing about APIs or storage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class DamagedRecordError(Exception):
 
 
 def key_of(tenant: str, response_id: str) -> bytes:
-    """Return the 32-byte key of a response. Computing it requires the tenant's name; the key
-    reveals neither tenant nor id."""
+    """Return the 32-byte key of a response. It reveals neither the tenant's name nor the id, and
+    cannot be computed without both."""
     return digest("response-key-v1", _utf8(tenant), _utf8(response_id))
 
 
 def owner_of(tenant: str) -> bytes:
-    """Return the 16-byte key under which a tenant's responses are counted; it reveals no name."""
+    """Return the 16-byte key under which a store counts a tenant's responses; it does not reveal
+    the name."""
     return digest("response-owner-v1", _utf8(tenant))[:_OWNER_BYTES]
 
 
@@ -39,7 +40,8 @@ def encoded(response: StoredResponse) -> bytes:
 
 
 def decoded(data: bytes) -> StoredResponse:
-    """Invert `encoded`. Raises DamagedRecordError for any other bytes."""
+    """Return the response that `encoded` made these bytes from. Raises DamagedRecordError for any
+    other bytes."""
     head, mark, body = data.partition(_BODY)
     try:
         facts = json.loads(head)
@@ -88,8 +90,8 @@ def _utf8(text: str) -> bytes:
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """The part of a conversation that one response added. `input` contains only the messages of its
-    own request; the response `previous` has the earlier ones. `tools` are the tools that the input
-    added. `body` is JSON in the API's format. `created` is Unix time in seconds."""
+    own request; the response `previous` has the messages before them. `tools` are the tools that
+    the input added. `body` is JSON in the API's format. `created` is Unix time in seconds."""
 
     id: str
     agent: str

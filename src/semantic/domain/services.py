@@ -1,6 +1,6 @@
 """BlockPool: reference-counted blocks of one model within a budget of blocks or bytes. Knows
 nothing about the content of a block or when a request runs. Thread-safe: one lock makes every call
-atomic. The cost of a call grows with the blocks that it names, not with all blocks."""
+atomic. The cost of a call grows with the number of blocks given to it, not of all blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExha
 from semantic.domain.value_objects import ModelCacheSpec, PoolView
 
 _numbers = itertools.count()
-"""Numbers the blocks of all pools, so that two pools never share a number."""
+"""The next numbers for blocks: all pools take theirs here, so that no two blocks have the same
+number."""
 
 
 class BlockPool:
-    """Allocates blocks of one model to agents: 256 tokens of one layer each, within a number of
-    blocks, a number of bytes, or both. A block may have several holders (`share`); it is free once
-    its reference count is zero. References of idle caches may be marked as evictable
-    (`mark_evictable`); a block is evictable if all references to it are."""
+    """Allocates blocks of one model to agents, each for 256 tokens of one layer. Its budget is a
+    number of blocks, a number of bytes, or both. A block may have several holders (`share`); it is
+    free once its reference count is zero. `mark_evictable` marks the references of idle caches; a
+    block is evictable if all references to it are marked."""
 
     def __init__(
         self, spec: ModelCacheSpec, total_blocks: int | None = None, *, max_bytes: int | None = None
@@ -51,17 +52,17 @@ class BlockPool:
 
     @property
     def total_blocks(self) -> int | None:
-        """The budget in blocks; None if the budget is in bytes only."""
+        """The budget in blocks; None if only bytes are limited."""
         return self._total_blocks
 
     @property
     def max_bytes(self) -> int | None:
-        """The budget in bytes; None if the budget is in blocks only."""
+        """The budget in bytes; None if only blocks are limited."""
         return self._max_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """Upper bound on the bytes of all blocks."""
+        """The most bytes that all blocks together can have."""
         by_count = None
         if self._total_blocks is not None:
             by_count = self._total_blocks * max(self._block_bytes)
@@ -69,7 +70,7 @@ class BlockPool:
 
     @property
     def used_blocks(self) -> int:
-        """Blocks with a holder; a shared block counts once."""
+        """The number of blocks with a holder; a shared block counts once."""
         return len(self._references)
 
     @property
@@ -93,22 +94,23 @@ class BlockPool:
             return self._fits(counts, n_blocks, n_bytes)
 
     def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
-        """Return whether `counts` would fit if all agents but those in `beside` freed theirs."""
+        """Return whether `counts[layer]` blocks of every layer would fit if all agents except those
+        in `beside` freed their blocks."""
         with self._lock:
             held = {block for agent in beside for block in self._held.get(agent, ())}
             used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)
             return self._fits(counts, len(held), used_bytes)
 
     def most_holders(self, counts: Sequence[int]) -> int:
-        """Return how many agents an empty pool could hold if each has `counts` blocks of its own,
-        not all 0."""
+        """Return for how many agents an empty pool has room if each needs `counts[layer]` blocks of
+        every layer, shared with none. The counts must not all be 0."""
         n_bytes = sum(n * size for n, size in zip(counts, self._block_bytes, strict=True))
         by_count = None if self._total_blocks is None else self._total_blocks // sum(counts)
         by_bytes = None if self._max_bytes is None else self._max_bytes // n_bytes
         return min(most for most in (by_count, by_bytes) if most is not None)
 
     def busy_holders(self) -> tuple[str, ...]:
-        """The agents that hold a block and have no evictable cache."""
+        """The agents that hold a block but have no evictable cache."""
         with self._lock:
             return tuple(self._busy)
 
@@ -125,7 +127,7 @@ class BlockPool:
             return all(block.block_id in self._references for block in blocks)
 
     def is_exclusive(self, blocks: Iterable[KVBlock], agent_id: str) -> bool:
-        """Return whether every one of `blocks` has `agent_id` as its only holder, once."""
+        """Return whether each of `blocks` has a single reference, held by `agent_id`."""
         with self._lock:
             held = self._held.get(agent_id, {})
             return all(
@@ -148,8 +150,8 @@ class BlockPool:
         return self.allocate_layers(counts, agent_id)[layer_id]
 
     def allocate_layers(self, counts: Sequence[int], agent_id: str) -> list[list[KVBlock]]:
-        """Allocate `counts[layer]` blocks of each layer to `agent_id`, or none. Raises the same
-        errors as `allocate`."""
+        """Allocate `counts[layer]` blocks of each layer to `agent_id`, all of them or none. Raises
+        the same errors as `allocate`."""
         if len(counts) != self.spec.n_layers:
             raise InvalidRequestError(
                 f"expected a count for each of {self.spec.n_layers} layers, got {len(counts)}"
@@ -193,8 +195,8 @@ class BlockPool:
     # Evictable references
 
     def mark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Mark one reference of `agent_id` to each of `blocks` as evictable: the caller may free it
-        at any time. Call `unmark_evictable` before freeing or reusing the blocks."""
+        """Mark one reference of `agent_id` to each of `blocks` as evictable: the caller may free
+        the reference at any time. Call `unmark_evictable` before freeing or reusing the blocks."""
         with self._lock:
             self._change([block.block_id for block in blocks], 0, 1)
             self._idle[agent_id] += 1
@@ -212,7 +214,8 @@ class BlockPool:
     # Checking
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless references, holders, layers and bytes agree."""
+        """Raise IntegrityError unless the pool's references, holders, layers and bytes agree with
+        each other."""
         with self._lock:
             counted: Counter[BlockId] = Counter()
             for held in self._held.values():
@@ -272,7 +275,7 @@ class BlockPool:
         return self._held.setdefault(agent_id, {})
 
     def _settle(self, agent_id: str) -> None:
-        """Update `agent_id` in the list of busy holders after its blocks or caches changed."""
+        """List `agent_id` as a busy holder, or not, after its blocks or caches changed."""
         if not self._held.get(agent_id):
             self._held.pop(agent_id, None)
         if agent_id in self._held and agent_id not in self._idle:
@@ -281,8 +284,9 @@ class BlockPool:
             self._busy.pop(agent_id, None)
 
     def _change(self, ids: Iterable[BlockId], references: int, marks: int) -> None:
-        """Add to the references, and to the evictable ones, of the blocks in use. One loop without
-        calls: a long sequence has thousands of blocks, and each turn marks them twice."""
+        """Add `references` to the number of references to each block, and `marks` to the number of
+        evictable ones. A single loop without calls, as a long sequence has thousands of blocks, and
+        each turn marks them twice."""
         in_use, marked = self._references, self._marks
         layer_of, block_bytes = self._layer_of, self._block_bytes
         n_blocks = n_bytes = 0

@@ -1,7 +1,7 @@
-"""Stop strings: they cut an answer at the first one, however the answer's text arrives. Text that
-could still become a stop string is held back, so no part of one is ever sent. They end the answer
-that a client sees: reasoning that quotes a stop string continues. Works on text alone; knows
-nothing about tokens."""
+"""Stop strings: the first one cuts the answer, no matter in what pieces the text arrives. Text that
+could still become a stop string is held back, so no part of a stop string is ever sent. Only the
+answer that a client sees can end so: reasoning that quotes a stop string continues. Knows text, but
+no tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from typing import Final
 from semantic.domain.value_objects import Thoughts
 
 _LINE: Final = 64
-"""Characters of the line before a mark that decide whether the mark is a mere word."""
+"""How many characters before a mark, in its line, decide whether the mark is only a word in a
+sentence."""
 MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
-"""Matches the end of a line after which a mark is a mere word and does not open reasoning."""
+"""Matches the text of a line before a mark if the mark is only a word in it and does not open
+reasoning."""
 
 
 def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
-    """The position of the first of `marks` in `text` from `start` on, and that mark. If `text`
-    contains none, return the position from which it could be the beginning of a mark, and None."""
+    """Return the position of the first of `marks` in `text` from `start` on, and that mark. If
+    `text` has none, return the position from which its end could be the beginning of a mark, and
+    None."""
     found: tuple[int, str] | None = None
     for mark in marks:
         at = text.find(mark, start, None if found is None else found[0] + len(mark) - 1)
@@ -34,10 +37,9 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string outside `thoughts`. The opening mark of
-    reasoning does not open it where the text only mentions the mark as a word in a line. If two
-    stop strings end at the same character, the one that began first wins, however the text
-    arrives."""
+    """Cuts a stream of text at the first stop string outside `thoughts`. A mark that the text only
+    mentions, as a word in a line, does not open reasoning. Of two stop strings that end at the same
+    character, the one that began first counts, no matter in what pieces the text arrives."""
 
     def __init__(self, stops: Sequence[str], thoughts: Thoughts | None = None) -> None:
         self._stops = tuple(stops)
@@ -53,7 +55,8 @@ class StopStrings:
         return self.matched is not None
 
     def push(self, text: str) -> str:
-        """Return the text that can be sent now; set `matched` once a stop string is complete."""
+        """Add `text` and return the text that can be sent now; set `matched` once a stop string is
+        complete."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._pending += text
@@ -81,8 +84,8 @@ class StopStrings:
         return text
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """Return where the first complete mark begins, and the mark. If there is none, return how
-        much of the text can be sent, and ""."""
+        """Return where the first complete mark begins, and the mark. Without one, return how many
+        characters can be sent, and ""."""
         text = self._pending
         found = [(text.find(mark) + len(mark), mark) for mark in marks if mark in text]
         if not found:

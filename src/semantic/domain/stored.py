@@ -1,5 +1,5 @@
 """Values of a block store: block bodies as plain bytes, with headers, and one manifest per agent.
-Knows nothing about how they are stored or how a backend reads them."""
+Knows nothing about how a store keeps them or a backend reads them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How a model's cache is divided into block bodies. The body of `n` tokens of a part is the
-    concatenation of its segments. Segment `s` has `n * bytes_per_token[s]` bytes: the keys or the
+    """How a model's cache is divided into block bodies. The body of a part, for `n` tokens, is its
+    segments one after another. Segment `s` has `n * bytes_per_token[s]` bytes: the keys or the
     values of one head of one layer. `name`, which is part of the namespace, describes shapes,
     dtypes and order."""
 
@@ -39,7 +39,7 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """Identifies a body; verification compares the header field by field."""
+    """Identifies a stored body; a read verifies every field of it."""
 
     link: BlockLink
     part: Part
@@ -51,7 +51,7 @@ class BlockHeader:
 
     @property
     def is_whole_block(self) -> bool:
-        """True for the keys and values of a whole block, which can be found as part of a prefix."""
+        """True if the body has the keys and values of a whole block, which a prefix can contain."""
         return self.part is Part.FULL and self.link.is_full
 
 
@@ -69,8 +69,8 @@ Body = bytes | DeferredBody
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A body and its header. An `interim` block belongs to a request that has not finished: a store
-    that is holding back writes does not write it to disk."""
+    """A body and its header. An `interim` block belongs to an unfinished request: a store does not
+    write it to disk while it `holds_back`."""
 
     header: BlockHeader
     body: Body
@@ -84,15 +84,15 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """A request to read a body into existing memory. Segment `s` of the body goes to the start of
-    `targets[s]`, which has room for 256 tokens of the segment."""
+    """Asks a store to read a body into existing memory. Segment `s` of the body goes to the start
+    of `targets[s]`, which has room for 256 tokens of the segment."""
 
     header: BlockHeader
     targets: Sequence[memoryview]
 
     @property
     def segments(self) -> list[memoryview]:
-        """The beginnings of the targets that the body fills, without empty ones."""
+        """Return the part of each target that the body fills; none for empty segments."""
         n_tokens = len(self.header.link.tokens)
         return [
             target.cast("B")[: target.nbytes // BLOCK_TOKENS * n_tokens]
@@ -114,14 +114,15 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A body in the index, not yet verified: its size in bytes and its tier."""
+    """The index's entry of a body that is not verified yet: its size in bytes and its tier."""
 
     n_bytes: int
     tier: Tier
 
 
 OnProgress = Callable[[int, int], None]
-"""Called with the finished part of a long task and the whole, in the same unit."""
+"""Called with how much of a long task is finished, and the size of the whole task, in the same
+unit."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -129,13 +130,14 @@ def no_progress(done: int, total: int) -> None:
 
 
 Place = tuple[int, bytes]
-"""An agent's place in a list: the time of its last save in microseconds, and its packed name."""
+"""An agent's place in a list of agents: the time of its last save in microseconds, and its
+`packed_name`."""
 AgentName = tuple[Scope, str]
 _LATEST = 1 << 62
 
 
 def packed_name(name: str) -> bytes:
-    """Return an agent's name as bytes that sort in the same order as names."""
+    """Return an agent's name as bytes, which sort in the same order as the names."""
     return name.encode("utf-8", "surrogatepass")
 
 
@@ -143,11 +145,11 @@ def packed_name(name: str) -> bytes:
 class Manifest:
     """An agent at the end of its last turn.
 
-    `scope` and `token_ids` determine its blocks; the first `prompt_tokens` were the last turn's
-    prompt. `note` is opaque text of the caller. The store assigns `generation`, one more with each
-    save. `model`, `parent` (the agent that forked or started it), `turns` (its own turns, not those
-    before a fork, nor other saves) and `saved_at` (Unix time in seconds) are for display: no
-    decision depends on a clock.
+    `scope` and `token_ids` determine its blocks; the first `prompt_tokens` of the ids were the last
+    turn's prompt. `note` is opaque text of the caller. The store assigns `generation`, one more
+    with each save. `model`, `parent` (the agent that it was forked from or started by), `turns`
+    (since a fork; other saves do not count) and `saved_at` (Unix time in seconds) are for display:
+    no decision depends on a clock.
     """
 
     scope: Scope
@@ -170,14 +172,14 @@ class Manifest:
 
 
 COUNTERS = ("hits", "misses", "written", "dropped", "evicted", "damaged", "write_errors")
-"""Events that every tier counts if it writes blocks itself."""
+"""The events counted by every tier that writes blocks itself."""
 QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A tenant's pinned bytes. `max_bytes` is the part of the quota that is safe from what other
-    tenants store: an equal part; None if the tenant is alone."""
+    """How much a tenant has pinned. `max_bytes` is the part of the quota that other tenants cannot
+    take from it, an equal part; None if the tenant is alone."""
 
     n_bytes: int
     max_bytes: int | None
@@ -186,9 +188,9 @@ class Pinned:
 @dataclass(frozen=True, slots=True)
 class Wear:
     """Bytes that a store has written to its drive, in all processes together: `total` since the day
-    `since`; `days` has the last days with writes, oldest first. Days are local dates such as
-    "2026-01-31"; `day` is today. `max_a_day` is the daily write limit and `rated` the drive's rated
-    total, None if unknown."""
+    `since`, and those of the last days with writes in `days`, oldest first. Days are local dates
+    such as "2026-01-31"; `day` is today. `max_a_day` is the daily write limit. `rated` is how much
+    the drive is rated for; each is None if unknown."""
 
     day: str
     since: str
@@ -215,10 +217,10 @@ class Wear:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """One tier's contents, and counts of events since it was opened. `counts` contains at least
-    "hits", "misses", "written", "dropped", "evicted" and "damaged" (in blocks) and "write_errors";
-    each kind of damage or error also has a count, such as "damaged: body checksum". `wear` is the
-    drive's wear; None if the tier has no drive."""
+    """One tier's contents, and how often events have happened since it was opened. `counts`
+    contains at least "hits", "misses", "written", "dropped", "evicted" and "damaged" (in blocks)
+    and "write_errors"; each kind of damage or error also has a count, such as "damaged: body
+    checksum". `wear` is the drive's wear; None if the tier has no drive."""
 
     tier: Tier
     n_blocks: int
@@ -234,8 +236,8 @@ _LEFT_FRACTION = 4
 
 
 def left_at(first: int, now: int) -> int:
-    """Return the last use to record for a history that its agent abandoned, as after a compaction:
-    a quarter of the way from `first`, the last use of the next victim, to `now`. A store with a
-    high turnover evicts such a history soon; a large store evicts older histories first. See
-    `benchmarks.left_histories`."""
+    """Return the time to record as the last use of a history that its agent has left, for example
+    after a compaction: a quarter of the way from `first`, the last use of the block to evict next,
+    to `now`. So a store that replaces its blocks fast soon evicts the history, and a large store
+    evicts older ones first. See `benchmarks.left_histories`."""
     return first + (now - first) // _LEFT_FRACTION

@@ -1,6 +1,5 @@
-"""Values of the domain: cache specs of a model, sampling parameters, events of a request.
-Immutable, compared by content. Knows nothing about arrays, frameworks or files; sizes are in tokens
-or bytes."""
+"""Values of the domain: specs of models' caches, sampling parameters, events of requests. Immutable
+and compared by content. Knows no arrays, frameworks or files; sizes are in tokens or bytes."""
 
 from __future__ import annotations
 
@@ -33,20 +32,23 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class LayerKind(StrEnum):
-    """The content of a layer's cache. Configuration files and reports use these values."""
+    """The kinds of layers, judging by the content of their caches. Configuration files and reports
+    use the values."""
 
     FULL = "global"
     """The keys and values of every past token."""
     SLIDING_WINDOW = "sliding_window"
     """The keys and values of the last `window` tokens."""
     STATE = "state"
-    """A state after the last token that cannot be cut back (recurrent, latent, mixed)."""
+    """A state after the last token, which cannot be cut back to an earlier token (recurrent,
+    latent, mixed)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer's cache of a sequence. A STATE layer has 0 in `kv_heads`, `k_head_dim` and
-    `v_head_dim`; its `state_bytes` are per sequence, or per block if `state_grows`."""
+    """Describes one layer's cache of a sequence. In a STATE layer `kv_heads`, `k_head_dim` and
+    `v_head_dim` are 0, and `state_bytes` is the size for a sequence, or for each block if
+    `state_grows`."""
 
     kind: LayerKind
     kv_heads: int = 0
@@ -74,9 +76,9 @@ class LayerSpec:
     @property
     def max_blocks(self) -> int | None:
         """The most blocks that a sequence ever has in this layer; None if they grow with the
-        sequence. A window has the blocks that hold it, plus one more if they leave less than half a
-        block free. New tokens go to the free room, and the window moves to the front only when the
-        room is full, so that the steps in between share the cost of a move."""
+        sequence. A window layer has the blocks that hold the window, plus one more if they leave
+        less than half a block free. New tokens go into the free room, and only when it is full does
+        the window move to the front: many steps share the cost of a move."""
         if self.kind is LayerKind.STATE:
             return None if self.state_grows else 1
         if self.window is None:
@@ -104,11 +106,12 @@ class ModelCacheSpec:
 
     layers: tuple[LayerSpec, ...]
     reusable_tokens: int | None = None
-    """Number of leading tokens whose cache does not depend on how the prompt was divided; None if
-    there is no limit. A request reuses nothing beyond them."""
+    """The number of a prompt's first tokens whose cache is the same however prefill divides the
+    prompt into chunks; None for all tokens. A request reuses only these tokens."""
 
     readers: ClassVar[list[Callable[[object], ModelCacheSpec | None]]] = []
-    """Functions that read frameworks' model objects; the composition root adds one for each."""
+    """Functions that return the spec of a framework's model object; the composition root adds one
+    for each framework."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -133,7 +136,7 @@ class ModelCacheSpec:
         return len(self.layers)
 
     def reusable(self, n_tokens: int) -> int:
-        """Return how many of a sequence's first `n_tokens` a request may reuse at most."""
+        """Return how many of a sequence's first `n_tokens` tokens a request may reuse."""
         return n_tokens if self.reusable_tokens is None else min(n_tokens, self.reusable_tokens)
 
     @property
@@ -178,16 +181,16 @@ class CacheKey:
 
     @property
     def owner(self) -> str:
-        """The pool's name for the holder of the agent's blocks: the agent's id if there is no
-        tenant. For a tenant's agent the name contains a hash, so that a tenant cannot choose
-        another tenant's name."""
+        """The pool's name for the holder of the agent's blocks: the agent's id without a tenant,
+        else a name with a hash, so that a tenant cannot choose the name of another tenant's
+        holder."""
         if not self.tenant:
             return self.agent_id
         return f"tenant:{digest('owner-v1', _utf8(self.tenant), _utf8(self.agent_id)).hex()}"
 
 
 def _utf8(text: str) -> bytes:
-    """Return `text` as bytes, even with lone surrogates."""
+    """Return `text` as bytes, even if it contains lone surrogates."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -204,11 +207,12 @@ def _is_filled_text(value: object) -> bool:
 class ThinkingBudget:
     """Limits the reasoning between the marks `start` and `end` to `tokens` in the whole answer.
 
-    At the limit, the answer continues with `end_tokens`, the tokens of `end`. `opened`: the prompt
-    ends inside reasoning, and at least one more token of it follows. Text from `call_start` to
-    `call_end` or the answer's end is a call, not reasoning. `only_first`: an answer with a grammar
-    reasons only at its beginning; later marks are text. Raises InvalidRequestError if `tokens` is
-    too small (0, or 1 if `opened`) or a mark is missing.
+    At the limit, the answer continues with `end_tokens`, the tokens of `end`. `opened` says that
+    the prompt ends inside reasoning, of which at least one more token follows. Text from
+    `call_start` to `call_end` or the answer's end is a call, not reasoning. With `only_first`, as
+    for an answer with a grammar, only reasoning at the answer's beginning counts, and later marks
+    are text. Raises InvalidRequestError if `tokens` is too small (0, or 1 if `opened`) or a mark is
+    missing.
     """
 
     tokens: int
@@ -232,8 +236,8 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Where an answer contains reasoning: between the marks `start` and `end`, and from its first
-    character if the prompt `opened` the reasoning."""
+    """Where an answer contains reasoning: between the marks `start` and `end`, and, if `opened`,
+    from the answer's first character."""
 
     start: str
     end: str
@@ -241,7 +245,7 @@ class Thoughts:
 
 
 _MAX_PENALTY = 2
-"""The largest penalty per occurrence, as in OpenAI's API."""
+"""The largest presence or frequency penalty, as in OpenAI's API."""
 
 
 _LEAST_TEMPERATURE = 1e-6
@@ -256,13 +260,14 @@ class SamplingParams:
     """How to choose the next token. The defaults mean greedy decoding.
 
     `top_p` 1, `top_k` 0 and `min_p` 0 mean off. `top_p` 0 and `temperature` 0 choose the most
-    likely token. `seed` fixes the draw at every position, in any batch and also after a preemption;
-    None means a random seed. `logprobs` is None for none, else the number of alternatives to report
-    with each token. `logit_bias` maps token ids to values to add to their logits. Presence and
-    frequency penalties lower the logits of tokens that the answer contains, once or for each
-    occurrence. With `ignore_eos` an answer continues past the model's end tokens. `grammar`
-    constrains the text. `prompt_logprobs` is `logprobs` for the prompt, which the engine then
-    computes in full. `thinking` limits reasoning. `stop` strings have no effect in `thoughts`.
+    likely token. `seed` fixes the random draw at every position, in any batch and also after a
+    preemption; None means a random seed. `logprobs` is the number of alternatives to report with
+    each token's log-probability; None to report nothing. `logit_bias` maps token ids to values to
+    add to their logits. The presence penalty lowers the logit of a token that the answer contains
+    once, the frequency penalty for each occurrence. With `ignore_eos` an answer continues past the
+    model's end tokens. `grammar` constrains the text. `prompt_logprobs` is `logprobs` for the
+    prompt, which the engine then computes in full. `thinking` limits reasoning. `stop` strings have
+    no effect in `thoughts`.
     """
 
     temperature: float = 0.0
@@ -332,7 +337,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's log-probability (natural logarithm) and those of the likeliest alternatives."""
+    """The log-probability (natural logarithm) of a token, and those of the likeliest tokens in its
+    place."""
 
     token: int
     logprob: float
@@ -340,9 +346,9 @@ class TokenLogprob:
 
 
 class SampledToken(NamedTuple):
-    """The token that a backend chose for one sequence in one decode step. `error` is the reason why
-    `token` is not valid; the sequence then cannot continue. If `finite` is False, the model
-    computed NaN or infinite values, and the sequence's cache is not valid either."""
+    """The token that a backend chose for one sequence in one decode step. If `error` is not None,
+    it says why `token` is not valid, and the sequence cannot continue. If `finite` is False, the
+    model computed NaN or infinite values, and the sequence's cache is not valid either."""
 
     sequence: SequenceId
     token: int
@@ -352,8 +358,8 @@ class SampledToken(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """A token of a running request, and the text that became final with it: empty while a character
-    or a possible stop string is incomplete."""
+    """A new token of a running request, and the text that became final with it; the text is empty
+    while a character or a possible stop string is incomplete."""
 
     uid: str
     agent_id: str
@@ -377,10 +383,11 @@ class CompletedGeneration:
     """The result of a finished request.
 
     `text` is the answer without end token and stop string; `tokens` are all generated tokens, the
-    end token included. `blocks` is the agent's cache, valid until the agent's next request takes or
-    evicts it; passing it to a later request is always safe. The request reused `cached_tokens` of
-    the `prompt_tokens`; `match` says why not more. `stop_string` is the one that ended the answer,
-    if any. `prompt_logprobs`, if requested, has one entry per prompt token; the first is None.
+    end token included. `blocks` is the agent's cache, valid until the agent's next request takes it
+    or it is evicted; passing it to a later request is always safe. The request reused
+    `cached_tokens` of the `prompt_tokens`; `match` says why not more. `stop_string` is the stop
+    string that ended the answer, or None. `prompt_logprobs`, if requested, has one entry per prompt
+    token; the first is None.
     """
 
     uid: str
@@ -404,7 +411,8 @@ class CompletedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """One agent's blocks in the pool: per layer, and their bytes; shared blocks included."""
+    """The number of one agent's blocks in the pool, for each layer, and their bytes; shared blocks
+    count too."""
 
     agent_id: str
     blocks_per_layer: tuple[int, ...]
