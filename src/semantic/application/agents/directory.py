@@ -51,17 +51,18 @@ from semantic.ports.store import StorePort
 MAX_ID_LENGTH = 256
 """Most characters in an agent's name."""
 _LOOKED = 200
-"""Saved agents that one page reads, unless its limit is higher: each agent is a file to read."""
+"""The most saved agents to read for one page, unless the page's limit is higher: each agent is a
+file."""
 
 Owner: TypeAlias = str | bytes
-"""A tenant's name; or its tag, if its name is not known and the engine has nothing of the
+"""A tenant's name, or its tag if the name is not known; the engine then has nothing of the
 tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An agent in the engine at one moment. `tokens` and `note` are those of its running request,
-    or of its idle cache. The pool holds the first `pool_tokens` of its saved tokens."""
+    """The state of an agent in the engine at one moment. `tokens` and `note` are from its running
+    request or its idle cache. The pool holds the first `pool_tokens` of its saved tokens."""
 
     state: AgentState = "idle"
     tokens: int = 0
@@ -85,8 +86,8 @@ class AgentDirectory:
     # On the engine's thread
 
     def owner(self, engine: BlockPoolBatchEngine, tenant: Tenant) -> Owner:
-        """Return the tenant's name if the engine or the caller knows it, else its tag. Raises
-        AgentNotFoundError for an unknown tenant."""
+        """Return the name of `tenant`, or its tag if neither the engine nor the caller knows the
+        name. Raises AgentNotFoundError for an unknown tenant."""
         if isinstance(tenant, str):
             return tenant
         owners = self.owners(engine)
@@ -95,7 +96,7 @@ class AgentDirectory:
         return owners[tenant]
 
     def owners(self, engine: BlockPoolBatchEngine) -> dict[TenantId, Owner]:
-        """Return all tenants that have agents, saved or in the engine."""
+        """Return the ids and owners of all tenants that have agents, saved or in the engine."""
         secret = self._store.secret
         names = {request.tenant for request in engine.requests if request.keep}
         names |= {key.tenant for key in engine.idle_caches.lru_order()}
@@ -110,8 +111,8 @@ class AgentDirectory:
     def activity(
         self, engine: BlockPoolBatchEngine, tenant: Owner, names: Collection[str] | None = None
     ) -> dict[str, Activity]:
-        """Return the tenant's agents in the engine, by name: agents with a request, and agents in
-        `names` (all if None) with an idle cache. A request with `keep` off belongs to no agent."""
+        """Return the activity of the tenant's agents that have a request, and of those in `names`
+        (of all if None) that have an idle cache. A request with `keep` off belongs to no agent."""
         pool, found = engine.pool, dict[str, Activity]()
         if isinstance(tenant, bytes):
             return found
@@ -234,12 +235,12 @@ class AgentDirectory:
         only: AgentFilter = EVERY_AGENT,
         seen: Mapping[str, Activity] | None = None,
     ) -> tuple[Sequence[Manifest], bool, str | None]:
-        """Return at most `limit` saved agents, last saved first, whether there are more, and the
-        last agent read.
+        """Return at most `limit` saved agents, last saved first; whether more follow; and the name
+        of the last agent that was read.
 
-        Starts after the agent `after`, reads as many as a page may and takes those that `only`
-        accepts. `seen` are the agents with a request. Raises AgentNotFoundError if `after` is not
-        saved.
+        Starts after the agent `after`, reads as many agents as a page may, and returns those that
+        `only` accepts. `seen` has the agents with a request. Raises AgentNotFoundError if `after`
+        is not saved.
         """
         scope, last = self.scope(tenant), None
         if after is not None:
@@ -264,7 +265,8 @@ class AgentDirectory:
         return found, next(walked, None) is not None, after
 
     def _saved_of(self, scope: Scope, names: Collection[str]) -> list[Manifest]:
-        """Return the manifests of those agents in `names` that have one, last saved first."""
+        """Return the manifests of the agents in `names`, last saved first, without agents that have
+        none."""
         saved = [one for name in names if (one := self._agents.manifest(scope, name)) is not None]
         return sorted(saved, key=lambda one: one.place, reverse=True)
 
@@ -277,8 +279,8 @@ class AgentDirectory:
         is_first: bool,
         only: AgentFilter = EVERY_AGENT,
     ) -> list[AgentSummary]:
-        """Return the summaries of the agents `saved`, on the first page after those of unsaved
-        agents with a request. `seen` is the result of `activity` for their names."""
+        """Return the summaries of the agents `saved`. The first page begins with unsaved agents
+        that have a request. `seen` is the result of `activity` for their names."""
         scope, names = self.scope(tenant), {one.agent_id for one in saved}
         new = [
             self._unsaved(name, one)
@@ -307,7 +309,7 @@ class AgentDirectory:
     def _children(
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
-        """Return the names of the agents whose parent is `agent_id`, saved or with a request."""
+        """Return the names of the agents, saved or with a request, whose parent is `agent_id`."""
         saved = self._agents.child_agents(self.scope(tenant), agent_id)
         asking = (name for name, one in seen.items() if parent_in(one.note) == agent_id)
         return tuple(sorted({*saved, *asking}))
@@ -340,8 +342,8 @@ class AgentDirectory:
         )
 
     def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:
-        """Return an unsaved agent's summary: its first turn is unfinished, or the store refused
-        it."""
+        """Return the summary of an agent that is not saved: its first turn is unfinished, or the
+        store refused to save it."""
         session, client = session_and_client_in(activity.note)
         return AgentSummary(
             id=agent_id,
@@ -411,7 +413,8 @@ _RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
 
 
 def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
-    """Return the entry of the block's first stored body: all bodies of a block share a tier."""
+    """Return the index's entry of the block's first stored body, which says the tier of all its
+    bodies."""
     bodies = (footprint.found.get(block.key(part)) for part in Part)
     return next((one for one in bodies if one is not None), None)
 

@@ -1,9 +1,9 @@
-"""AgentFinder and AgentNames: which agent a request without an agent name continues.
+"""AgentFinder and AgentNames: find the agent that a request without an agent's name continues.
 
 It is the agent whose last prompt is the longest prefix of the request's prompt. Requests with a
 client identity match only that identity's agents: see `SessionAgents`. Knows digests of prompts and
-which agents have a request in progress; knows nothing about engines, stores or text. Requests share
-blocks by content whatever the agent's name, so a wrong match only affects the name.
+which agents have a request in progress; knows nothing about engines, stores or text. A wrong match
+affects only the name: requests share blocks by content.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from semantic.ports.serving import Ask
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 _MAX_AGENTS = 10_000
-"""Most agents to remember, at most 2 kB each."""
+"""The most agents to remember, at up to 2 kB each."""
 _NAME_BYTES = 6
 _AUTO_NAME = re.compile(r"auto-[0-9a-f]{12}")
 
@@ -83,9 +83,9 @@ class AgentFinder:
     ) -> str:
         """Return the agent that a prompt of `tokens` continues, or a new name.
 
-        Takes the agent whose last prompt is the longest prefix of `tokens`, the most recently used
-        one on a tie, never a `busy` one. With an `origin`, takes an agent of that identity, see
-        `SessionAgents.find`. Call `remember` to record the match.
+        Takes the agent whose last prompt is the longest prefix of `tokens`; of several with the
+        same prompt, the most recently used; never a `busy` one. With an `origin`, takes an agent of
+        its identity, see `SessionAgents.find`. Call `remember` to record the match.
         """
         tag = self._tag(tenant)
         if origin is not None:
@@ -123,13 +123,13 @@ class AgentFinder:
                 self._drop(next(iter(self._prompts)))
 
     def origin(self, agent_id: str, tenant: str) -> Origin | None:
-        """Return the origin of an agent found by a client identity, else None."""
+        """Return the origin of an agent of a client identity; None for any other agent."""
         with self._lock:
             return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Record saved agents, most recently used first, as used before all known agents. Skips
-        imported agents: requests must name them, or similar prompts would get their cache."""
+        """Record saved agents, most recently used first, whose last uses were before those of all
+        known agents. Skips imported agents: only requests that name them may use their cache."""
         for manifest in manifests:
             if manifest.scope.salt:
                 continue
@@ -139,7 +139,7 @@ class AgentFinder:
                 self._restore(manifest, prompt, origin)
 
     def forget(self, agent_id: str, tenant: str | bytes) -> None:
-        """Forget the agent of a tenant, given by name or tag."""
+        """Forget an agent of a tenant; the tenant is given by its name or tag."""
         tag = tenant if isinstance(tenant, bytes) else self._tag(tenant)
         with self._lock:
             self._drop((tag, agent_id))
@@ -206,7 +206,8 @@ class _Tails:
                 del self._lengths[len(tail)]
 
     def longest(self, packed: bytes, busy: Container[str]) -> str | None:
-        """The agent with the longest tail that `packed` begins with: one search per length."""
+        """Return the agent with the longest tail that `packed` begins with. Searches once per
+        length of tails."""
         for length in sorted(self._lengths, reverse=True):
             names = self._names.get(packed[:length], ()) if length <= len(packed) else ()
             found = next((name for name in reversed(names) if name not in busy), None)
@@ -216,8 +217,8 @@ class _Tails:
 
 
 class SavedAgents:
-    """Reads the saved agents into a finder, last saved first, in a separate thread. A server is
-    ready before that is done: only requests without an agent name need to wait."""
+    """Reads the saved agents into a finder, last saved first, in a separate thread. The server is
+    ready before that is done: only requests without an agent's name wait for it."""
 
     def __init__(self, finder: AgentFinder, manifests: Iterable[Manifest]) -> None:
         """The reading thread may consume `manifests` lazily."""
@@ -253,7 +254,7 @@ class AgentNames:
     """Names the agents of requests in progress. Not thread-safe: for one event loop."""
 
     def __init__(self, finder: AgentFinder, saved: SavedAgents | None = None) -> None:
-        """Requests without an agent name wait until the finder knows the `saved` agents."""
+        """Requests without an agent's name wait until the finder knows the `saved` agents."""
         self._finder = finder
         self._saved = saved
         self._busy: dict[str, Counter[str]] = {}
@@ -270,8 +271,9 @@ class AgentNames:
 
     @contextmanager
     def claimed(self, prepared: Prepared, ask: Ask) -> Iterator[str]:
-        """Yield the agent's name; within the `with` block, requests without a name do not match
-        this agent. A request with `keep` off claims and changes nothing."""
+        """Yield the name of the request's agent; during the `with` block, requests without an
+        agent's name do not match this agent. A request with `keep` off claims and changes
+        nothing."""
         busy = self._busy.setdefault(ask.tenant, Counter())
         origin = _origin(prepared, ask)
         thread = "" if prepared.parts is None else thread_of(prepared.parts)
@@ -291,8 +293,9 @@ class AgentNames:
                 self._busy.pop(ask.tenant, None)
 
     def note(self, agent: str, prepared: Prepared, ask: Ask) -> str:
-        """Return the note to save with `agent`: its origin, to find it after a restart; the
-        request's parts, to compare the next request with; and the request's own line."""
+        """Return the note to save with `agent`: its origin, by which it is found after a restart;
+        the request's parts, which the next request is compared with; and the note that the request
+        brought."""
         origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
         return note_of("" if origin is None else origin.note(), prepared.parts, ask.note)
 
@@ -314,7 +317,7 @@ def _thread_in(note: str) -> str:
 
 
 def _digests(packed: bytes) -> list[bytes]:
-    """Return digests of the first 0, 1, 2, ... full blocks."""
+    """Return the digests of the first 0, 1, 2, ... full blocks of packed tokens."""
     running = hashlib.sha256()
     digests = [running.digest()]
     for start in range(0, len(packed) - len(packed) % _BLOCK_BYTES, _BLOCK_BYTES):

@@ -1,5 +1,5 @@
-"""AgentFootprint: the blocks of an agent that a store holds, their bytes, and the shared ones.
-`walk` lists agents page by page. Knows nothing about their display or the contents of the pool."""
+"""AgentFootprint: which blocks of an agent a store holds, how many bytes they have, and which ones
+other agents share. `walk` lists agents page by page. Knows nothing about the pool's contents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semantic.domain.stored import Found, Manifest, Place
 from semantic.ports.store import AgentIndexPort, StorePort
 
 _MAX_BLOCKS = 1 << 17
-"""Most blocks whose hashes the cache holds, at 200 bytes each."""
+"""The most blocks in the cache of hash chains, at 200 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ def chain_of(manifest: Manifest) -> Chain:
 
 
 class Chains:
-    """A cache of agents' hash chains, limited in blocks, fair between tenants. Not thread-safe."""
+    """A cache of agents' hash chains, with a limited number of blocks, fair between tenants. Not
+    thread-safe."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._chains: FairLru[tuple[str, int, float], Chain] = FairLru(max_blocks)
@@ -62,10 +63,10 @@ class AgentFootprint:
     chain: Chain
     found: Mapping[BlockKey, Found]
     shared: frozenset[BlockKey]
-    """Bodies that other agents use too."""
+    """The keys of bodies that other agents use too."""
 
     def parts(self, block: ChainBlock) -> dict[Part, int]:
-        """Return the bytes of each stored part of a block."""
+        """Return the size, in bytes, of each stored part of a block."""
         keys = {part: block.key(part) for part in Part}
         return {part: self.found[key].n_bytes for part, key in keys.items() if key in self.found}
 
@@ -88,7 +89,8 @@ class AgentFootprint:
 def footprints(
     store: StorePort, manifests: Sequence[Manifest], chain: Callable[[Manifest], Chain] = chain_of
 ) -> list[AgentFootprint]:
-    """Return the footprints of some agents. The cost does not depend on other agents."""
+    """Return the footprints of the agents of `manifests`. The cost does not depend on other
+    agents."""
     chains = [chain(manifest) for manifest in manifests]
     users = store.agents.users(list({block.hash: None for blocks in chains for block in blocks}))
     stored = store.find([key for blocks in chains for key in _keys(blocks)])
@@ -111,7 +113,8 @@ _PAGE = 64
 def walk(
     agents: AgentIndexPort, scope: Scope, page: int = _PAGE, after: Place | None = None
 ) -> Iterator[Manifest]:
-    """Yield a scope's manifests after the place `after`, newest first, reading `page` at a time."""
+    """Yield a scope's manifests that come after the place `after`, newest first; read `page` of
+    them at a time."""
     while found := agents.page(scope, page, after):
         yield from found
         if len(found) < page:

@@ -53,11 +53,11 @@ from semantic.ports.agents import (
 T = TypeVar("T")
 
 _THREADS: Final = 2
-"""One thread for the import, and one for all exports in the meantime."""
+"""The number of threads: one for the import, and one for all exports meanwhile."""
 _MOST_EXPORTS: Final = 4
 _RETRY_SECONDS: Final = 5
 _BATCH_BYTES: Final = 1 << 20
-"""Bytes to collect before one call on a thread."""
+"""The bytes to collect before they go to a thread in one call."""
 
 
 class EngineCalls(Protocol):
@@ -68,8 +68,8 @@ class EngineCalls(Protocol):
 
 
 class AgentTransfers:
-    """Exports and imports of one server's agents: one import at a time, and a few exports. Reads
-    and writes blocks on its own threads. Knows archives only by their port."""
+    """Exports and imports one server's agents: one import at a time, and a few exports. Reads and
+    writes blocks on its own threads. Knows archives only by their port."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class AgentTransfers:
         exchange: ExchangePort,
         tenants: Mapping[TenantId, str],
     ) -> None:
-        """`tenants` maps the ids of tenants with keys to their names."""
+        """`tenants` maps the ids of tenants that have API keys to their names."""
         self._thread = thread
         self._directory = directory
         self._exchange = exchange
@@ -125,7 +125,7 @@ class AgentTransfers:
     # Inside
 
     def _receiving(self, tenant: Tenant) -> str:
-        """Return the name of a tenant that can send requests, else raise AgentNotFoundError."""
+        """Return the name of `tenant`. Raises AgentNotFoundError unless it can send requests."""
         if isinstance(tenant, str):
             return tenant
         if tenant not in self._tenants:
@@ -180,7 +180,8 @@ class AgentTransfers:
 
     async def _work(self, function: Callable[[], T], stopped: threading.Event) -> T:
         """Return the result of `function`, run on a thread. If the task is cancelled, sets
-        `stopped` and waits for the thread, so that it uses nothing that the task then closes."""
+        `stopped` and waits for the thread, so that the thread uses nothing that the task then
+        closes."""
         if self._is_closed:
             raise _busy("the server is stopping")
         loop = asyncio.get_running_loop()
@@ -198,7 +199,7 @@ def _busy(reason: str) -> OverloadedError:
 
 
 async def _batches(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield the same bytes in fewer pieces."""
+    """Yield the bytes of `pieces` in fewer, larger pieces."""
     batch = bytearray()
     async for piece in pieces:
         batch += piece
@@ -325,6 +326,7 @@ class ServedAgents:
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _work(self, tenant: Tenant, function: Callable[[], T], *, is_short: bool = True) -> T:
-        """Run `function` on the tenant's time, or on the operators' for agents of others."""
+        """Run `function` on a worker thread. Its time counts for the tenant, or for the operators
+        if they name a tenant by its id."""
         name = tenant if isinstance(tenant, str) else _OPERATORS
         return await self._workers.run(name, function, is_short=is_short)

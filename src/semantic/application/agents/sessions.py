@@ -1,11 +1,12 @@
 """SessionAgents: which agent of a client's session a request continues.
 
 A session id identifies the client, not the conversation: clients also request a conversation's
-title under the id of that conversation. A request therefore continues the agent with whose last
-prompt it shares at least half, or whose messages it shares, and otherwise starts another agent of
-the session. Prompts are compared by `PromptDigests` of about a kilobyte each: a digest for each of
-the first 16 tokens, then eight for each doubling of the length, so an estimate is at most an eighth
-too short. Knows nothing about engines, stores or text.
+title under the id of that conversation. A request therefore continues an agent whose last prompt
+has at least half of its tokens in common with the request's, or whose messages it repeats;
+otherwise it starts another agent of the session. `PromptDigests` of about a kilobyte stand for the
+prompts: a digest for each of the first 16 tokens, then eight for each doubling of the length, so
+the length of a common prefix is at most an eighth too short. Knows nothing about engines, stores or
+text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.request_parts import SHORT, common_messages
 
 _EACH = 16
-"""Number of first tokens with a digest for each prefix."""
+"""Up to this length, every prefix of a prompt has a digest."""
 _PER_DOUBLING = 8
 _DIGEST_BYTES = 8
 """Bytes of a digest. A collision only gives two agents the same name."""
@@ -29,14 +30,15 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class PromptDigests:
-    """Digests of a prompt of `n_tokens`: of its prefixes, concatenated, and of the whole prompt."""
+    """The digests of a prompt of `n_tokens`: those of its prefixes, concatenated, and the one of
+    the whole prompt."""
 
     n_tokens: int
     prefixes: bytes
     whole: bytes
 
     def common(self, other: PromptDigests) -> int:
-        """Return the length of the longest digested prefix that both share."""
+        """Return the length of the longest digested prefix that both prompts have."""
         n = min(len(self.prefixes), len(other.prefixes)) // _DIGEST_BYTES
         same = bisect_left(range(n), True, key=lambda at: self._digest(at) != other._digest(at))
         return _length(same - 1) if same else 0
@@ -88,12 +90,12 @@ def _length(at: int) -> int:
 
 
 _MAX_SIBLINGS = 64
-"""Most agents to compare per identity: a user may have thousands."""
+"""The most agents of one identity that are compared: a user may have thousands."""
 _WITH_TOOLS = frozenset({"claude-code", "codex", "opencode"})
 """Clients whose conversations have tools: their first request without tools asks for a title."""
 
 _MIN_SHARED_MESSAGES = 2
-"""Number of equal messages from which two requests without tools count as one conversation."""
+"""Two requests without tools that share at least this many messages count as one conversation."""
 
 _Group = tuple[bytes, str]
 """A tenant's tag, and the name of the identity's first agent."""
@@ -110,7 +112,8 @@ class _Member:
 
 @dataclass(slots=True)
 class _Agents:
-    """A group: its agents by name, least recently used first; numbers to `dropped` are taken."""
+    """A group: its agents by name, least recently used first. New agents get numbers above
+    `dropped`."""
 
     members: OrderedDict[str, _Member] = field(default_factory=OrderedDict)
     dropped: int = 0
@@ -140,10 +143,11 @@ class SessionAgents:
     ) -> str:
         """Return the agent that a prompt of `tokens` continues, or a new agent's name.
 
-        Considers agents of the same origin, except `busy` ones, whose last prompt shares at least
-        half of the shorter prompt: takes the one that shares most, then one whose whole prompt is a
-        prefix, then the most recently used. If there is none, takes the agent that shares most
-        messages of `thread`: then its system message or its tools have changed.
+        Considers agents of the same origin, except `busy` ones, whose last prompt has a prefix in
+        common with `tokens` of at least half the shorter one. Takes the agent with the longest
+        common prefix; of equals, one whose whole prompt is the prefix, then the most recently used.
+        If none is left, takes the agent that shares most messages with `thread`: its system message
+        or its tools have changed.
         """
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
@@ -169,7 +173,8 @@ class SessionAgents:
         self, tag: bytes, name: str, origin: Origin | None, tokens: Sequence[int], thread: str = ""
     ) -> bool:
         """Record the last prompt of an agent. Returns False if the agent belongs to no identity.
-        Without `origin` the agent keeps its own. `thread` contains the digests of its messages."""
+        Without `origin` the agent keeps its origin. `thread` contains the digests of its
+        messages."""
         known = self.origin(tag, name)
         if known is not None and (origin is None or origin.identity.name != known.identity.name):
             origin = known
@@ -190,8 +195,9 @@ class SessionAgents:
     def restore(
         self, tag: bytes, name: str, origin: Origin, prompt: PromptDigests, thread: str
     ) -> bool:
-        """Record an agent as used before all known agents. Returns False if it belongs to no
-        identity. A known agent stays unchanged; an agent without room stays unknown."""
+        """Record an agent whose last use was before that of all known agents. Returns False if it
+        belongs to no identity. A known agent stays unchanged; if there is no room, the agent stays
+        unknown."""
         number = origin.identity.number(name)
         if number is None:
             return False
@@ -232,9 +238,9 @@ class SessionAgents:
 
 
 def _same_thread(member: _Member, thread: str) -> int:
-    """Return the number of messages shared with `member`; 0 if they are less than half of the
-    shorter conversation. A first question alone may be a request for a title; with its answer, or
-    in a request with tools, it is not."""
+    """Return how many messages a request shares with `member`; 0 if fewer than half of the shorter
+    conversation. A shared first question alone does not count, as the request may ask for a title,
+    unless its answer is shared too or the request has tools."""
     common = common_messages(member.thread, thread)
     known = len(member.thread) // SHORT
     if not common or 2 * common * SHORT < min(len(member.thread), len(thread)):

@@ -1,10 +1,11 @@
-"""Notes: a manifest's record of its agent's last request, and `match_report`, which uses them.
+"""Notes: a manifest's record of its agent's last request, and `match_report`, which uses such
+records.
 
-The first line is the Origin: the client identity of an agent's requests and their kind of
-conversation. The next line contains the parts of its last request. A line is JSON with labels and
-digests, never text. A note has some kilobytes, at most a hundred. A match report says how much of a
-prompt the request reused, and why not more; it is a pure function of the request. Knows nothing
-about stores.
+A note's first line is the Origin: the client identity of an agent's requests and their kind of
+conversation. The next line contains the parts of its last request. Both lines are JSON with labels
+and digests, never text. A note has some kilobytes, at most a hundred. A match report says how much
+of a prompt the request reused, and why not more; it is a pure function of the request. Knows
+nothing about stores.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
 def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
-    """Return a note of up to three lines: `origin` (see `Origin.note`; "" for none), the parts, and
-    the line `last`."""
+    """Return a note of up to three lines: `origin` (see `Origin.note`; may be ""), the parts, and
+    `last`."""
     lines = [origin] if origin else []
     if parts is not None:
         text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
@@ -56,8 +57,8 @@ def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
 
 
 def parts_in(note: str, max_messages: int = MAX_MESSAGES) -> Parts | None:
-    """Return a note's parts, at most `max_messages` messages; None for any other text or
-    version."""
+    """Return the parts in a note, with at most `max_messages` messages; None if the text is not a
+    note of this version."""
     lines = note.split("\n", 2)[:2]  # other texts may be long
     line = next((one for one in lines if one.startswith(_AGENT_NOTE_START)), None)
     if line is None:
@@ -82,7 +83,8 @@ def _written(parts: Parts) -> dict[str, object]:
 
 
 def _read(fields: object, max_messages: int) -> Parts | None:
-    """Raise KeyError, TypeError or ValueError for anything that `_written` does not write."""
+    """Return the parts in `fields`. Raises KeyError, TypeError or ValueError unless `_written`
+    wrote them."""
     if not isinstance(fields, dict) or fields["parts"] != _AGENT_NOTE_VERSION:
         return None
     read = _is(list, fields["messages"])[:max_messages]
@@ -150,8 +152,8 @@ def origin_of(identity: Identity, chat: Chat | None) -> Origin:
     """Return the origin of a request for `chat`, or for a plain prompt if None.
 
     Tools are part of the kind: clients request titles and summaries without tools under the
-    conversation's identity. So are the first messages of a shared identity: all its conversations
-    may have equal instructions.
+    conversation's identity. The first messages are part of a shared identity's kind, as all its
+    conversations may have equal instructions.
     """
     kind = _TOOLS if chat is not None and chat.tools else _NO_TOOLS
     if identity.shared and chat is not None:
@@ -160,7 +162,7 @@ def origin_of(identity: Identity, chat: Chat | None) -> Origin:
 
 
 def origin_in(note: str) -> Origin | None:
-    """Return the origin in a note's first line; None for any other text."""
+    """Return the origin in a note's first line; None if that line is something else."""
     if not note.startswith(_START):  # other texts may be long
         return None
     try:
@@ -179,7 +181,8 @@ def session_and_client_in(note: str) -> tuple[str | None, str | None]:
 
 
 def parent_of(manifest: Manifest) -> str | None:
-    """Return the agent that this one was forked from, else its parent according to the client."""
+    """Return the agent that the agent of `manifest` was forked from, or else the parent that its
+    client named."""
     return manifest.parent if manifest.parent is not None else parent_in(manifest.note)
 
 
@@ -209,7 +212,7 @@ def _is_parent(text: object) -> TypeGuard[str | None]:
 
 
 def _first_messages(chat: Chat) -> bytes:
-    """Return a digest of the messages up to and including the first user message."""
+    """Return a digest of a chat's messages up to and including the first user message."""
     texts: list[bytes] = []
     for message in chat.messages:
         texts += [message.role.encode(), message.content.encode("utf-8", "surrogatepass")]
@@ -247,7 +250,7 @@ def end_reason(match: MatchReport) -> str:
 
 
 def cache_miss_reason(match: MatchReport) -> str:
-    """Return why the request had to compute cached tokens again."""
+    """Return a sentence that says why the request computed cached tokens again."""
     if match.lost is None or match.lost.part is None:
         return end_reason(match)
     words = part_words(match.lost.part)
@@ -363,8 +366,9 @@ def match_report(request: Request) -> MatchReport:
 
 
 def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | None:
-    """Return the cached tokens that the request computed again, or None. The last prompt token
-    never counts, nor less than a block of an unchanged prompt: stores may lack partial blocks."""
+    """Return how many cached tokens the request computed again; None if none. The last prompt token
+    never counts, nor does less than a block of an unchanged prompt, as stores may lack partial
+    blocks."""
     computed = min(request.computed, len(request.prompt) - 1)
     held = min(len(request.reuse.history or ()), computed)
     n_tokens = held - request.cached_tokens
@@ -388,7 +392,8 @@ def _part(request: Request, shared: int) -> Difference | None:
 
 
 def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
-    """Return why the reused prefix ended; `shared` tokens equal the agent's previous tokens."""
+    """Return why the reused prefix ended; the first `shared` tokens equal the agent's previous
+    tokens."""
     end = request.reuse.end
     if request.params.prompt_logprobs is not None and not request.cached_tokens:
         return MatchEnd.SCORED

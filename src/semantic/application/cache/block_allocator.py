@@ -1,9 +1,9 @@
 """BlockAllocator: allocates, grows, shares and frees the blocks of requests.
 
 Evicts idle caches, in their order, when the pool is full. Only the scheduler preempts running
-requests. Knows the pool, the idle caches and the owner of each block; knows nothing about when a
-request runs or what its blocks contain. AgentCaches covers an agent's cache between requests, idle
-in the pool or saved in the store.
+requests. Knows the pool, the idle caches and each block's owner, but not when a request runs or
+what its blocks contain. AgentCaches manages agents' caches between requests, idle in the pool or
+saved in the store.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from semantic.domain.value_objects import BLOCK_TOKENS, CacheKey, ModelCacheSpec
 from semantic.ports.generation import Clock
 
 _LONGEST_EXPECTED = 300.0
-"""Seconds. Hints of a longer absence are ignored: in `benchmarks.absence`, believing wrong hints
-for longer does more harm, and believing right ones gains nothing more."""
+"""Seconds. Hints of a longer absence are ignored: in `benchmarks.absence`, following them does more
+harm if they are wrong, and gains nothing more if they are right."""
 
 _DONE, _IDLE, _EXPECTED = range(3)
 
 
 class IdleCaches:
-    """Each agent's newest cache, in least recently used order.
+    """Holds each agent's newest cache, in least recently used order.
 
     The pool counts an agent as the holder of its cache's blocks, and these references as evictable.
-    Evicts from the tenant with most cached tokens. Hints change the order of the tenant's own
-    caches only. Not thread-safe: the caller locks.
+    Evicts from the tenant with most cached tokens. Hints change the order only among caches of
+    their own tenant. Not thread-safe: the caller locks.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class IdleCaches:
         self._tokens: Counter[str] = Counter()  # per tenant
 
     def get(self, key: CacheKey) -> AgentBlocks | None:
-        """Return the agent's cache, or None. Is not a use. The caller must not change it."""
+        """Return the agent's cache, or None if it has none. Does not count as a use. The caller
+        must not change the cache."""
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
@@ -72,9 +73,9 @@ class IdleCaches:
         self._pool.mark_evictable(blocks.all_blocks(), blocks.owner)
 
     def heed(self, key: CacheKey, hints: Hints) -> None:
-        """Evict a finished agent's cache before its tenant's other caches, and an expected agent's
-        cache after them. When the agent returns, its cache counts as used. Does nothing without a
-        cache or a hint."""
+        """Follow an agent's hints: its cache is evicted before its tenant's other caches if it is
+        done, after them if it is expected back. At the expected time the cache counts as just used.
+        Does nothing without a cache or a hint."""
         own = self._tenants.get(key.tenant)
         if own is None or key not in self._caches:
             return
@@ -84,7 +85,7 @@ class IdleCaches:
             own.move(key, _EXPECTED, self._clock() + hints.back_in)
 
     def take(self, key: CacheKey) -> AgentBlocks | None:
-        """Remove and return the agent's cache, or None."""
+        """Remove and return the agent's cache; None if it has none."""
         blocks = self._caches.pop(key, None)
         if blocks is not None:
             self._uncount(key, blocks.total_tokens)
@@ -92,8 +93,9 @@ class IdleCaches:
         return blocks
 
     def evict(self) -> bool:
-        """Free a cache of the tenant with most tokens. Returns False if there is none. Caches of
-        finished agents go first, then least recently used ones, then those expected last."""
+        """Free a cache of the tenant with most cached tokens. Returns False if there is none.
+        Caches of finished agents go first, then the least recently used ones, then those of
+        expected agents, latest return first."""
         if not self._caches:
             return False
         largest = max(self._tokens, key=self._tokens.__getitem__)
@@ -129,8 +131,9 @@ class IdleCaches:
 
 
 class _Place(NamedTuple):
-    """A cache's place in its tenant's order, with a unique `number`. `at` is the time of its last
-    use, or minus the time of its agent's expected return, so that the latest comes first."""
+    """A cache's place in its tenant's order of eviction, with a unique `number`. `at` is the time
+    of its last use, or minus the time at which its agent is expected, so that the latest return
+    sorts first."""
 
     rank: int
     at: float
@@ -197,7 +200,7 @@ class BlockAllocator:
         return CacheKey(self._model_id, agent_id, tenant)
 
     def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
-        """Raise PoolExhaustedError if `request` could not finish even with the pool to itself.
+        """Raise PoolExhaustedError if `request` could not finish even if it were alone in the pool.
         Blocks of holders outside the engine's `agents` count as used: the engine cannot free
         them."""
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
@@ -214,7 +217,7 @@ class BlockAllocator:
             )
 
     def admit(self, request: Request, headroom: int = 0) -> bool:
-        """Allocate blocks for the request's tokens and one more, reusing a cached prefix.
+        """Allocate blocks for the request's tokens and one more token, reusing a cached prefix.
 
         Leaves `headroom` more blocks free per growing layer. Evicts idle caches to make room;
         returns False, with nothing changed, if that is not enough.
@@ -267,7 +270,8 @@ class BlockAllocator:
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
     def give_back(self, request: Request) -> None:
-        """Undo the admission of a request that computed nothing. An adopted cache is idle again."""
+        """Undo the admission of a request that computed nothing. The cache that it adopted is idle
+        again."""
         restore = request.restore
         if restore is None or not restore.exclusive:
             self.release(request)
@@ -337,7 +341,8 @@ class BlockAllocator:
         return " and ".join(parts)
 
     def _find_cache(self, request: Request) -> Restore | None:
-        """Return the longest usable prefix in the request's own cache or its agent's idle cache."""
+        """Return the longest usable prefix from the cache given with the request or its agent's
+        idle cache."""
         cache = self._idle.get(self.key(request.agent_id, request.tenant))
         best: Restore | None = None
         for blocks in (cache, request.given_cache):
@@ -355,7 +360,8 @@ class BlockAllocator:
         return best
 
     def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
-        """Return whether the store's prefix is longer than the pool's by at least a block."""
+        """Return whether the stored prefix is longer than the one in the pool by at least a
+        block."""
         prefix = None if self._prefixes is None else self._prefixes.find(request)
         if self._prefixes is None or prefix is None:
             return False
@@ -365,8 +371,8 @@ class BlockAllocator:
         return False
 
     def _admit_with(self, request: Request, restore: Restore, spare: int) -> bool:
-        """Admit `request` on top of a cache, or change nothing. The request works on a snapshot:
-        the pool may evict or reuse the original meanwhile."""
+        """Admit `request` on top of the cache `restore`, or change nothing. The request works on a
+        snapshot of the cache: the original may be evicted or reused meanwhile."""
         source = restore.blocks
         if restore.exclusive:
             self._idle.take(self.key(request.agent_id, request.tenant))
@@ -389,7 +395,8 @@ class BlockAllocator:
         return False
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
-        """Raise the request's capacity to `capacity` tokens, if room for `spare` more is left."""
+        """Raise the request's capacity to `capacity` tokens if room for `spare` more blocks is
+        left."""
         blocks = request.blocks or [[] for _ in self._spec.layers]
         missing = self._missing(blocks, capacity)
         if not self._make_room(self._missing(blocks, capacity + spare)):
@@ -406,7 +413,8 @@ class BlockAllocator:
         return True
 
     def _missing(self, blocks: list[list[KVBlock]], capacity: int) -> list[int]:
-        """Return how many blocks of each layer `blocks` lacks for `capacity` tokens."""
+        """Return how many blocks each layer of `blocks` lacks for a capacity of `capacity`
+        tokens."""
         wanted = self._spec.blocks_for(capacity)
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
 
@@ -431,7 +439,7 @@ class AgentCaches:
     _lock: threading.RLock
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
-        """Return the manifest of the agent's last turn, or None."""
+        """Return the manifest of the agent's last turn; None if it has none."""
         return None if self._prefixes is None else self._prefixes.manifest(agent_id, tenant)
 
     def recall(self, agent_id: str, tenant: str) -> Reuse:

@@ -17,22 +17,25 @@ from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec, whole_blocks
 
 FEWEST_TOKENS = 64
-"""Tokens. Computing fewer tokens again costs less than a checkpoint."""
+"""The fewest tokens that are worth a checkpoint: to compute fewer again costs less."""
 MOST_TOKENS = 4096
-"""Tokens. The largest distance in the grid: an edit in a long prompt recomputes at most these."""
+"""The largest distance in the grid, in tokens: after an edit in a long prompt, at most these are
+computed again."""
 _TIMES_WHERE_LIKELY = 8
 """Where requests are likely to continue, checkpoints may use this many times the bytes of keys and
-values: at a prompt's end, of those before it; at all junctions together, of the computed ones."""
+values: of those before it, at a prompt's end; of those computed, at all junctions together."""
 _FREE_JUNCTIONS = 4
-"""Checkpoints at junctions that a group of requests may take before it has computed anything."""
+"""How many checkpoints a group of requests may take at junctions before it has computed
+anything."""
 _STATES_ALONE = 512
-"""Tokens. The grid of a model that caches only states; checkpoints are then all that is stored."""
+"""The distance in the grid, in tokens, of a model that caches only states and so stores only
+checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """Least tokens between checkpoints: in the grid, and between a prompt's end and the checkpoint
-    before it. Powers of two: 256 to 4,096 and 64 to 4,096."""
+    """The fewest tokens between checkpoints: in the grid (a power of two from 256 to 4,096), and
+    between a prompt's end and the checkpoint before it (from 64 to 4,096)."""
 
     grid: int
     at_end: int
@@ -41,8 +44,9 @@ class Distances:
 def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
     """Return the smallest distances at which checkpoints stay within their byte limits.
 
-    The limit of the grid is the bytes of the keys and values between two checkpoints (of full
-    attention, else of windows), with at most two checkpoints per chunk of `best_chunk` tokens.
+    In the grid, a checkpoint may have as many bytes as the keys and values since the one before it
+    (of full attention, or else of windows); a chunk of `best_chunk` tokens has at most two
+    checkpoints.
     """
     per_token = _bytes_per_token(spec, LayerKind.FULL)
     if not per_token:
@@ -60,7 +64,7 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
 
 
 def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
-    """Return the bytes of a checkpoint `distance` tokens after another; their windows share
+    """Return the bytes that a checkpoint adds `distance` tokens after another; their windows share
     blocks."""
     return sum(
         layer.state_bytes
@@ -74,9 +78,9 @@ def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
 class Junctions:
     """Chooses checkpoints at junctions: positions at which other requests continue differently.
 
-    Requests with a common beginning share a limit of eight times the bytes of the keys and values
-    that they compute, plus a few checkpoints of any size. It chooses the junctions that save most
-    tokens.
+    Requests with a common beginning share a limit: eight times the bytes of the keys and values
+    that they compute, plus a few checkpoints of any size. The junctions that save most tokens are
+    chosen first.
     """
 
     def __init__(self, spec: ModelCacheSpec, apart: Distances) -> None:
@@ -87,12 +91,14 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """Bytes of checkpoints that requests with a common beginning may take in advance."""
+        """The bytes of checkpoints that requests with a common beginning may take before they have
+        computed anything."""
         whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
     def budget(self, n_tokens: int) -> int:
-        """Return the bytes of checkpoints that requests may take for computing `n_tokens`."""
+        """Return the bytes of checkpoints that requests may take in return for computing
+        `n_tokens`."""
         if self._per_token:
             return _TIMES_WHERE_LIKELY * self._per_token * n_tokens
         grid = self._apart.grid  # states alone
@@ -114,8 +120,9 @@ class Junctions:
     def choose(
         self, shared: Iterable[int], *, start: int, end: int, budget: int
     ) -> tuple[tuple[int, ...], int]:
-        """Return positions after `start` up to `end`, in order, and the bytes of their checkpoints.
-        `shared` has, for each other request, the number of tokens in common with the prompt."""
+        """Return the chosen positions after `start` up to `end`, in order, and the bytes of their
+        checkpoints. `shared` has, for each other request, how many tokens it has in common with the
+        prompt."""
         users = _junctions_between(shared, start, end)
         near = sorted(users)
         n_bytes = sum(map(self.bytes_at, near, [start, *near]))
@@ -141,11 +148,11 @@ class Junctions:
 def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return the junction between the chosen `left` and `right` that saves the most tokens in
+    """Return the junction between the chosen junctions `left` and `right` that saves most tokens in
     total.
 
-    The tuple is minus the tokens saved, minus its index, left, and right; empty if no junction is
-    far enough from both. `up_to[i]` requests diverge before junction i.
+    The only tuple has minus the tokens saved, minus the junction's index, left, and right; none if
+    no junction is far enough from both. `up_to[i]` requests diverge before junction i.
     """
     before = near[left] if left >= 0 else start
     last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
@@ -158,8 +165,8 @@ def _most_useful(
 
 
 def _window_tokens(window: int, position: int, before: int) -> int:
-    """Return how many tokens the window before `position` stores in addition to the window before
-    `before`. Counts shared blocks once, but a partial first or last block each time."""
+    """Return how many tokens of the window before `position` need storage in addition to the window
+    before `before`. Both windows share whole blocks, but not a partial first or last block."""
     first = max(0, position - window + 1)
     blocks = min(whole_blocks(first), position)
     return blocks - first + position - max(blocks, before // BLOCK_TOKENS * BLOCK_TOKENS)
@@ -174,7 +181,7 @@ def checkpoint_positions(
 ) -> tuple[int, ...]:
     """Return the positions of checkpoints for computing the tokens from `start` to `end`.
 
-    `start` has a checkpoint. At each of the `junctions` another request continues with other
+    A checkpoint exists at `start`. At each of the `junctions`, another request continues with other
     tokens. The grid lies between them, at the same positions in all prompts. The last checkpoint is
     where the agent's next prompt should continue. A checkpoint never leaves a single token after
     it: some models compute a chunk of one token differently.
@@ -192,7 +199,8 @@ def checkpoint_positions(
 
 
 def _junctions_between(positions: Iterable[int], start: int, end: int) -> Counter[int]:
-    """Return checkpoint positions for junctions, and how many requests diverge at each."""
+    """Return the checkpoint positions for the junctions at `positions`, and how many requests
+    diverge at each."""
     moved = Counter(_leaving_several(one, end) for one in positions)
     return Counter({one: n for one, n in moved.items() if start + FEWEST_TOKENS <= one <= end})
 

@@ -36,15 +36,16 @@ from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import StorePort
 
 _READ_PART = 16
-"""Loads may hold one part in this many of the process' memory as data read but not yet copied."""
+"""Data that loads have read but not yet copied may take one part in this many of the process'
+memory."""
 
 
 class PrefixStore:
     """Shares computed blocks between requests with equal prefixes, and across restarts.
 
-    The stepping thread calls it. Submitting threads call `find` and `decline` under the engine's
-    lock, and the methods for agents without it. `shared` decides which request computes missing
-    blocks.
+    Called by the stepping thread. Submitting threads may call `find` and `decline` under the
+    engine's lock, and the methods for agents without it. `shared` decides which request computes
+    missing blocks.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class PrefixStore:
         now: Callable[[], float] = time.time,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`prefill_seconds` estimates the seconds for a number of prompt tokens; None before the
-        first chunk. `now` is Unix time in seconds, for display only. `clock` measures loads."""
+        """`prefill_seconds` estimates how many seconds a number of prompt tokens take; it returns
+        None before the first chunk. `now` is Unix time in seconds, for display only. `clock`
+        measures loads."""
         self._model = model
         self._spec = model.cache_spec()
         self._layout = model.layout()
@@ -84,13 +86,14 @@ class PrefixStore:
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
-        """Let loads hold at most a sixteenth of the process' `n_bytes` as uncopied data."""
+        """Limit the data that loads have read but not yet copied to a sixteenth of the process'
+        `n_bytes`."""
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
-        """Return whether a preempted request can resume from its saved sequence. It cannot if its
-        layout restores only at checkpoints and only its last token, which must run again, is
-        left."""
+        """Return whether a preempted request can resume from its saved sequence. It cannot if
+        sequences resume only at checkpoints and all its tokens are in the checkpoint, as the last
+        one must run again."""
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
@@ -107,17 +110,18 @@ class PrefixStore:
         self._public.append(tuple(tokens))
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
-        """Return the agent's newest manifest, or None."""
+        """Return the agent's newest manifest; None if it has none."""
         return self._store.agents.manifest(self.scope(tenant), agent_id)
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Let a fork share the imported blocks of the agent that it is forked from."""
+        """Let the agent `new_agent_id`, a fork of `agent_id`, find the blocks that were imported
+        with `agent_id`."""
         salt = self._salt(agent_id, tenant, self.manifest(agent_id, tenant))
         if salt:
             self._salts[tenant, new_agent_id] = salt
 
     def fork(self, manifest: Manifest, new_agent_id: str) -> None:
-        """Save `manifest` under another agent's name, sharing the blocks."""
+        """Save `manifest` under another agent's name; both agents share its blocks."""
         forked = replace(manifest, agent_id=new_agent_id, parent=manifest.agent_id, pinned=False)
         self._store.agents.save(replace(forked, generation=0, turns=0, saved_at=self._now()))
 
@@ -129,7 +133,7 @@ class PrefixStore:
     # Restoring
 
     def find(self, request: Request) -> StoredPrefix | None:
-        """Return the stored prefix of a waiting request. It is looked up once per wait."""
+        """Return the stored prefix of a waiting request, looked up once each time it waits."""
         state, request.reuse.any_chip = self._state(request), self._any_chip
         if not state.searched:
             state.searched = True
@@ -142,14 +146,14 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Use the pool's prefix, which is at least as long; keep the one from `find` as the
-        fallback."""
+        """Record that the request uses the pool's prefix, which is about as long; the stored prefix
+        stays the fallback."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
 
     def begin_load(self, request: Request) -> bool:
-        """Start to read the prefix that `find` returned. Returns False if there is none. Raises
+        """Start to read the prefix that `find` returned. Returns False if it found none. Raises
         BackendError."""
         state = self._state(request)
         prefix, state.prefix = state.prefix, None
@@ -159,8 +163,8 @@ class PrefixStore:
         return prefix is not None and self._begin(request, prefix)
 
     def load_next_blocks(self, request: Request) -> bool:
-        """Start to read the next blocks if other requests have computed them. Returns False if they
-        have not. Raises BackendError."""
+        """Start to read the request's next blocks if other requests have computed them. Returns
+        False otherwise. Raises BackendError."""
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
             return False
         if request.computed // BLOCK_TOKENS >= self._blocks_to_compute(request):
@@ -172,7 +176,7 @@ class PrefixStore:
 
     def has_next_checkpoint(self, request: Request) -> bool:
         """Return whether the request can continue from a checkpoint that another request has taken
-        in the meantime. `begin_load` then reads that whole prefix into an empty sequence."""
+        meanwhile. `begin_load` then reads everything up to it into an empty sequence."""
         if not self.shared.looks_again(request):
             return False
         prefix = self._search(request, start=0)
@@ -198,7 +202,7 @@ class PrefixStore:
         self._loader.wait([load for load in loads if load is not None], seconds)
 
     def finish_load(self, request: Request) -> None:
-        """Give the request the verified blocks of its load. Raises BackendError."""
+        """Put the verified blocks of the request's load into its sequence. Raises BackendError."""
         state, reuse = self._state(request), request.reuse
         load, state.load = state.load, None
         if load is None:
@@ -232,7 +236,7 @@ class PrefixStore:
 
     @property
     def ahead_bytes(self) -> int:
-        """See `Prefixes.ahead_bytes`. It is half of the memory tier."""
+        """See `Prefixes.ahead_bytes`. Half of the memory tier."""
         tiers = (one.max_bytes for one in self._store.stats() if one.tier is Tier.MEMORY)
         return sum(tiers) // 2
 
@@ -276,8 +280,8 @@ class PrefixStore:
             self._search_again(request)
 
     def save_blocks(self, request: Request, *, interim: bool) -> int:
-        """Save everything that an open sequence holds and return its number of tokens. The sequence
-        must not be decoding. `interim` is False at the end of a turn."""
+        """Save everything that the request's open sequence holds, and return the sequence's length
+        in tokens. It must not be decoding. `interim` is False at the end of a turn."""
         sequence = request.sequence
         if sequence is None:
             return 0
@@ -287,7 +291,7 @@ class PrefixStore:
         return length
 
     def save_turn(self, request: Request, length: int) -> None:
-        """Save the agent's manifest: the first `length` tokens of `request`."""
+        """Save the manifest of the agent of `request`, with the request's first `length` tokens."""
         # Not the request's manifest: a caller may have pinned the agent meanwhile.
         before = self.manifest(request.agent_id, request.tenant)
         parent = None if before is None else before.parent
@@ -308,9 +312,9 @@ class PrefixStore:
         )
 
     def discard(self, request: Request) -> None:
-        """Drop all blocks that the request stored and all blocks after them, because the model
-        computed NaN or infinity. Blocks for its tokens that other requests stored are dropped only
-        if they contain such values."""
+        """Drop all blocks that the request stored and all that follow them, because the model
+        computed NaN or infinity. Drops blocks of its tokens that other requests stored only if they
+        contain such values."""
         state = self._state(request)
         links = state.full_links(self._scope_of(request), request.tokens)
         self._saver.drop(state.put, links, state.read)
@@ -319,7 +323,8 @@ class PrefixStore:
     # Life of a request, and of the store
 
     def close_sequence(self, request: Request) -> None:
-        """Release the request's claim and cancel its load, because its sequence is closing."""
+        """Release the request's claim on a block and cancel its load, because its sequence is
+        closing."""
         self.shared.release(request)
         state = self._state(request)
         load, state.load = state.load, None
@@ -327,7 +332,8 @@ class PrefixStore:
             self._loader.give_up(load)
 
     def preempt(self, request: Request) -> None:
-        """Look the prefix up again at the next admission: the store may evict it meanwhile."""
+        """Record that the request was preempted: `find` looks its prefix up again, as the store may
+        evict it meanwhile."""
         state = self._state(request)
         state.prefix, state.searched, state.load = None, False, None
         state.unread = state.preferred = 0
@@ -356,7 +362,8 @@ class PrefixStore:
         return self._states.setdefault(request.uid, RequestState()) if state is None else state
 
     def _scope_of(self, request: Request) -> Scope:
-        """Return the scope of the request's blocks, salted if its agent came from an import."""
+        """Return the scope of the request's blocks, with a salt if its agent came from an
+        import."""
         state = self._state(request)
         if state.scope is None:
             scope = self.scope(request.tenant)
@@ -365,8 +372,8 @@ class PrefixStore:
         return state.scope
 
     def _salt(self, agent_id: str, tenant: str, manifest: Manifest | None) -> bytes:
-        """Return an imported agent's salt. It is remembered even if another process removes the
-        manifest, because the pool may still hold the agent's cache."""
+        """Return an imported agent's salt. The store remembers it even if another process removes
+        the manifest, because the pool may still hold the agent's cache."""
         if manifest is not None and manifest.scope.salt:
             self._salts[tenant, agent_id] = manifest.scope.salt
         return self._salts.get((tenant, agent_id), b"")
@@ -381,7 +388,8 @@ class PrefixStore:
         return True
 
     def _next_block(self, request: Request) -> BlockHash | None:
-        """Return the block of the request's next token; None if other requests may not reuse it."""
+        """Return the hash of the block that the request's next token belongs to; None if other
+        requests may not reuse the block."""
         number, n_full = request.computed // BLOCK_TOKENS, self._blocks_to_compute(request)
         if number >= n_full:
             return None
@@ -391,7 +399,8 @@ class PrefixStore:
         return state.links[number].hash
 
     def _blocks_to_compute(self, request: Request) -> int:
-        """Return how many full blocks of the request's tokens other requests may reuse."""
+        """Return the number of full blocks of the request's tokens that other requests may
+        reuse."""
         return self._spec.reusable(request.n_tokens - 1) // BLOCK_TOKENS
 
     def _search(self, request: Request, start: int) -> StoredPrefix | None:
@@ -421,7 +430,7 @@ class PrefixStore:
         return None if found is None else replace(found, is_public=True)
 
     def _worthwhile(self, prefix: StoredPrefix | None, request: Request) -> StoredPrefix | None:
-        """Return `prefix`, or None if computing it is faster than reading it."""
+        """Return `prefix`; None if computing it should be faster than reading it."""
         if prefix is None:
             return None
         state, n_tokens = self._state(request), prefix.length - request.computed
@@ -445,7 +454,7 @@ class PrefixStore:
     def _save_to(
         self, request: Request, sequence: SequenceId, length: int, *, interim: bool
     ) -> None:
-        """Save the first `length` tokens, which must be all that the sequence holds."""
+        """Save the request's first `length` tokens, which must be all that `sequence` holds."""
         state = self._state(request)
         reusable = self._spec.reusable(length)
         links = state.all_links(self._scope_of(request), request.tokens[:reusable])

@@ -24,17 +24,18 @@ class RequestState:
     """The prefix store's state of one request."""
 
     links: list[BlockLink] = field(default_factory=list)
-    """Hash chain of the request's full blocks, as far as it has been computed."""
+    """The hash chain of the request's full blocks, as far as it has been computed."""
     stored_blocks: int = 0
-    """Number of leading blocks that the store has or was offered."""
+    """The number of the request's first blocks that the store has or was offered."""
     prefix: StoredPrefix | None = None
     """The stored prefix to restore when the request opens."""
     searched: bool = False
     """True if `prefix` was looked up since the request began to wait."""
     terms: Terms = NEVER_GIVEN_UP
-    """Terms for reading `prefix`."""
+    """The conditions for reading `prefix`."""
     preferred: int = 0
-    """Number of tokens up to which computing proved faster than reading; the decision is final."""
+    """The request computes its tokens up to this number, because that proved faster than reading;
+    the decision is final."""
     load: Load | None = None
     """The running load into the request's sequence."""
     put: list[BlockKey] = field(default_factory=list)
@@ -46,10 +47,12 @@ class RequestState:
     is_ahead: bool = False
     """True if a thread reads `prefix` ahead, so its bodies may change tiers."""
     unread: int = 0
-    """Tokens of an unreadable prefix. The request looks for a shorter one or other bodies."""
+    """The length of a prefix that was not readable. The request looks for a shorter prefix or other
+    bodies."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Return the links of the full blocks of `tokens`, which extend those of earlier calls."""
+        """Return the links of the full blocks of `tokens`, which must extend the tokens of earlier
+        calls."""
         n_full = len(tokens) // BLOCK_TOKENS
         if len(self.links) < n_full:
             self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])
@@ -62,7 +65,8 @@ class RequestState:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The part of an open sequence to save; `put` collects keys. At a turn's end not `interim`."""
+    """The part of an open sequence to save. `put` collects the keys of saved bodies; `interim` is
+    False at a turn's end."""
 
     sequence: SequenceId
     put: list[BlockKey]
@@ -79,8 +83,8 @@ class BlockSaver:
         self.has_gaps = False  # True if interim blocks may be missing on disk
 
     def put_full(self, export: Export, links: Sequence[BlockLink]) -> bool:
-        """Save FULL bodies. Returns False if the store refuses one, as later bodies would be
-        unreachable."""
+        """Save the FULL bodies of `links`. Stops and returns False if the store refuses one, as no
+        prefix could reach later ones."""
         self.has_gaps |= self._store.holds_back
         lacking = self._store.lacking([link.key(Part.FULL) for link in links])
         return all(
@@ -102,8 +106,8 @@ class BlockSaver:
     def drop(
         self, put: Sequence[BlockKey], links: Iterable[BlockLink], read: Iterable[BlockHeader]
     ) -> None:
-        """Drop the bodies `put` with all blocks that follow, and the non-finite bodies of `links`
-        and `read`."""
+        """Drop the bodies `put` with all blocks that follow them, and bodies of `links` and `read`
+        with NaN or infinite values."""
         headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
         others = {one.key: one for one in (*headers, *read)}
         for key in put:
@@ -121,7 +125,7 @@ class BlockSaver:
         return self._store.put(StoredBlock(header, body, export.interim))
 
     def _is_finite(self, header: BlockHeader) -> bool:
-        """Return whether a stored body contains only finite values, or is unreadable."""
+        """Return whether a stored body contains only finite values; True if it is not readable."""
         body = self._store.read(header)
         try:
             return body is None or self._model.is_finite(header.part, body)
