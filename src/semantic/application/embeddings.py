@@ -1,7 +1,6 @@
-"""Embeddings: batches texts, computes each text once, and takes turns with the engine's answers. A
-cache keeps vectors by the content of a text, separately for each tenant. One chunk of one batch
-runs between two steps of the engine, and requests take turns chunk by chunk. Knows nothing about
-arrays or APIs."""
+"""Embeddings: batches texts, computes each text once, and takes turns with the engine: one chunk of
+one batch runs between two of its steps. Requests take turns chunk by chunk. A cache keeps the
+vector of each text, separately for each tenant. Knows nothing about arrays or APIs."""
 
 from __future__ import annotations
 
@@ -23,15 +22,15 @@ from semantic.ports.embedding import Embedded, Embedder, EmbeddingModel, Embeddi
 T = TypeVar("T")
 
 _BATCH_TOKENS = 4096
-"""Tokens of one batch, including padding."""
+"""The most tokens of one batch, including padding."""
 _BATCH_TEXTS = 64
 _PART_CHARACTERS = 1 << 16
-"""Characters that a worker tokenizes in one go; a longer text counts as one part."""
+"""The most characters that a worker tokenizes in one go, except for a single longer text."""
 _CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 200
 """Bytes of a cached vector in addition to its numbers."""
 _MOST_WAITING = 512
-"""Requests at the same time, at most half of them from one tenant; more are refused."""
+"""The most requests at the same time, at most half of them from one tenant."""
 _RETRY_AFTER = 1
 
 Tokens = tuple[int, ...]
@@ -57,9 +56,9 @@ class Embeddings:
         workers: FairThreads,
         turns: FairThreads,
     ) -> None:
-        """`call` runs a function on the computing thread; `workers` do work that needs no model,
-        and `turns` wait for the model. Both have two threads, so that only one task that is not
-        short runs at a time."""
+        """`call` runs a function on the computing thread; the threads of `workers` do work without
+        the model, those of `turns` wait for the model. Each has two threads, so that only one task
+        that is not short runs at a time."""
         self.model = model
         self._embedder = embedder
         self._call = call
@@ -109,8 +108,8 @@ class Embeddings:
             self._room.give(tenant, 1)
 
     async def _encoded(self, texts: Sequence[str], tenant: str, *, truncate: bool) -> list[Row]:
-        """Return the keys and tokens of `texts`. Works in parts, so that others get the workers in
-        between."""
+        """Return the keys and tokens of `texts`. Works in parts, so that other requests get the
+        workers in between."""
         found: list[Row] = []
         for part in parts(texts):
             work = partial(self._part, len(found), part, truncate=truncate)
@@ -160,7 +159,7 @@ class Embeddings:
             self._cache.put(tenant, key, vector, n_bytes)
 
     async def _on_thread(self, function: Callable[[], T], tenant: str) -> T:
-        """Return the result of `function` on the computing thread; one runs at a time."""
+        """Run `function` on the computing thread, one at a time, and return its result."""
         return await self._turns.run(tenant, lambda: self._call(function).result(), is_short=False)
 
 

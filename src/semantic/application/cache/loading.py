@@ -2,8 +2,8 @@
 
 The stepping thread provides the targets and takes the result. Other threads read, verify and copy,
 and stop once computing would be faster. BreakEven decides whether to read a prefix at all: for each
-tier it learns a load's fixed cost and cost per byte, from few loads, some of them slowed down by
-other work. Knows the ports; knows nothing about requests.
+tier it learns a load's fixed cost and cost per byte, from a few loads, although other work slows
+some of them down. Knows the ports; knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from semantic.ports.generation import BatchBackend, BodyTarget, Clock
 from semantic.ports.store import CacheStorePort
 
 _LOADS = 10
-"""Number of recent loads that determine the cost of a tier."""
+"""The number of recent loads that determine the cost of a tier."""
 _OLDER = 0.6
-"""Weight of a load relative to the next newer one. Together with `_ABOVE`, a tier counts as slow
-after three slow loads in a row, and as fast after one fast load: other work only slows loads
-down."""
+"""The weight of a load relative to the next newer load. With `_ABOVE` it means that a tier counts
+as slow after three slow loads in a row, and as fast after one fast load, since other work only
+slows loads down."""
 _ABOVE = 2.0
-"""A line that is above a load counts as this many times as wrong as one below it."""
+"""A line above a load counts as wrong this many times as much as a line that is as far below it."""
 _ALIKE = 0.05
-"""Lines are equally likely if their errors differ by less than this fraction of the seconds."""
+"""Lines count as equally likely if their errors differ by less than this fraction of the loads'
+seconds."""
 _TRIALS = 3
-"""Loads of a local tier before it may count as slower than computing: it rarely is slower, but the
-first loads of a process often are."""
+"""A local tier may count as slower than computing only after this many loads: it rarely is slower,
+but a process' first loads often are."""
 _MOST_LOST = 1 / 4
 """A load stops once its loss exceeds this fraction of the seconds to compute its prefix."""
 _FIRST_PROBE, _LATER_PROBES = 1 / 8, 1 / 64
-"""Most time to lose by measuring a slow tier again, as a fraction of the time to compute the
-skipped prefixes: at first, and eventually."""
+"""The most time to lose by measuring a slow tier again, as a fraction of the time spent on
+computing the prefixes that it has: at first, and in the long run."""
 FEWEST_AT_ONCE = 8
 """Bodies in the first reads of a load, as many as a store reads at once. `Terms` may set fewer."""
 
@@ -60,9 +61,9 @@ class Terms:
     first: int = FEWEST_AT_ONCE
 
     def overtaken(self, seconds: float, part: float, *, divisible: bool) -> bool:
-        """Return whether the load has lost much time and computing the rest is now faster. Reading
-        `part` of the prefix (more than 0) took `seconds`. An indivisible prefix is of no use until
-        complete."""
+        """Return whether the load has lost much time and computing the rest is now faster, after it
+        read the fraction `part` of the prefix (more than 0) in `seconds`. An indivisible prefix is
+        useless until complete."""
         saved = part * self.seconds if divisible else 0.0
         rest = seconds * (1 - part) / part
         return seconds - saved > _MOST_LOST * self.seconds and rest > self.seconds - saved
@@ -73,7 +74,7 @@ NEVER_GIVEN_UP = Terms()
 
 
 class Line(NamedTuple):
-    """Cost of loads: fixed seconds, and seconds per byte."""
+    """The cost of loads as a straight line: fixed seconds, and seconds per byte."""
 
     fixed: float
     per_byte: float
@@ -84,7 +85,7 @@ class Line(NamedTuple):
 
 
 class TierCost:
-    """The cost of loads from one tier, and how much time may be lost by measuring it again."""
+    """The cost of loads from one tier, and how much time a new measurement of it may lose."""
 
     def __init__(self, trials: int) -> None:
         """The cost counts as unknown before `trials` loads."""
@@ -110,13 +111,13 @@ class TierCost:
         return max((n_bytes for n_bytes, _ in self._loads), default=0.0)
 
     def observe(self, n_bytes: float, seconds: float) -> None:
-        """Learn from the average read of a load."""
+        """Learn from a load whose reads had `n_bytes` and took `seconds` on average."""
         self._loads.append((n_bytes, seconds))
         self._lines = _likely_lines(list(self._loads))
 
     def seconds(self, n_bytes: float) -> float:
-        """Return the expected seconds of a load; 0 before the first. Takes the smallest of the
-        likely values: a larger load may cost no more, and can stop early."""
+        """Return the expected seconds of a load of `n_bytes`; 0 before the first load. Of the
+        likely values this is the smallest: a larger load may cost no more, and can stop early."""
         return min((line.seconds(n_bytes) for line in self._lines), default=0.0)
 
     def is_worth_it(self) -> None:
@@ -124,8 +125,8 @@ class TierCost:
         self._skipped, self._probe = 0.0, _FIRST_PROBE
 
     def is_probed(self, loss: float, seconds: float) -> bool:
-        """Return whether to measure the tier again at an expected `loss`: yes if the loss is small
-        compared to the time spent on computing skipped prefixes. Computing this prefix takes
+        """Return whether to measure the tier again at an expected `loss`: only if the loss is small
+        compared to the time spent on computing skipped prefixes. To compute this one takes
         `seconds`."""
         if loss > self._probe * self._skipped:
             self._skipped += seconds
@@ -136,15 +137,17 @@ class TierCost:
 
 class BreakEven:
     """Compares the time to restore a prefix with the time to compute it. Measures both while
-    running. A load's time, per tier, ends when the sequence has the blocks."""
+    running. The time of a load counts until the sequence has the blocks."""
 
     def __init__(self, prefill_seconds: Callable[[int], float | None]) -> None:
-        """`prefill_seconds` estimates the seconds of prompt tokens; None before the first chunk."""
+        """`prefill_seconds` estimates how many seconds a number of prompt tokens take; it returns
+        None before the first chunk."""
         self._prefill_seconds = prefill_seconds
         self._costs = {tier: TierCost(1 if tier is Tier.REMOTE else _TRIALS) for tier in Tier}
 
     def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms | None:
-        """Return how to load `n_bytes` by tier; None if computing `n_tokens` should be faster.
+        """Return the terms for loading `n_bytes` (by tier); None if computing the `n_tokens` tokens
+        should be faster.
 
         An unknown tier counts as free, so that loads measure it. Occasionally a load measures a
         slower tier again; such a load begins with a single body, as does a load over an unmeasured
@@ -174,9 +177,9 @@ class BreakEven:
         return Terms(seconds, max(FEWEST_AT_ONCE, int(tried * blocks)))
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
-        """Record a load of `n_bytes` by tier that took `seconds` in `n_reads` sequential reads. The
-        tier with the longest expected time is charged the difference, other tiers their usual
-        time."""
+        """Record a load of `n_bytes` (by tier) that took `seconds` in `n_reads` sequential reads.
+        The tiers with shorter expected times are charged these; the tier with the longest is
+        charged the rest."""
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
             return
@@ -195,10 +198,10 @@ def total(n_bytes: Mapping[Tier, int]) -> int:
 
 
 def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
-    """Return the lines through one or two of `loads`, oldest first, that fit all of them best.
+    """Return the lines through one or two of `loads` (oldest first) that fit all loads best.
 
-    Minimizes the weighted sum of absolute deviations, not of squares: one of these lines attains
-    the minimum, and a load that other work slowed down a lot does not move the line.
+    Minimizes the weighted sum of absolute deviations, not of squares: a line through loads attains
+    the minimum, and a load that other work slowed down a lot does not move it.
     """
     weights = [_OLDER**age for age in range(len(loads) - 1, -1, -1)]
     errors = [
@@ -233,19 +236,19 @@ def _deviation(ratio: float) -> float:
 
 
 Target = tuple[BlockHeader, BodyTarget]
-"""A body to read and its destination."""
+"""The header of a body to read, and where to read the body to."""
 
 _THREADS = 4
 """Number of concurrent loads. The store also reads the bodies of each load in parallel."""
 _GROUP_BYTES = 256 << 20
-"""Bytes that a load reads before it copies them, which is the memory that it needs."""
+"""The bytes that a load reads before it copies them, and so the memory that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBodies:
-    """The result of reading: how many bodies were verified before the first bad one, the
-    checkpoint's bytes, how many groups and seconds it took, and whether it stopped because
-    computing the rest is faster."""
+    """The result of a load's reads: how many bodies passed verification before the first that did
+    not, the checkpoint's bytes, the number of groups, the seconds, and whether the load stopped
+    because computing the rest is faster."""
 
     n_verified: int
     checkpoint: bytes | None
@@ -272,8 +275,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The tokens that the sequence holds after a load, why it holds no more, and the load's seconds
-    without waits for other work. It read `bytes_by_tier` in `n_reads` sequential reads."""
+    """The length of the sequence after a load, in tokens; why it is not longer; and the load's
+    seconds without waits for other work. The load read `bytes_by_tier` in `n_reads` sequential
+    reads."""
 
     length: int
     end: MatchEnd
@@ -322,8 +326,8 @@ class Loader:
         return Load(prefix, terms, sequence, self._clock() - started, future, given_up)
 
     def finish(self, load: Load) -> Loaded:
-        """Give the sequence the verified blocks of a finished `load`. A prefix with a checkpoint is
-        restored as a whole or not at all. Raises BackendError."""
+        """Put the verified blocks of a finished `load` into its sequence. Restores a prefix with a
+        checkpoint completely or not at all. Raises BackendError."""
         read, prefix = load.future.result(), load.prefix
         started = self._clock()
         n_bodies = len(prefix.full) + len(prefix.window)
@@ -419,7 +423,8 @@ class Loader:
         return {key: body for key, body in found.items() if len(body) == sizes[key]}
 
     def _read_group(self, group: list[Target]) -> list[bool]:
-        """Read some bodies to their targets; return whether each passed verification."""
+        """Read a group of bodies into their targets; return, for each, whether it passed
+        verification."""
         try:
             here = self._resident([header for header, _ in group])
             for header, target in group:
@@ -438,8 +443,8 @@ class Loader:
 
 
 def group_ends(first: int, most: int, n_bodies: int) -> Iterator[int]:
-    """Yield the ends of groups of bodies: first `first` bodies, then in each group as many as in
-    all groups before it, at most `most`."""
+    """Yield the ends of groups of `n_bodies` bodies. The first group has `first` bodies, each later
+    one as many as all groups before it together, but at most `most`."""
     stop = 0
     while stop < n_bodies:
         stop = min(n_bodies, stop + min(most, max(first, stop)))

@@ -1,8 +1,9 @@
 """PrefixLookup: the longest stored prefix of a prompt, and the bodies to read for it.
 
-A block counts only if the store has every block before it. A layout that needs checkpoints can
-resume only at one. The engine asks the store's index between two steps and never waits for a
-network, so Discovery asks a slow tier first, before the engine queues the request. Reads no body.
+A block counts only if the store has every block before it. With a layout that needs checkpoints, a
+sequence can resume only at a checkpoint. The engine asks the store's index between two steps and
+never waits for a network, so Discovery asks a slow tier first, before the engine queues the
+request. Reads no body.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 class StoredPrefix:
     """The first `length` tokens of a prompt, as bodies to read.
 
-    `full` has the blocks from position `start` on; the last one may be longer than needed. The
-    store has FULL blocks for `known` tokens: more than `length` if there is no checkpoint at their
-    end. `junction` is the position where the prompt differs from all stored tokens, if a checkpoint
-    there would be worthwhile. `is_public`: every tenant shares the bodies.
+    `full` has the blocks from position `start` on; the last one may have more tokens than needed.
+    The store has FULL blocks for `known` tokens, which is more than `length` if it lacks a
+    checkpoint at their end. `junction` is the position where the prompt differs from all stored
+    tokens; None unless a checkpoint there is worthwhile. `is_public` says whether all tenants share
+    the bodies.
     """
 
     length: int
@@ -60,11 +62,11 @@ class StoredPrefix:
         return (*self.full, *self.window, *last)
 
     def bytes_in(self, tier: Tier) -> int:
-        """Bytes of the bodies in `tier`."""
+        """The bytes of the bodies that are in `tier`."""
         return self.bytes_by_tier[tier]
 
     def bytes_of(self, headers: Iterable[BlockHeader]) -> dict[Tier, int]:
-        """Return the bytes of some of the bodies, by tier."""
+        """Return how many bytes of the bodies `headers` each tier has."""
         n_bytes = dict.fromkeys(Tier, 0)
         for header in headers:
             if (found := self.found.get(header.key)) is not None:
@@ -78,18 +80,19 @@ class StoredPrefix:
 
     @property
     def bytes_by_tier(self) -> dict[Tier, int]:
-        """Bytes of the bodies, by tier."""
+        """How many bytes of the bodies each tier has."""
         return self.bytes_of(self.headers)
 
     @property
     def source(self) -> Tier:
-        """The slowest tier that must be read."""
+        """The slowest tier that has one of the bodies."""
         slow = (tier for tier in (Tier.REMOTE, Tier.DISK) if self.bytes_in(tier))
         return next(slow, Tier.MEMORY)
 
 
 def window_start(layout: BlockLayout, length: int) -> int:
-    """Return the first position that window layers need to compute the token at `length`."""
+    """Return the first position whose keys and values window layers need to compute the token at
+    `length`."""
     return max(0, length - (layout.window_tokens or 1) + 1)
 
 
@@ -111,8 +114,9 @@ class PrefixLookup:
     def find(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], start: int = 0
     ) -> StoredPrefix | None:
-        """Return the longest restorable prefix of `tokens`, or None. `links` are its full blocks.
-        With `start`, a multiple of 256, the sequence already holds the tokens before it."""
+        """Return the longest prefix of `tokens` that can be restored; None if the store has none.
+        `links` are the full blocks of `tokens`. The sequence already holds the tokens before
+        `start`, a multiple of 256."""
         first = start // BLOCK_TOKENS
         wanted = [link.key(Part.FULL) for link in links[first:]]
         found = dict(self._store.find(wanted))
@@ -141,7 +145,8 @@ class PrefixLookup:
         tokens: Sequence[int],
         known: int,
     ) -> StoredPrefix | None:
-        """Return `prefix` with the position where `tokens` differ from the stored ones."""
+        """Return `prefix` with its junction: the position where `tokens` differ from all stored
+        tokens."""
         parent = _hash_before(scope, links, known // BLOCK_TOKENS)
         junction = known + self._tail(parent, tokens[known:])[1]
         if prefix is not None:
@@ -153,7 +158,8 @@ class PrefixLookup:
     def _at_checkpoint(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], n_blocks: int
     ) -> StoredPrefix | None:
-        """Return the prefix up to the last usable checkpoint, given `n_blocks` FULL bodies."""
+        """Return the prefix up to the last usable checkpoint if the store has the first `n_blocks`
+        FULL bodies."""
         for k in range(n_blocks, -1, -1):
             rest = tokens[k * BLOCK_TOKENS : (k + 1) * BLOCK_TOKENS]
             for checkpoint in self._checkpoints(_hash_before(scope, links, k), rest):
@@ -173,7 +179,7 @@ class PrefixLookup:
     def _resume_at(
         self, checkpoint: BlockHeader, links: Sequence[BlockLink], k: int, *, known: int
     ) -> StoredPrefix | None:
-        """Return the bodies to resume at `checkpoint` in block `k`; None if one is missing."""
+        """Return the prefix that ends at `checkpoint` in block `k`; None if a body is missing."""
         last = checkpoint.link
         chain = [*links[:k], last]
         window = tuple(
@@ -200,12 +206,14 @@ class PrefixLookup:
         )
 
     def _longer(self, link: BlockLink) -> BlockHeader | None:
-        """Return a stored block that begins with the tokens of `link`."""
+        """Return a stored block that begins with the tokens of `link`; None if the store has
+        none."""
         tail, n_tokens = self._tail(link.parent, link.tokens)
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """Return the block after `parent` that shares most tokens with `rest`, and their number."""
+        """Return the block after `parent` that shares most first tokens with `rest`, and how many
+        these are."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0
@@ -225,9 +233,9 @@ def _hash_before(scope: Scope, links: Sequence[BlockLink], block: int) -> BlockH
 
 
 _THREADS = 8
-"""Most concurrent look-ups of prompts."""
+"""The most prompts to look up at the same time."""
 _SECONDS = 2.0
-"""Seconds that a request waits at least for its look-up, if necessary."""
+"""A request waits for its look-up at least these seconds, if necessary."""
 _TOKENS_PER_SECOND = 10_000
 """A long prompt waits for its look-up at most as long as computing it would take at this rate."""
 
@@ -253,13 +261,13 @@ class Discovery:
         self._threads = FairThreads(_THREADS, "look-up")
 
     def begin(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> Future[None]:
-        """Run `look_up` on another thread; return its future."""
+        """Start `look_up` on another thread; return the future of its end."""
         look_up = partial(self.look_up, agent_id, tenant, tokens)
         return self._threads.submit(tenant, look_up, is_short=True)
 
     async def wait(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Run `begin` and return once it ends or times out. Later requests can use a late result. A
-        look-up that has not begun when it times out never runs."""
+        """Look a prompt up as `begin` does; return once that ends or times out. Later requests can
+        use a late result. A look-up that has not begun when its time is over never runs."""
         begun = asyncio.wrap_future(self.begin(agent_id, tenant, tokens))
         with suppress(TimeoutError):
             await asyncio.wait_for(begun, max(self._seconds, len(tokens) / _TOKENS_PER_SECOND))
@@ -269,8 +277,9 @@ class Discovery:
         self._threads.close()
 
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
-        """Fetch the slow tier's index for an agent and its prompt `tokens`, unless all but a block
-        of the prompt is known already. Never raises. Takes as long as several requests in turn."""
+        """Fetch the slow tier's index for an agent and its prompt `tokens`, unless all of the
+        prompt but its last block is known already. Never raises. Takes as long as several requests
+        to the tier one after another."""
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)
         chain, known = self._chain(scope, reusable)

@@ -1,8 +1,8 @@
 """ReadAhead: brings stored prefixes from disk into memory shortly before requests need them.
 
 Its own thread reads one body after the other. Knows when agents should return and which requests
-wait, but not the pool's contents or how to read a body. ToolTimes predicts returns from how long
-an agent is usually away after calling a tool.
+wait, but not the pool's contents or how to read a body. ToolTimes predicts an agent's return from
+how long agents are usually away after they call a tool.
 """
 
 from __future__ import annotations
@@ -22,46 +22,49 @@ from semantic.domain.value_objects import CacheKey
 from semantic.ports.generation import Clock
 
 LEAD = 3.0
-"""Seconds that a read begins before the expected return. In `benchmarks.returns`, memory evicts
-earlier reads before they are used, and later reads finish too late for long histories."""
+"""How many seconds before the expected return a read begins. In `benchmarks.returns`, blocks read
+earlier are evicted before their use, and later reads of long histories finish too late."""
 _LATE = 60.0
-"""Seconds after the expected return at which reads for an absent agent stop counting."""
+"""How many seconds after its expected return an agent's unused reads stop counting."""
 _MOST_EXPECTED = 1000
 _REST = 3
 """Rest after reading a body, as a multiple of the reading time: on a CPU, decoding gets its cores
 back, and the drive is free for urgent reads."""
 _PATIENCE = 0.05
-"""Seconds to wait for the loads of requests before checking again for the agent's return."""
+"""How many seconds to wait for the loads of requests before looking again whether the agent is
+back."""
 
 
 class Prefixes(Protocol):
-    """The store of prefixes. `ReadAhead` calls its methods without a lock."""
+    """The stored prefixes that `ReadAhead` reads. It calls these methods without holding a lock."""
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes of memory that may be filled ahead of need."""
+        """The bytes of memory that may hold bodies before a request needs them."""
 
     def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
-        """Return the stored prefix of the agent's last turn, or None."""
+        """Return the stored prefix of the agent's last turn; None if the store has none."""
 
     def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """Wait at most `seconds` until no request's prefix is loading; return whether none is."""
+        """Wait until all loads of requests have ended, at most `seconds`; return whether they
+        have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A prefix to read at the time `due`; None means the stored prefix of the agent's last turn."""
+    """A prefix to read at the time `due`. If it is None, it is the stored prefix of the agent's
+    last turn."""
 
     due: float
     prefix: StoredPrefix | None = None
 
 
 class ReadAhead:
-    """Reads prefixes ahead for one engine. Thread-safe. The thread starts with the first expected
-    agent. Requests load first. Unused reads take at most `Prefixes.ahead_bytes`. Skips caches in
-    the pool."""
+    """Reads prefixes ahead for one engine. Thread-safe. Its thread starts with the first job, and
+    waits while requests load. Bodies not used yet take at most `Prefixes.ahead_bytes`. Skips agents
+    whose cache is in the pool."""
 
     def __init__(
         self, prefixes: Prefixes, in_pool: Callable[[CacheKey], bool], clock: Clock = time.monotonic
@@ -86,7 +89,7 @@ class ReadAhead:
         self._add(key, _Job(self._clock(), prefix))
 
     def arrived(self, key: CacheKey) -> None:
-        """Stop reading for an agent that is back, or whose request no longer waits."""
+        """Stop to read ahead for an agent that is back, or whose request no longer waits."""
         with self._changed:
             self._jobs.pop(key, None)
             self._held.pop(key, None)
@@ -105,7 +108,8 @@ class ReadAhead:
             self._thread.join()
 
     def read_due(self) -> float | None:
-        """Run all jobs that are due; return the seconds until the next job, or None."""
+        """Run all jobs that are due; return the seconds until the next job is due, None without
+        one."""
         while (found := self._take()) is not None:
             self._read(*found)
         return self._seconds()
@@ -139,7 +143,7 @@ class ReadAhead:
         return None if due is None else max(0.0, due - self._clock())
 
     def _take(self) -> tuple[CacheKey, _Job] | None:
-        """Remove and return the job that is due first, if any is due."""
+        """Remove and return the job that has been due for longest; None if no job is due."""
         with self._changed:
             key = min(self._jobs, key=lambda one: self._jobs[one].due, default=None)
             if key is None or self._jobs[key].due > self._clock():
@@ -169,7 +173,8 @@ class ReadAhead:
                 self._changed.wait_for(lambda: self._reading != key, rest)
 
     def _left(self, key: CacheKey) -> int:
-        """Return the bytes left for an agent, given the unused reads for other agents."""
+        """Return how many bytes may be read for an agent, next to the unused reads for other
+        agents."""
         now, most = self._clock(), self._prefixes.ahead_bytes  # without the lock: this may be slow
         with self._changed:
             others = ((one, *held) for one, held in self._held.items() if one != key)
@@ -177,7 +182,7 @@ class ReadAhead:
             return most - sum(n for _, n in self._held.values())
 
     def _may_read(self, key: CacheKey) -> bool:
-        """Wait for the loads of requests. Returns False if the agent is no longer expected."""
+        """Wait until requests do not load. Returns False if the agent is no longer expected."""
         while self._reading == key:
             if self._prefixes.wait_until_loaded(_PATIENCE):
                 return True
@@ -185,9 +190,9 @@ class ReadAhead:
 
 
 _LATEST = 32
-"""Number of recent absences per tool that the median covers."""
+"""The number of a tool's latest absences that its median covers."""
 _FEWEST = 3
-"""Absences of a tool needed before any prediction: a single one may have any cause."""
+"""How many absences of a tool a prediction needs: a single one may have any cause."""
 _MOST_TOOLS = 1000
 _MOST_AWAY = 10_000
 _LONGEST_NAME = 128
@@ -195,8 +200,9 @@ _LONGEST_NAME = 128
 
 
 class ToolTimes:
-    """The median of recent absences after each tool, per tenant, robust against outliers. Its
-    memory is limited and shared by tenants. Not thread-safe."""
+    """Learns how long a tenant's agents are away after calling a tool: the median of recent
+    absences, since outliers do not change it. All tenants share its limited memory. Not
+    thread-safe."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -204,9 +210,9 @@ class ToolTimes:
         self._away: FairLru[str, tuple[str, float]] = FairLru(_MOST_AWAY)
 
     def called(self, agent: str, tenant: str, tools: Collection[str]) -> float | None:
-        """Record calls of `tools`; return how many seconds the agent is usually away, by the
-        slowest known tool, or None. Learns only from calls of a single tool: with several, the time
-        of each is unknown."""
+        """Record that an agent called `tools`; return how many seconds agents are usually away
+        after the slowest of them, None if unknown. Learns only from calls of a single tool: of
+        several, the time of each is unknown."""
         names = {name for name in tools if len(name) <= _LONGEST_NAME}
         self._away.remove(tenant, agent)
         if len(names) == len(set(tools)) == 1:

@@ -1,4 +1,5 @@
-"""SharedPrefill: one request computes what requests have in common while the others wait for it.
+"""SharedPrefill: one request computes the tokens that several have in common; the others wait for
+it.
 
 `CommonPrefixes` compares the prompts of a tenant as they arrive, which decides where a request
 takes checkpoints for others. Knows requests and the blocks that they compute. Uses no store.
@@ -23,7 +24,8 @@ from semantic.domain.block_hash import BlockHash
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _MOST_COMPARED = 128
-"""Most requests with a common beginning to compare a prompt with: running ones, then the oldest."""
+"""A prompt is compared with at most this many requests of its group: running ones, then the
+oldest."""
 _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 
 
@@ -31,8 +33,9 @@ _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 class _Group:
     """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens.
 
-    `version` changes with each addition or removal. `compared` are the requests to compare with, at
-    version `compared_at`. `allowance`: bytes that checkpoints may take where requests diverge.
+    `version` changes with each addition or removal. `compared` are the requests to compare prompts
+    with, as of version `compared_at`. `allowance` is the number of bytes that checkpoints may take
+    where requests diverge.
     """
 
     allowance: int
@@ -45,8 +48,8 @@ class _Group:
 
 @dataclass(slots=True)
 class _Live:
-    """A live request. `common` has the length of the common prefix with each other request by uid;
-    `longest` is the maximum."""
+    """An unfinished request. `common` maps the uid of each other request to the length of the
+    prefix that both have; `longest` is the longest of these lengths."""
 
     request: Request
     packed: bytes
@@ -57,11 +60,12 @@ class _Live:
 
 
 class CommonPrefixes:
-    """The live requests of one engine. Any thread may call `add`; only the stepping thread may call
-    the other methods."""
+    """Compares the prompts of one engine's unfinished requests. Any thread may call `add`; only the
+    stepping thread may call the other methods."""
 
     def __init__(self, allowance: int = 0) -> None:
-        """`allowance`: initial bytes for each group of requests with a common beginning."""
+        """`allowance` is the initial allowance, in bytes, of each group of requests with a common
+        beginning."""
         self._allowance = allowance
         self._live: dict[str, _Live] = {}
         self._groups: dict[tuple[str, bytes], _Group] = {}
@@ -103,14 +107,14 @@ class CommonPrefixes:
         return 0 if own is None else own.group.allowance
 
     def allow(self, request: Request, n_bytes: int) -> None:
-        """Add `n_bytes`, which may be negative, to the allowance."""
+        """Add `n_bytes`, which may be negative, to the allowance of the request's group."""
         own = self._live.get(request.uid)
         if own is not None:
             own.group.allowance += n_bytes
 
     def of(self, request: Request, at_least: int = FEWEST_TOKENS) -> Iterator[tuple[Request, int]]:
-        """Yield requests of the same tenant that share at least `at_least` tokens with `request`,
-        and how many."""
+        """Yield each request of the same tenant that shares at least `at_least` first tokens with
+        `request`, and how many it shares."""
         own = self._live.get(request.uid)
         if own is None:
             return
@@ -143,9 +147,9 @@ class CommonPrefixes:
 
 
 def computes_before(left: Request, right: Request) -> bool:
-    """Return whether `left` should compute the common part. The order is the same for all requests,
-    so that one always computes. The request that has computed more goes first, then the one that
-    ends sooner, then the older one."""
+    """Return whether `left`, not `right`, should compute what both have in common: the request that
+    has computed more, else the one that ends sooner, else the older one. All requests follow this
+    order, so that one of them always computes."""
     return _order(left) < _order(right)
 
 
@@ -175,7 +179,7 @@ def _n_common(left: bytes, right: bytes) -> int:
 
 
 _MOST_IN_VAIN = 2
-"""Useless waits after which a request computes all its tokens itself."""
+"""After this many useless waits a request computes all its tokens itself."""
 
 
 @dataclass(slots=True)
@@ -193,15 +197,15 @@ class _Plan:
     reserved: int = 0
     """Bytes reserved for checkpoints at junctions."""
     counted: int | None = None
-    """The position up to which computed tokens count towards the allowance."""
+    """The position up to which the request's computed tokens have been added to the allowance."""
     made_for: tuple[int, int] = (-1, -1)
-    """The version of the common prefixes and the start for which `positions` was computed."""
+    """The version of the common prefixes, and the `start`, for which `positions` was computed."""
     waits_for: tuple[Request, int] | None = None
-    """The request whose checkpoints this one waits for, and how many tokens the two share."""
+    """The request whose checkpoints this one waits for, and how many first tokens the two share."""
     looks_again: bool = False
     """True if the request should look for others' blocks before it computes or waits again."""
     waited: int = 0
-    """Number to add to `in_vain` if the current wait finds nothing."""
+    """The number to add to `in_vain` if the current wait turns out useless."""
     in_vain: int = 0
     """Number of useless waits."""
     in_flight: BlockHash | None = None
@@ -221,9 +225,8 @@ class SharedPrefill:
         needs_checkpoint: bool,
         best_chunk: int,
     ) -> None:
-        """`next_block` returns a request's next block, or None if other requests cannot reuse it.
-        `needs_checkpoint`: sequences can be restored only at a checkpoint, otherwise at any
-        block."""
+        """`next_block` returns a request's next block; None if other requests cannot reuse it. With
+        `needs_checkpoint`, sequences resume only at a checkpoint, otherwise after any block."""
         self._spec = spec
         self._next_block = next_block
         self._needs_checkpoint = needs_checkpoint
@@ -237,13 +240,14 @@ class SharedPrefill:
 
     def add(self, request: Request) -> None:
         """Add a new request, so that others take checkpoints where it will continue. Skips a
-        request with `keep` off: the position where another's cache differs from it would reveal its
-        tokens."""
+        request with `keep` off: a checkpoint where another request diverges from it would reveal
+        its tokens."""
         if self._needs_checkpoint and request.keep:
             self._common.add(request)
 
     def parts_at(self, request: Request, junction: int | None) -> None:
-        """Record that the prompt differs from all stored tokens at `junction`, None if unknown."""
+        """Record that the prompt differs from all stored tokens at `junction`, or that this is
+        unknown (None)."""
         self._plan(request).junction = junction
 
     def continues_from(self, request: Request, position: int) -> None:
@@ -260,7 +264,7 @@ class SharedPrefill:
         plan.start = position
 
     def preempt(self, request: Request) -> None:
-        """Discard the plan: its sequence closes. The difference from the store stays known."""
+        """Discard the request's plan, because its sequence closes; keep the `junction`."""
         junction = self._plan(request).junction
         self._forget(request)
         self._plans[request.uid] = _Plan(junction=junction)
@@ -274,12 +278,13 @@ class SharedPrefill:
     # Computing a shared block once
 
     def claim(self, request: Request) -> bool:
-        """Return whether `request` may compute its next block; False while another computes it.
+        """Return whether `request` may compute its next block; False while another request computes
+        it.
 
         The claiming request computes the block for all, and the others read it from the store. A
-        request in the middle of a block always continues. Where the layout needs checkpoints, the
-        others wait for the last one that the first request takes in their common prefix. A request
-        with `keep` off waits for others, but computes only for itself.
+        request in the middle of a block always continues. If sequences resume only at checkpoints,
+        the others wait for the last checkpoint that the first request takes in their common prefix.
+        A request with `keep` off waits for others, but computes only for itself.
         """
         if self._needs_checkpoint:
             return not self._waits(request)
@@ -295,7 +300,7 @@ class SharedPrefill:
         return request.computed % BLOCK_TOKENS != 0
 
     def release(self, request: Request) -> None:
-        """Release the request's claim, if it has one."""
+        """Release the request's claim on a block, if it has one."""
         plan = self._plan(request)
         block, plan.in_flight = plan.in_flight, None
         if block is not None and self._in_flight.get(block) == request.uid:
@@ -304,7 +309,8 @@ class SharedPrefill:
     # Waiting for a checkpoint
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request at the end of this one's chain of waits; None if it does not wait."""
+        """Return the request that this one waits for, directly or through others that wait; None if
+        it does not wait."""
         first, plan = None, self._plans.get(request.uid)
         while plan is not None and plan.waits_for is not None:
             first = plan.waits_for[0]
@@ -317,7 +323,8 @@ class SharedPrefill:
         plan.looks_again = plan.in_vain < _MOST_IN_VAIN
 
     def looks_again(self, request: Request) -> bool:
-        """Return, once, whether others may have saved more since the look-up. See `in_vain`."""
+        """Return whether others may have saved more blocks since the request's look-up; True only
+        once."""
         plan = self._plan(request)
         looks, plan.looks_again = plan.looks_again, False
         return looks
@@ -329,14 +336,15 @@ class SharedPrefill:
         plan.waited = 0
 
     def read_in_vain(self, request: Request, *, look_again: bool) -> None:
-        """Record a damaged read. With `look_again`, the request looks for the rest again."""
+        """Record that the request read a damaged body. With `look_again`, it looks for the rest
+        again."""
         plan = self._plan(request)
         plan.in_vain += 1
         if look_again:
             plan.looks_again, plan.waited = True, 1
 
     def beginning_like(self, leader: Request) -> Iterator[Request]:
-        """Return the requests that begin like `leader` and have not computed anything."""
+        """Yield the requests that begin like `leader` and have not computed anything."""
         looking = Phase.WAITING, Phase.LOAD
         return (other for other, _ in self._common.of(leader) if other.phase in looking)
 
@@ -385,7 +393,8 @@ class SharedPrefill:
         return plan.positions
 
     def _chosen_junctions(self, request: Request, plan: _Plan, end: int) -> tuple[int, ...]:
-        """Return the junctions that fit the allowance, including what is still to be earned."""
+        """Return the junctions whose checkpoints fit the allowance, including what the request's
+        tokens will add to it."""
         common, computed = self._common, request.computed
         if plan.counted is None:
             plan.counted = computed
@@ -403,16 +412,17 @@ class SharedPrefill:
         return chosen
 
     def _forget(self, request: Request) -> None:
-        """Release the request's claim and reserved bytes."""
+        """Release the request's claim and the bytes reserved for its checkpoints."""
         self.release(request)
         plan = self._plan(request)
         self._common.allow(request, plan.reserved)
         plan.reserved = 0
 
     def _waits(self, request: Request) -> bool:
-        """Return whether the request waits for another's checkpoint. Once the leader takes no more
-        checkpoints in their common prefix, or ends, the request first looks for saved blocks. It
-        waits in vain only a few times: later arrivals that end sooner cannot keep it waiting."""
+        """Return whether the request waits for another's checkpoint. Once that leader takes no more
+        checkpoints in their common prefix, or ends, the request looks for saved blocks before it
+        computes. It waits in vain only a few times, so that later requests that end sooner cannot
+        keep it waiting."""
         plan = self._plan(request)
         if plan.looks_again or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
             return False
@@ -426,7 +436,8 @@ class SharedPrefill:
         return plan.waits_for is not None
 
     def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
-        """Yield requests that compute tokens needed by `request`, and how many they share."""
+        """Yield each request that computes tokens which `request` needs, and how many tokens both
+        share."""
         for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
             if self._leads(other, shared, request):
                 yield other, shared

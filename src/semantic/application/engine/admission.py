@@ -1,6 +1,6 @@
-"""Admission: limits the queued submissions and the bytes that their caches may need, computes a
-Retry-After for refused ones, and leaves room for each tenant. Knows nothing about the engine;
-thread-safe."""
+"""Admission: limits how many submissions may queue and how many bytes their caches may need, leaves
+room for each tenant, and computes Retry-After for refused submissions. Knows nothing about the
+engine; thread-safe."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _POOLS = 4
 
 _MIN_RETRY, _MAX_RETRY = 1, 60
 _DEFAULT_RETRY = 10
-"""Seconds of Retry-After: minimum, maximum, and the value before the first measurement."""
+"""Retry-After in seconds: the least, the most, and the value before the first measurement."""
 _MEASURED = 32
-"""Number of recent departures that the rate is measured over, since the queue was last empty."""
+"""The rate is measured over this many of the latest departures, only since the queue was last
+empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits on the queue: submissions, and bytes that their caches may need (None: four times the
-    pool). With `shared`, a tenant may use only as much of each as stays free. Raises
-    InvalidRequestError for a limit below 1."""
+    """The most submissions in the queue, and the most bytes that their caches may need (four times
+    the pool's if None). With `shared`, a tenant may use only as much of each limit as stays free.
+    Raises InvalidRequestError for a limit below 1."""
 
     max_waiting: int = 256
     max_waiting_bytes: int | None = None
@@ -45,7 +46,8 @@ class QueueLimits:
 
 
 def limit_bytes(pool: BlockPool) -> int:
-    """The bytes that `pool` can allocate; if it counts blocks, assume equally many per layer."""
+    """Return the bytes that `pool` can allocate; if only its blocks are limited, assume equally
+    many in each layer."""
     by_bytes = [] if pool.max_bytes is None else [pool.max_bytes]
     if pool.total_blocks is not None:
         of_all_layers = sum(layer.bytes_per_block for layer in pool.spec.layers)
@@ -108,8 +110,8 @@ class Admission:
             self._left.append((self._clock(), n_bytes))
 
     def _require_room_beside(self, tenant: str, n_bytes: int) -> None:
-        """Raise TenantLimitError unless the queue would keep as much free as the tenant would use
-        with `n_bytes` more."""
+        """Raise TenantLimitError unless, with `n_bytes` more, the queue would have as much free as
+        the tenant uses."""
         own, own_bytes = self._requests.of(tenant), self._bytes.of(tenant)
         if self._requests.leaves_room(tenant, 1) and self._bytes.leaves_room(tenant, n_bytes):
             return
@@ -121,7 +123,8 @@ class Admission:
         )
 
     def _retry_after(self, excess: int) -> int:
-        """Return the seconds until a submission and `excess` bytes leave, at the recent rate."""
+        """Return how many seconds, at the recent rate, until a submission and `excess` bytes have
+        left."""
         (since, _), *left = self._left
         if not left:
             return _DEFAULT_RETRY

@@ -46,10 +46,10 @@ _LOAD_WAIT = 0.02
 class BlockPoolBatchEngine:
     """Batched generation with every agent's KV cache in blocks of one pool.
 
-    Implements `GenerationEnginePort`. A request's answer is the same alone and in any batch, with
-    and without a cache, preempted or not. A full pool evicts idle caches first, then preempts the
-    youngest running request, which the engine computes again later. A request that could not fit
-    into an empty pool is refused before any work.
+    Implements `GenerationEnginePort`. The answer to a request is the same alone and in any batch,
+    with and without a cache, preempted or not. If the pool is full, the engine evicts idle caches,
+    then preempts the youngest running request and computes it again later. It refuses a request
+    that could not fit into an empty pool before any work.
 
     Example:
         >>> model, tokenizer = semantic.load()
@@ -74,7 +74,7 @@ class BlockPoolBatchEngine:
         model_name: str = "",
     ) -> None:
         """At most `max_batch` requests run together. Idle caches stay in the pool until evicted; a
-        `store` keeps them longer, and shows `model_name` with each agent. Raises
+        `store`, if given, keeps them longer and records `model_name` with each agent. Raises
         InvalidRequestError if model, spec and pool do not describe the same cache."""
         if model.cache_spec() != spec or pool.spec != spec:
             raise InvalidRequestError("model, spec and pool must describe the same cache")
@@ -126,7 +126,7 @@ class BlockPoolBatchEngine:
         )
 
     def enqueue(self, submission: Submission) -> str:
-        """`submit` with its arguments as one value."""
+        """Submit a request, like `submit`, with the arguments in one value."""
         # Without the lock: encoding a long text takes a while and does not affect other requests.
         self._validator.check(submission)
         cached = self._agents.recall(submission.agent_id, submission.tenant)
@@ -141,8 +141,9 @@ class BlockPoolBatchEngine:
             return request.uid
 
     def expect(self, agent_id: str, seconds: float, *, tenant: str = "") -> None:
-        """Expect the agent's next request after `seconds`: until then its idle cache is evicted
-        after others, and the engine reads it ahead if it is not in the pool."""
+        """Expect the agent's next request in `seconds`: until then other idle caches are evicted
+        before the agent's, and the engine reads the agent's stored cache ahead if the pool lacks
+        it."""
         with self._lock:
             self._heed(self._allocator.key(agent_id, tenant), Hints(back_in=seconds))
 
@@ -190,13 +191,14 @@ class BlockPoolBatchEngine:
         self, others_work: Callable[[], bool], numbers: Iterator[int], *, by_tenants: bool
     ) -> None:
         """Share the thread with other engines: chunks are short while `others_work` returns True,
-        `numbers` counts the requests of all engines, and with `by_tenants` a tenant may not fill
-        the batch alone."""
+        `numbers` numbers the requests of all engines, and with `by_tenants` one tenant may not fill
+        the batch."""
         self._others_work, self._numbers = others_work, numbers
         self._scheduler.is_shared = by_tenants
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit chunks and batch, and start only work that it has room for."""
+        """Let `guard` limit the sizes of chunks and batch, and start only work that it has memory
+        for."""
         self._scheduler.keep_within(guard)
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)
@@ -229,7 +231,8 @@ class BlockPoolBatchEngine:
         return self._idle
 
     def caches_of(self, tenant: str, names: Collection[str] | None = None) -> list[AgentBlocks]:
-        """Return the idle caches of a tenant's agents: the agents in `names`, or all; read only."""
+        """Return the idle caches of a tenant's agents, of those in `names` or of all if None; read
+        only."""
         if names is None:
             keys = [key for key in self._idle.lru_order() if key.tenant == tenant]
         else:
@@ -238,7 +241,7 @@ class BlockPoolBatchEngine:
 
     @property
     def preemptions(self) -> int:
-        """Number of times that a running request was preempted since the start."""
+        """How many times running requests were preempted since the start."""
         return self._scheduler.preemptions
 
     @property
@@ -247,9 +250,9 @@ class BlockPoolBatchEngine:
         return Counter() if self._prefixes is None else self._prefixes.restored_bytes
 
     def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
-        """Evict `n_bytes` of idle caches if that returns memory to the system; return whether
-        anything was evicted. Where freed blocks keep their memory, the other blocks must be moved
-        first, within `room` bytes."""
+        """Evict `n_bytes` of idle caches if that returns memory to the system; return whether it
+        evicted any. If the backend keeps the memory of freed blocks, it must first move the other
+        blocks, using at most `room` bytes."""
         moves = not self._model.returns_memory
         with self._lock:
             least = self.pool.used_bytes - n_bytes
@@ -271,7 +274,7 @@ class BlockPoolBatchEngine:
         self._agents.fork(agent_id, new_agent_id, tenant)
 
     def manifest(self, agent_id: str, *, tenant: str = "") -> Manifest | None:
-        """Return the manifest saved after the agent's last turn, or None."""
+        """Return the manifest saved after the agent's last turn; None if it has none."""
         return self._agents.manifest(agent_id, tenant)
 
     def make_public(self, tokens: Sequence[int]) -> None:
@@ -303,7 +306,8 @@ class BlockPoolBatchEngine:
             self._ahead.expect(key, hints.back_in)
 
     def _read_ahead(self, request: Request) -> None:
-        """Record that the request's agent is back, and read its prefix ahead while it waits."""
+        """Record that the agent of `request` is back, and read the request's prefix ahead while it
+        waits."""
         if self._ahead is None or self._prefixes is None:
             return
         key = self._allocator.key(request.agent_id, request.tenant)
@@ -337,7 +341,8 @@ class BlockPoolBatchEngine:
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
-        """Continue requests whose load is complete; wait for one only if nothing else can run."""
+        """Continue requests whose load is complete; wait for a load only if nothing else can
+        run."""
         loading = self._scheduler.in_phase(Phase.LOAD)
         if loading and len(loading) == self.n_running:
             self._sequences.wait_for_load(loading, _LOAD_WAIT)
@@ -412,7 +417,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _force(self, request: Request) -> list[EngineEvent]:
-        """Append the forced tokens, instead of the token in flight."""
+        """Append the request's forced tokens in place of the token that is being decoded."""
         try:
             taken = request.take_forced(self._sequences.pause(request))
         except BackendError as error:
@@ -420,7 +425,7 @@ class BlockPoolBatchEngine:
         return [event for one in taken for event in self._taken(request, *one)]
 
     def _resume(self, request: Request) -> list[EngineEvent]:
-        """Continue decoding after forced tokens, which may need more room."""
+        """Continue to decode after forced tokens, for which the request may need more room."""
         events = self._reserve([request])
         if request.phase is Phase.DECODE:
             events += self._try(self._sequences.resume, request)
@@ -456,7 +461,7 @@ class BlockPoolBatchEngine:
 
     def _fail(self, request: Request, reason: str) -> CompletedGeneration:
         """End a request whose computation failed, and free its cache, which may be incomplete. If
-        values were not finite, the store also drops its blocks."""
+        the model computed values that are not finite, also drop the request's stored blocks."""
         with self._lock:
             if reason == NOT_FINITE:
                 self._sequences.discard(request)

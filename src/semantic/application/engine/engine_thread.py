@@ -34,7 +34,7 @@ from semantic.ports.serving import EngineFigures, EngineState
 T = TypeVar("T")
 
 _RETRY_AFTER = 5
-"""Retry-After, in seconds, while the model loads, memory is short or the process is ending."""
+"""Retry-After in seconds, while the model loads, memory is short or the process is ending."""
 _NO_MEMORY = "the process has reached its memory limit; running requests must finish first"
 
 _SUBMISSIONS_PER_STEP, _ACCEPT_SECONDS = 16, 0.02
@@ -48,7 +48,8 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """A request to stop: running requests may finish until `deadline` (None: any time)."""
+    """Tells the thread to stop: running requests may finish until `deadline`, or without a limit if
+    None."""
 
     deadline: float | None
 
@@ -70,9 +71,10 @@ class EngineThread:
         on_failure: Callable[[Exception], None] = _ignore,
     ) -> None:
         """All three functions are called on the thread. Other engines step between slices of
-        `build`. `rebuild` makes an engine around the store of the failed one. `on_failure` receives
-        every unexpected exception of the engine or a listener; its traceback is dropped afterwards.
-        Other engines share `loop`; with `keep_store` the store stays open at the end."""
+        `build`. `rebuild` makes an engine around the failed engine's store. `on_failure` receives
+        each unexpected exception of the engine or a listener, and must not keep its traceback.
+        Other engines may share `loop`; with `keep_store` the store stays open when the thread
+        ends."""
         self.ready: Future[None] = Future()
         self._build = build
         self._rebuild = rebuild
@@ -105,8 +107,8 @@ class EngineThread:
     # Life
 
     def start(self) -> None:
-        """Start to build the engine; call once. `ready` is done when the engine is built, or raises
-        the exception of `build`."""
+        """Start to build the engine; call once. The future `ready` is done when the engine is
+        built, or has the exception of `build`."""
         self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for others
         self._is_started = True
         self._loop.add(self)
@@ -123,8 +125,8 @@ class EngineThread:
     def stop(self, *, drain: bool = True, timeout: float | None = None) -> bool:
         """Refuse submissions, finish or cancel the accepted ones, save every agent, then return
         whether the thread has ended. With `drain`, requests may finish within `timeout` seconds;
-        later, or without `drain`, the thread cancels them and saves their tokens. A second call
-        cancels them at once, and both calls return."""
+        after that, or without `drain`, the thread cancels them and saves their tokens. A second
+        call cancels them at once; then both calls return."""
         with self._changed:
             again = self._stop is not None
             seconds = timeout if drain and not again else 0.0
@@ -280,8 +282,8 @@ class EngineThread:
             self._state = state if self._stop is None else EngineState.STOPPING
 
     def _iterate(self, engine: BlockPoolBatchEngine) -> Failure | None:
-        """Empty the queues and run one step; return the exception that broke the engine, if any.
-        Only this thread removes items from the queues, so that they can only grow meanwhile."""
+        """Empty the queues and run one step; return the exception that broke the engine, or None.
+        Meanwhile the queues can only grow, since only this thread removes items from them."""
         for _ in range(len(self._calls)):
             self._calls.popleft().run(engine)
         self._cancel_overdue(engine)
@@ -306,7 +308,8 @@ class EngineThread:
         return None
 
     def _accept(self, engine: BlockPoolBatchEngine, handle: RequestHandle) -> Failure | None:
-        """Submit to the engine; return the failure unless it only refuses the submission."""
+        """Submit to the engine. Returns the exception that broke the engine; None if it accepted or
+        only refused the submission."""
         if not handle.accepted.set_running_or_notify_cancel():
             self._dequeue(handle)
             return None
@@ -343,7 +346,8 @@ class EngineThread:
         return outcome is None
 
     def _update_queue(self, engine: BlockPoolBatchEngine) -> None:
-        """Dequeue requests that hold blocks or have finished; preempted ones do not return."""
+        """Remove from the admission queue each request that holds blocks or has finished; preempted
+        ones do not return to it."""
         waiting = engine.waiting
         for uid in [uid for uid in self._never_ran if uid not in waiting]:
             self._dequeue(self._never_ran.pop(uid))

@@ -15,12 +15,12 @@ from typing import TypeAlias
 from semantic.application.request import Request
 
 _MAX_PASSED = 8
-"""Requests that may overtake the first one while it does not fit; after that, none may."""
+"""While the first request does not fit, this many others may overtake it; after that, none may."""
 _MAX_TRIED = 8
-"""Requests to try per admission: each try searches the idle caches."""
+"""How many requests to try per admission, since each try searches the idle caches."""
 _PER_PRIORITY = 256
-"""Admissions that one level of priority is worth: more than a queue usually holds, so that a higher
-priority goes first, but a lower one does not wait forever."""
+"""One level of priority is worth this many admissions: more than a queue usually holds, so that a
+higher priority goes first, but few enough that a lower one does not wait forever."""
 
 
 _PREEMPTED, _PASSED, _IN_ORDER = range(3)
@@ -54,7 +54,7 @@ class _Place:
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Sorts the request among its agent's requests."""
+        """The key by which an agent's requests are sorted."""
         return self.arrived - self.lead, self.request.number
 
 
@@ -71,8 +71,8 @@ class _Agent:
 
 @dataclass(slots=True)
 class _Tenant:
-    """A tenant: its agents with waiting requests, and the `order` of the agents with requests in
-    the regular order. `arrivals` has the number and arrival of all waiting requests, by number."""
+    """A tenant: its agents with waiting requests, and in `order` those with requests in the regular
+    order. `arrivals` has each waiting request's number and arrival, sorted by number."""
 
     served: int = 0
     agents: dict[str, _Agent] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class FairQueue:
        priority, then in order of arrival.
 
     A request of kind 1 or 2 that does not fit is never overtaken. A new tenant or agent counts as
-    served just before it arrived, so that a stream of new ones cannot starve the others; a higher
+    served just before its arrival, so that a stream of new ones cannot starve the others; a higher
     priority goes first only for some hundred admissions. The cost of a call grows with the running
     requests and the logarithm of the number of waiting ones.
     """
@@ -141,8 +141,8 @@ class FairQueue:
         admit: Callable[[Request], bool],
         may_run: Callable[[str], bool] = lambda _: True,
     ) -> Request | None:
-        """Remove and return the first request for which `admit` succeeds, or None. Unless the
-        request was preempted, its tenant must also be one that `may_run`."""
+        """Remove and return the first request that `admit` accepts; None if it accepts none. Except
+        for preempted requests, `may_run` must also accept the request's tenant."""
         tried: list[_Place] = []
         for place in islice(self._in_order(running), _MAX_TRIED):
             if place.rank != _PREEMPTED and not may_run(place.request.tenant):
@@ -189,8 +189,8 @@ class FairQueue:
     def _of_busy_tenant(
         self, name: str, n_running: int, agents: Counter[tuple[str, str]]
     ) -> Iterator[tuple[int, int, int, int, int, str, str]]:
-        """Yield the agents of a tenant with running requests, in order, each preceded by the values
-        that decide between it and agents of other tenants."""
+        """Yield the agents, in order, of a tenant that has running requests. Values that decide
+        between an agent and those of other tenants come before its name."""
         tenant = self._tenants.get(name)
         if tenant is None:
             return
@@ -220,7 +220,8 @@ class FairQueue:
             self._sort(place.request)
 
     def _leave(self, place: _Place, served: int | None = None) -> None:
-        """Remove a request. A tenant or agent without any counts as new when it returns."""
+        """Remove a request. A tenant or agent without further requests counts as new when it
+        returns."""
         request = place.request
         del self._places[request.uid]
         self._step_out(place)

@@ -1,6 +1,6 @@
 """MemoryGuard: keeps the process within its memory limit by freeing parts of it in a fixed order.
-Knows the memory in use, the parts to free and the sizes to narrow; knows nothing about engines or
-stores. StepMemory learns how much memory a pass over prompt tokens needs temporarily."""
+Knows the memory in use, the parts to free and the sizes to narrow, but no engines or stores.
+StepMemory learns how much memory a pass over prompt tokens needs temporarily."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from semantic.ports.serving import MemoryFigures
 _INTERVAL = 0.25
 """Seconds between two measurements."""
 _PARTS = 16
-"""The guard keeps one of this many parts free, and two parts after it frees something."""
+"""The guard keeps one part in this many of the limit free, and two such parts after it has freed
+something."""
 _CALM = 60.0
-"""Seconds without memory pressure until the pressure counts as over; only for reports."""
+"""How long memory pressure must be absent, in seconds, before a report says that it is over."""
 _FORGET = 0.98
-"""The guard keeps room for the largest rise between two measurements; this factor per measurement
-halves the remembered rise in about 9 s."""
+"""The guard keeps room for the largest rise between two measurements, which it multiplies by this
+at each measurement: it halves in about 9 s."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 64.0
-"""Seconds with enough memory before the guard widens a size by one step; they double whenever it
-had to narrow the size again within twice that time."""
+"""How long memory must suffice, in seconds, before the guard widens a size by one step. The time
+doubles whenever the guard must narrow the size again within twice the time."""
 _LASTING = ("chunks", "batch", "requests")
-"""Steps that last until they are reversed; all other steps happen once."""
+"""The measures that last until the guard reverses them; all others happen once."""
 _GIB = 1 << 30
 
 Free = Callable[[int], bool]
@@ -36,9 +37,9 @@ Free = Callable[[int], bool]
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Access to the process' memory for the guard; all functions run on the framework's thread.
-    `in_use` returns bytes as the system counts them. `give_back` returns free memory that the
-    framework keeps, which `kept` counts. `spare` is how much more the system can provide: below 0
-    if it needs some back, None if unknown."""
+    `in_use` returns bytes as the system counts them. `give_back` returns to the system the unused
+    memory that the framework keeps, and `kept` counts these bytes. `spare` returns how much more
+    the system can provide: below 0 if it needs memory back, None if unknown."""
 
     in_use: Callable[[], int]
     give_back: Callable[[], None]
@@ -55,13 +56,13 @@ class Narrowing:
         self.times = 0
 
     def of(self, size: int) -> int:
-        """Return `size` after the halving, at least 1."""
+        """Return `size` halved `times` times, but at least 1."""
         return max(1, size >> self.times)
 
 
 class MemoryGuard:
-    """Frees caches while almost all of `max_bytes` is in use, then narrows what requests may use; a
-    running request keeps its memory. For one thread, except `is_exceeded` and `figures`."""
+    """While almost all of `max_bytes` is in use, frees caches, then narrows what requests may use;
+    a running request keeps its memory. For one thread only, except `is_exceeded` and `figures`."""
 
     def __init__(
         self,
@@ -108,7 +109,8 @@ class MemoryGuard:
         self._order.append((name, free))
 
     def lacks_room(self) -> int | None:
-        """The memory in use before any request if it leaves no room for requests; else None."""
+        """Return the bytes in use before any request if they leave no room for requests, else
+        None."""
         used = self._memory.in_use()
         self._least = used + 2 * used // (_PARTS - 2)
         return used if used > self.max_bytes - self._part else None
@@ -166,7 +168,7 @@ class MemoryGuard:
 
     def room(self, n_bytes: int) -> int:
         """Return how much of `n_bytes` the caller may use temporarily, freeing caches as needed.
-        Half of the reserve stays free for memory that is used without asking."""
+        Half of the reserve stays free for code that does not ask first."""
         most = self._limit - self._part // 2
         if n_bytes <= self._part // 4:
             return n_bytes
@@ -198,13 +200,13 @@ class MemoryGuard:
         return self.max_bytes // _PARTS
 
     def _reserve(self, used: int) -> int:
-        """Return the bytes to keep free: a part, and as much as a step may need."""
+        """Return the bytes to keep free: one of the `_PARTS`, and as much as a step may need."""
         self._rise = max(used - self._last, self._rise * _FORGET)
         return self._part + min(int(self._rise), self.max_bytes // 2)
 
     def _give_up(self, used: int, target: int, names: list[str]) -> int:
-        """Free caches in order until at most `target` is in use, and add the names of the freed
-        ones to `names`; return the memory then in use."""
+        """Free caches in order until at most `target` bytes are in use, and add the freed caches'
+        names to `names`. Returns the bytes then in use."""
         before, used = used, self._after()
         if used < before:
             names.append("buffers")
@@ -221,8 +223,8 @@ class MemoryGuard:
         return self._memory.in_use()
 
     def _narrow(self, now: float, names: list[str]) -> None:
-        """Halve the chunks, or the batch once chunks cannot shrink; halve both as often as possible
-        if the limit is exceeded."""
+        """Halve the chunks, or the batch once chunks cannot shrink. If the limit is exceeded, halve
+        both as often as possible."""
         before = self.chunks.times, self.batch.times
         for one in (self.chunks, self.batch):
             if one.times < one.most:
@@ -237,7 +239,8 @@ class MemoryGuard:
         self._widen_at = now + self._pause
 
     def _widen(self, now: float) -> None:
-        """Double the batch, or once it is whole the chunks, if there was room for a while."""
+        """Double the batch, or the chunks once the batch has its full size, if memory has sufficed
+        for a while."""
         if now < self._widen_at:
             return
         narrowed = next((one for one in (self.batch, self.chunks) if one.times), None)
@@ -277,8 +280,8 @@ def _words(new: Sequence[str]) -> str:
 
 
 _FADE = 0.8
-"""Weight of earlier measurements against the newest: the first passes have few tokens, and later,
-larger passes do not repeat their fixed part."""
+"""The weight of earlier measurements against the newest: the first passes have few tokens, and the
+fixed part of their memory does not grow with later, larger passes."""
 
 
 class _Measured(NamedTuple):
@@ -297,8 +300,8 @@ class StepMemory:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """Record that a pass over `n_tokens`, up to `context`, needed `n_bytes`; 0 if
-        unmeasured."""
+        """Record that a pass over `n_tokens`, up to position `context`, needed `n_bytes`; 0 if not
+        measured."""
         if n_tokens < 1 or n_bytes < 1:
             return
         place = context.bit_length()
@@ -309,7 +312,8 @@ class StepMemory:
         self._measured[place] = _Measured(per_token, context)
 
     def expected(self, n_tokens: int, context: int) -> int:
-        """Return the bytes that such a pass will need; 0 before the first measurement."""
+        """Return the bytes that a pass over `n_tokens`, up to position `context`, will need; 0
+        before the first measurement."""
         place = context.bit_length()
         lower = [at for at in self._measured if at <= place]
         nearest = max(lower) if lower else min(self._measured, default=None)

@@ -1,6 +1,6 @@
 """PrefillBudget: sizes the chunks of chunked prefill so that running requests keep decoding. Learns
-the cost of a pass over prompt tokens (a fixed part and a part per token), and how long a decode
-step takes. Knows nothing about requests or clocks."""
+the cost of a pass over prompt tokens (a fixed part and a part per token), and the time of a decode
+step. Knows nothing about requests or clocks."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from typing import NamedTuple
 from semantic.application.engine.memory_guard import Narrowing
 
 _NEW_WEIGHT = 0.5
-"""Weight of the newest measurement: chunks get slower towards the end of a long prompt, and a long
-average would lag."""
+"""The weight of the newest measurement: chunks get slower towards the end of a long prompt, and an
+average over many would lag."""
 _MARGIN = 0.85
-"""Fraction of the gap to plan for; the rest absorbs errors of the estimate."""
+"""The fraction of the target gap to plan for; the rest absorbs errors of the estimate."""
 _FIRST_PASSES = 4
-"""Number of passes after which the rate rises only by averaging: the first chunks are too small to
-show the true rate."""
+"""In this many first passes a higher rate counts at once, later only in the average: the first
+chunks are too small to show the true rate."""
 _FIXED_SAMPLES = 8
-"""Number of recent small passes; the fixed cost is the median of theirs."""
+"""The fixed cost is the median of the fixed costs of this many recent small passes."""
 _SMALL = 16
 """A pass of at most `largest / _SMALL` tokens shows the fixed cost if it ended its prompt."""
 _ASSUMED_BESIDE = 0.25
-"""Cost assumed before any measurement for a token computed next to another prompt's tokens, as a
-fraction of the cost of a token alone."""
+"""The cost of a token computed in one pass with another prompt's tokens, assumed before any
+measurement, as a fraction of the cost of a token alone."""
 _FIRST_BESIDE = 3
-"""Other prompts in the first pass over several; later passes may have up to twice as many as
-before."""
+"""The most other prompts in the first pass over several prompts; a later pass may have twice as
+many as any before."""
 _WORTH = 0.25
-"""Fraction of a pass that a pass over several prompts must save, as it has costs of its own."""
+"""The fraction of a pass that a pass over several prompts must save, because it has costs of its
+own."""
 _FORGOTTEN = 0.995
-"""Factor for the learned cost of tokens next to others, applied in each pass without any: a
-measurement that is too high, because the device was busy, is then eventually repeated."""
+"""Each pass over a single prompt multiplies the learned cost of tokens next to others by this: if
+that cost is too high, because the device was busy, it is eventually measured again."""
 _SIZES = tuple(size for k in range(4, 24) for size in (1 << k, 3 << (k - 1)))
-"""Sizes of chunks that do not end a prompt. There are few, so that the shapes of a forward pass
-recur: a device may need longer to plan for a new shape than to compute it."""
+"""The sizes of chunks that do not end a prompt: only a few, so that the shapes of forward passes
+recur, because a device may need longer to plan for a new shape than to compute it."""
 
 SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 """Possible limits on the tokens per prompt in a pass over several prompts."""
 
 
 class MeasuredPass(NamedTuple):
-    """A pass over `n_tokens` of one prompt and `n_beside` tokens of others, padding included.
-    `allowed` is the number of tokens allowed in its step up to and including this pass, which may
-    have had little left."""
+    """A pass over `n_tokens` of one prompt and `n_beside` tokens of others, padding included. Up to
+    and including this pass, which may have had little left, its step was allowed `allowed`
+    tokens."""
 
     n_tokens: int
     seconds: float
@@ -56,8 +57,8 @@ class MeasuredPass(NamedTuple):
 
 class SharedPass(NamedTuple):
     """A pass over at most `width` tokens of each of several prompts: the first and `others`. A
-    token of another prompt costs `share` of a token alone. `gained` is the total time in seconds by
-    which first tokens come sooner."""
+    token of another prompt costs the fraction `share` of a token alone. `gained` is how many
+    seconds sooner first tokens come, in total."""
 
     width: int
     others: list[int]
@@ -69,7 +70,7 @@ class PassCost:
     """Cost of a forward pass over prompt tokens in seconds: `fixed`, plus `1 / rate` per token.
     Without the fixed cost (weights to read, kernels to launch), a small chunk would look like a low
     rate, chunks would shrink, and the rate with them. A token computed next to another sequence's
-    costs `beside` of a token alone."""
+    tokens costs the fraction `beside` of a token alone."""
 
     def __init__(self, largest: int) -> None:
         """`largest` is the maximum number of tokens of a pass."""
@@ -85,9 +86,9 @@ class PassCost:
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
     ) -> None:
         """Learn from a pass over `n_tokens` of a sequence and `n_beside` tokens of others;
-        `limited`: more tokens remained to compute. A limited pass shows the rate even if it is
-        small: a device that becomes slow makes chunks small, and that must not be mistaken for a
-        fixed cost."""
+        `limited` says that more tokens remained to compute. A small limited pass still shows the
+        rate: a device that becomes slow makes chunks small, which must not be mistaken for a fixed
+        cost."""
         if seconds <= 0:
             return
         if n_beside and self.rate is not None:
@@ -158,22 +159,22 @@ class PrefillBudget:
 
     def seconds(self, n_tokens: int) -> float | None:
         """Return the expected seconds for `n_tokens` more prompt tokens; None before the first
-        chunk. If they do not fill a pass, they bear only part of its fixed cost, as other tokens
-        run in any case."""
+        chunk. If the tokens do not fill a pass, they bear only part of its fixed cost, since the
+        pass computes other tokens too."""
         rate = self._cost.rate
         return (
             None if rate is None else n_tokens / rate + self._cost.fixed * n_tokens / self.largest
         )
 
     def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
-        """Return the pass over several prompts that helps most; None if prompts should run one by
-        one.
+        """Return the pass over several prompts that saves most time; None if prompts should run one
+        by one.
 
-        Alone, the next pass over prompt i would have `chunks[i]` tokens, at most `left`. The first
-        prompt is in every pass; `even`: all must have equally many tokens in the pass. A token of
-        another prompt costs the measured share. Each other prompt saves a pass of its own and gains
-        half of that time: together, all wait for the last; one by one, each waits for half of the
-        others on average.
+        Alone, the next pass over prompt i would have `chunks[i]` tokens, at most `left`. Every
+        shared pass includes the first prompt; with `even`, all its prompts must have equally many
+        tokens in it. A token of another prompt costs the measured share. Each other prompt saves a
+        pass of its own and gains half of that time: together, all wait for the last; one by one,
+        each waits for half of the others on average.
         """
         rate = self._cost.rate
         if rate is None or len(chunks) <= 1:
@@ -188,7 +189,7 @@ class PrefillBudget:
     def _shared(
         self, width: int, chunks: Sequence[int], most: int, rate: float, *, even: bool
     ) -> SharedPass:
-        """Return a pass over at most `width` tokens of each prompt, for those that benefit."""
+        """Return a pass over at most `width` tokens of each prompt that benefits from it."""
         fixed, share = self._cost.fixed, self._cost.beside
         slot = share * width / rate
         gains = [
@@ -224,9 +225,10 @@ class PrefillBudget:
     def tokens_left(
         self, n_prefilled: int, passes: int, *, decoding: int, prompts: int, concurrent: bool
     ) -> int:
-        """Return how many prompt tokens one more pass of a step may have, possibly 0. The step has
-        spent the cost of `n_prefilled` tokens in `passes` passes; `decoding` requests decode in it,
-        and `prompts` requests have a prompt to compute. `concurrent`: more requests may come."""
+        """Return how many prompt tokens one more pass of a step may have, possibly 0. The step's
+        `passes` passes have cost as much as `n_prefilled` tokens; `decoding` requests decode in it,
+        and `prompts` requests have a prompt to compute. `concurrent` says that more requests may
+        come."""
         total = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
         return min(total - n_prefilled, self.largest)
 
@@ -247,9 +249,8 @@ class PrefillBudget:
         return max(self._smallest, min(self._largest, int(rate * seconds)))
 
     def observe(self, passes: Sequence[MeasuredPass], seconds: float, *, decoding: bool) -> None:
-        """Learn from a step with these passes that took `seconds` in total; `decoding`: it also
-        decoded. Time of the step outside its passes and its decoding counts towards the first
-        pass."""
+        """Learn from a step with these passes that took `seconds` in total; `decoding` says whether
+        it also decoded. Time outside its passes and its decoding counts towards the first pass."""
         if passes:
             own = seconds - (self._decode_seconds if decoding else 0.0)
             rest = own - sum(one.seconds for one in passes)
@@ -268,6 +269,6 @@ class PrefillBudget:
 
 
 def chunk_size(limit: int) -> int:
-    """Return the size of a chunk of at most `limit` tokens that does not end its prompt: a power of
-    two or three halves of one; `limit` itself below 16."""
+    """Return the size of a chunk that does not end its prompt, at most `limit` tokens: a power of
+    two, or one and a half times a power of two; `limit` itself if it is below 16."""
     return _SIZES[bisect_right(_SIZES, limit) - 1] if limit >= _SIZES[0] else limit

@@ -1,6 +1,6 @@
-"""Scheduler: admits requests, chooses which prefills next, grows and preempts running requests.
-Knows requests with their tenants and priorities, the block allocator and a clock; knows nothing
-about the backend."""
+"""Scheduler: admits requests, chooses the next ones to prefill, grows and preempts running
+requests. Knows requests with their tenants and priorities, the block allocator and a clock; knows
+nothing about the backend."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver
 
 _PARTS = 7
-"""In a shared batch a tenant may use this many times the places that stay free: alone, 28 of 32."""
+"""In a shared batch a tenant may use this many times as many places as stay free: a single tenant
+28 of 32."""
 _LONGEST_WAITING_EVERY = 4
 """One chunk in this many goes to the request that has waited longest, if all chunks since its last
-one went to others: a stream of short prompts cannot starve a long one."""
+one went to others, so that a stream of short prompts cannot starve a long one."""
 
 
 class PrefillOrder:
-    """The order in which prompts receive chunks: next is the request whose agent will have computed
-    the fewest tokens once this prompt is complete. A short prompt does not wait for a long one, and
-    an agent's short prompts add up until it has none ready. Within a tenant, only prompts of the
-    highest priority and the one that has waited longest get turns; priority has no effect between
-    tenants."""
+    """Decides which prompt gets the next chunk: that of the request whose agent will have computed
+    the fewest tokens when the prompt is complete. So a short prompt does not wait for a long one,
+    and the tokens of an agent's prompts add up until it has no prompt ready. Within a tenant, only
+    prompts of the highest priority and the one that has waited longest get turns; priority has no
+    effect between tenants."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -46,9 +47,9 @@ class PrefillOrder:
     def next(
         self, requests: Sequence[Request], behind: Sequence[tuple[Request, Request | None]] = ()
     ) -> Request | None:
-        """Return the next of the requests that are ready to prefill. `behind` pairs each request
-        that waits with the request that it waits for. Forgets counts and waits of agents and
-        requests that are not ready."""
+        """Return the request to prefill next, out of the ready `requests`. `behind` pairs each
+        request that waits for another with that other request. Forgets the counts of agents, and
+        the waits of requests, that are not ready."""
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
@@ -72,12 +73,13 @@ class PrefillOrder:
         return min(self._first_of_tenants(requests), key=self._least_computed, default=None)
 
     def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
-        """Return some of the requests given to the last `next`, in the order of their chunks."""
+        """Return `requests`, all of them given to the last `next`, in the order in which they get
+        chunks."""
         return sorted(requests, key=self._least_computed)
 
     def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
-        """Count a chunk of `n_tokens` for the request's agent; a pass is one turn for all its
-        chunks."""
+        """Count a chunk of `n_tokens` for the request's agent; all chunks of a pass together are
+        one turn."""
         self._turn += not same_pass
         self._computed[request.owner] = self._computed.get(request.owner, 0) + n_tokens
         self._waits_since[request.owner] = self._last_turn[request.number] = self._turn
@@ -105,16 +107,16 @@ class PrefillOrder:
 
 
 _CONCURRENT_SECONDS = 30.0
-"""Seconds after two active requests during which more may come: agents that work at the same time
-usually send their next request within this time."""
+"""For this many seconds after two requests were active at once, more may come: agents that work at
+the same time usually send their next request within this time."""
 
 
 @dataclass(slots=True)
 class Step:
-    """Measurements of one engine step, in which `decoding` requests decode. `first_token_due`: a
-    request awaits its first token, so the step does not prefill. `concurrent`: see
-    `RecentConcurrency`. Its `passes` together cost as much as `cost` tokens of one prompt;
-    `allowed` tokens are allowed so far. `pass_started` and `beside` describe the next pass."""
+    """Measurements of one engine step, in which `decoding` requests decode. `first_token_due` says
+    that a request awaits its first token, so that the step does not prefill. `concurrent`: see
+    `RecentConcurrency`. The step's `passes` together cost as much as `cost` tokens of one prompt;
+    so far it is allowed `allowed` tokens. `pass_started` and `beside` describe the next pass."""
 
     started: float
     decoding: int
@@ -129,7 +131,7 @@ class Step:
 
 
 class Chunk(NamedTuple):
-    """A request that computes next, and the most tokens of its prompt to compute."""
+    """A request to prefill next, and the most tokens of its prompt to compute."""
 
     request: Request
     limit: int
@@ -146,8 +148,8 @@ class Prompts(Protocol):
         """Return False for a request that waits for another one."""
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request that this one waits for. It is then as urgent as this one: short
-        prompts do not wait for a long prompt's turn."""
+        """Return the request that this one waits for; None if it waits for none. That request is
+        then as urgent as this one, so that short prompts do not wait for a long prompt's turn."""
 
     def may_join(self, request: Request) -> bool:
         """Return whether one pass can compute the rest of this prompt together with others."""
@@ -158,8 +160,8 @@ class Prompts(Protocol):
 
 
 class Scheduler:
-    """The waiting and running requests of one engine. Methods that move requests between the two
-    are called under the engine's lock."""
+    """The waiting and running requests of one engine. Call methods that move requests between
+    waiting and running under the engine's lock."""
 
     def __init__(
         self, allocator: BlockAllocator, budget: PrefillBudget, clock: Clock, max_batch: int
@@ -190,7 +192,8 @@ class Scheduler:
         return [request for request in tuple(self.running) if request.phase is phase]
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit the size of chunks and of the batch, and begin nothing without room."""
+        """Let `guard` limit the sizes of chunks and batch; admit requests only while it has memory
+        for them."""
         self._guard, self._budget.narrowing = guard, guard.chunks
 
     # Admit
@@ -219,7 +222,8 @@ class Scheduler:
 
     @property
     def _most_running(self) -> int:
-        """The most requests that may run; one while memory is exceeded, so that it can finish."""
+        """The most requests that may run: only one while the memory limit is exceeded, so that it
+        can finish."""
         if self._guard is None:
             return self._max_batch
         return 1 if self._guard.is_exceeded else self._guard.batch.of(self._max_batch)
@@ -231,8 +235,8 @@ class Scheduler:
         return self._allocator.admit(request, headroom)
 
     def stuck(self) -> Request | None:
-        """Return the first waiting request if nothing is running and it still does not fit: code
-        outside the engine has allocated blocks of the pool since the request was submitted."""
+        """Return the first waiting request if it does not fit although nothing is running, because
+        code outside the engine has allocated blocks of the pool since its submission; else None."""
         if self.running or not self.waiting:
             return None
         return self.waiting.first(self.running)
@@ -246,7 +250,7 @@ class Scheduler:
     # Prefill
 
     def begin_step(self, *, others: bool = False) -> Step:
-        """Begin to measure a step; `others`: other engines wait for its end."""
+        """Begin to measure a step; `others` says that other engines wait for its end."""
         now = self._clock()
         decoding = self.in_phase(Phase.DECODE)
         return Step(
@@ -257,10 +261,10 @@ class Scheduler:
         )
 
     def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
-        """Chunked prefill: return the chunks of the next forward pass; none ends the step's
-        prefill. There are several chunks only if each is the rest of a prompt and they join in a
-        pass, or if they run side by side. Once a prompt is complete, only prompts that fit entirely
-        continue: a first token never waits for a long chunk."""
+        """Chunked prefill: return the chunks of the next forward pass; an empty list ends the
+        step's prefill. A pass has several chunks only if each is the rest of a prompt and
+        `may_join`, or if they run side by side. Once a prompt is complete, only prompts that fit
+        entirely continue: a first token never waits for a long chunk."""
         if step.first_token_due:
             return []
         prefilling = self.in_phase(Phase.PREFILL)
@@ -299,7 +303,8 @@ class Scheduler:
     def _side_by_side(
         self, step: Step, first: Request, rest: Sequence[Request], left: int, prompts: Prompts
     ) -> list[Chunk]:
-        """Return chunks of `first` and of requests that benefit from a common pass; or none."""
+        """Return chunks of `first` and of requests that benefit from a pass with it; empty if none
+        do."""
         beside, even = prompts.side_by_side, not prompts.pads_chunks
         n_first = beside(first, left) if rest else 0
         if not n_first:
@@ -381,7 +386,7 @@ class Scheduler:
     # Grow and preempt
 
     def full(self) -> list[Request]:
-        """Return the decoding requests without room for one more token, oldest first."""
+        """Return the decoding requests that have no room for one more token, oldest first."""
         decoding = self.in_phase(Phase.DECODE)
         full = [request for request in decoding if request.n_tokens >= request.capacity]
         return sorted(full, key=lambda request: request.number)
@@ -408,7 +413,8 @@ class Scheduler:
 
 
 def preemption_victim(requests: Sequence[Request]) -> Request | None:
-    """Return the youngest request: the oldest one always progresses, so every request finishes."""
+    """Return the youngest request, so that the oldest one always progresses and every request
+    finishes."""
     return max(requests, key=lambda request: request.number, default=None)
 
 

@@ -1,6 +1,6 @@
 """Sequences: opens, prefills, decodes and closes the backend's sequences of running requests. A
-failure in one never affects another. Knows nothing about the order of requests, and of the pool
-only the block allocator."""
+failure in one sequence never affects another. Knows nothing about the order of requests, and only
+the block allocator of the pool."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Sequences:
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
-        """Open an admitted request's sequence, from its cache if it has one. If a stored prefix
-        must be read, threads read it while the batch runs, and the request is in phase LOAD. Raises
+        """Open an admitted request's sequence, from its cache if it has one. If its prefix is in
+        the store, threads read it while the batch runs, and the request is in phase LOAD. Raises
         BackendError."""
         sequence = self._restored(request)
         if sequence is None:
@@ -73,10 +73,10 @@ class Sequences:
             self._model.reserve(request.sequence, request.capacity)
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[Prefilled]:
-        """Compute chunks of opened requests, several of them in one forward pass. A scored prompt
-        has chunks of a fixed size, whatever the limit. A request with nothing left to compute
-        begins to decode; if another request has meanwhile computed its next blocks, the request
-        loads them instead."""
+        """Compute chunks of opened requests, several of them in one forward pass. The chunks of a
+        scored prompt have a fixed size. A request with nothing left to compute begins to decode; if
+        another request has meanwhile computed its next blocks, it loads these instead of
+        computing."""
         before = [chunk.request.computed for chunk in chunks]
         if len(chunks) > 1:
             self._compute_together(chunks)
@@ -98,8 +98,8 @@ class Sequences:
         return [(self._requests[token.sequence], token) for token in self._model.decode()]
 
     def pause(self, request: Request) -> int:
-        """Take a decoding request out of the batch, dropping the token in flight. Return how many
-        tokens its sequence holds. Raises BackendError, also for NaN or infinite values."""
+        """Take a decoding request out of the batch, and drop the token being decoded. Return how
+        many tokens its sequence holds. Raises BackendError, also for NaN or infinite values."""
         if request.sequence is None:
             raise AssertionError("cannot decode a request that is not open")
         sampled = self._model.pause(request.sequence)
@@ -125,7 +125,7 @@ class Sequences:
         return self._prefixes is None or request.scoring or self._prefixes.shared.claim(request)
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request whose checkpoint this one waits for, if any."""
+        """Return the request whose checkpoint this one waits for, or None."""
         return None if self._prefixes is None else self._prefixes.shared.waits_for(request)
 
     def may_join(self, request: Request) -> bool:
@@ -151,8 +151,8 @@ class Sequences:
 
     def preempt(self, request: Request) -> SampledToken | None:
         """Close the request's sequence; save its blocks where a restore can use them, unless `keep`
-        is false. Returns the next token if only a request that accepts it can resume from the saved
-        blocks."""
+        is false. If the request can resume from the saved blocks only with the next token, which
+        the caller must then append, returns that token."""
         sampled = None
         saving = self._prefixes if request.keep else None  # without `keep` it is computed again
         if saving is not None and saving.resumes(request):
@@ -182,9 +182,10 @@ class Sequences:
             self._prefixes.discard(request)
 
     def extract(self, request: Request) -> AgentBlocks | None:
-        """Turn the request's sequence into an idle cache. Returns None, with the sequence closed,
-        if it is empty or `keep` is false. Saves its blocks to the store, and the agent's manifest
-        if a token was generated. Keeps nothing of a sequence with NaN or infinite values."""
+        """Turn the request's sequence into an idle cache. If the sequence is empty or `keep` is
+        false, only closes it and returns None. Saves the blocks to the store, and the agent's
+        manifest if a token was generated. Keeps nothing of a sequence with NaN or infinite
+        values."""
         sequence = request.sequence
         if sequence is None:
             return None
@@ -278,7 +279,8 @@ class Sequences:
         return self._loads_checkpoint(request) or self._loads_blocks(request)
 
     def _loads_checkpoint(self, request: Request) -> bool:
-        """Return whether the request now loads everything up to another one's checkpoint."""
+        """Return whether the request now loads everything up to a checkpoint that another request
+        took."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.has_next_checkpoint(request):
             return False
@@ -327,8 +329,9 @@ class Sequences:
             return  # not saved; the request continues
 
     def _save(self, request: Request, *, ends_turn: bool = False) -> int | None:
-        """Save the sequence to the store. Return how many tokens were saved: 0 if it cannot be
-        saved. None, with nothing saved, if it holds values that are not finite."""
+        """Save the request's sequence to the store. Return how many tokens were saved, 0 if the
+        sequence cannot be saved; None, with nothing saved, if it holds values that are not
+        finite."""
         prefixes = self._prefixes
         if request.sequence is None or (prefixes is not None and prefixes.is_loading(request)):
             return 0
@@ -341,8 +344,9 @@ class Sequences:
             return 0
 
     def _save_with_next(self, prefixes: PrefixStore, request: Request) -> SampledToken | None:
-        """Save a decoding sequence, unless its next token is unknown or may be the last. Return
-        that token. (A last token would have to be in the cache that its agent keeps.)"""
+        """Save a decoding sequence and return its next token. Saves nothing if that token is
+        unknown, or may be the last, which would have to be in the cache that the agent keeps; then
+        returns None."""
         if request.sequence is None:
             return None
         try:

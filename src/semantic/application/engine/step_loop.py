@@ -1,6 +1,6 @@
-"""StepLoop: the only thread that may use the framework; it decides whose turn is next. Knows
-nothing about engines or models. No exception ends it: broken engines and listeners are defects of
-other code, and the thread that serves all requests continues."""
+"""StepLoop: runs the only thread that may use the framework, and decides whose turn on it is next.
+Knows nothing about engines or models. No exception ends the thread, which serves all requests: a
+broken engine or listener is a defect of other code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class EngineCall(Generic[E]):
 
 
 def engine_call(function: Callable[[E], T]) -> tuple[EngineCall[E], Future[T]]:
-    """Return a call of `function` and its future; cancelling the future skips the call."""
+    """Return an `EngineCall` that calls `function`, and the future of its result; cancelling the
+    future skips the call."""
     result: Future[T] = Future()
 
     def run(engine: E) -> None:
@@ -53,17 +54,18 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _MOST_WAIT, _FEWEST_TURNS = 0.25, 4
-"""Limits on the wait of a ready lane: seconds, and turns of others, both exceeded. Without them a
-stream would stop for seconds while another model has a hundred requests."""
+"""A ready lane comes first once it has waited more than this many seconds and turns of other lanes.
+Otherwise a stream would stop for seconds while another model has a hundred requests."""
 _REST = 2.0
 """Seconds that an exiting process waits for a turn to end."""
 _MORE_THAN_A_PIPE = 1 << 21
-"""Bytes; on Linux a pipe of an unprivileged process holds at most 1 MiB."""
+"""A number of bytes that no pipe holds: on Linux, a pipe of an unprivileged process holds at most 1
+MiB."""
 
 
 class Lane(Protocol):
-    """Takes turns on the loop's thread. The loop holds its condition while it reads the properties,
-    but not while it calls the methods."""
+    """Work that gets turns on the loop's thread. The loop holds its condition while it reads a
+    lane's properties, but not while it calls the lane's methods."""
 
     @property
     def is_ready(self) -> bool:
@@ -74,17 +76,18 @@ class Lane(Protocol):
         """Number of the lane's requests; None while it is building."""
 
     def turn(self) -> bool:
-        """Do one slice of work. Returns False if there is no more to come. Never raises."""
+        """Do one slice of work. Returns False once the lane has nothing more to do, ever. Never
+        raises."""
 
     def evict_idle(self, n_bytes: int, room: int) -> bool:
-        """Evict `n_bytes` of idle caches, within `room` bytes of memory; return whether there were
-        any."""
+        """Evict `n_bytes` of idle caches, using at most `room` bytes of memory; return whether the
+        lane had any."""
 
 
 class StepLoop:
-    """Runs lanes in one thread, which starts with the first lane and never ends. A thread that ends
-    releases the framework's thread-local state, for which it needs the interpreter: a process that
-    exits at that moment would abort."""
+    """Runs lanes in one thread, which starts with the first lane and never ends: a thread that ends
+    needs the interpreter to release the framework's thread-local state, and a process that exits at
+    that moment would abort."""
 
     def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
         """`guard` is checked before each turn."""
@@ -117,9 +120,9 @@ class StepLoop:
         return result
 
     def rest(self, seconds: float = _REST) -> bool:
-        """Block the thread for good after its turn, so that the process can exit. Returns False if
-        it is still running after `seconds`. A thread that needs the interpreter while the process
-        exits is killed, and the framework then aborts the process."""
+        """Block the thread for good after its turn, so that the process can exit: a thread that
+        needs the interpreter during the exit is killed, and the framework then aborts the process.
+        Returns False if the thread still runs after `seconds`."""
         with self.changed:
             self._parking = self._parking or os.pipe()
             self.changed.notify_all()
@@ -128,7 +131,8 @@ class StepLoop:
         return bool(parked.poll(seconds * 1000))
 
     def others_work(self, lane: Lane) -> bool:
-        """Return whether another lane has something to do. Only for the loop's thread."""
+        """Return whether a lane other than `lane` has something to do. Only for the loop's
+        thread."""
         with self.changed:
             return any(one is not lane and one.is_ready for one in self._lanes)
 
@@ -159,7 +163,8 @@ class StepLoop:
         return await asyncio.wrap_future(self.call(limit))
 
     def evict_idle(self, n_bytes: int) -> bool:
-        """See `Lane.evict_idle`; for the first lane that has any. On the loop's thread only."""
+        """Evict idle caches of the first lane that has any, see `Lane.evict_idle`. On the loop's
+        thread only."""
         with self.changed:
             lanes = list(self._lanes)
         room = sys.maxsize if self.guard is None else self.guard.left()
@@ -199,10 +204,9 @@ class StepLoop:
 
 
 class FairTurns(Generic[K]):
-    """Decides whose turn it is: the ready key that has had the least time for its weight. A key
-    that was not ready counts as having had as much as the least of the others: it neither waits for
-    them to catch up nor catches up itself. A key that has waited too long comes first, see
-    `_MOST_WAIT`."""
+    """Decides whose turn it is: next is the ready key that has had the least time relative to its
+    weight. A key that becomes ready counts as having had as much as the key with the least: neither
+    must catch up. A key that has waited too long comes first, see `_MOST_WAIT`."""
 
     def __init__(self) -> None:
         self._had: dict[K, float] = {}
@@ -219,7 +223,8 @@ class FairTurns(Generic[K]):
         return min(self._had, key=self._had.__getitem__)
 
     def account(self, key: K, seconds: float, weight: float) -> None:
-        """Record that `key`, returned by `next`, has had `seconds`, counted by `weight`."""
+        """Record that `key`, which `next` returned, has had a turn of `seconds`, which count the
+        less the more its `weight`."""
         self._had[key] += seconds / weight
         for one, wait in self._waits.items():
             wait.seconds += seconds
@@ -234,7 +239,8 @@ class FairTurns(Generic[K]):
 
 @dataclass(slots=True)
 class _Wait:
-    """The time and turns that others have had since a lane was ready or had its last turn."""
+    """The time and the number of turns that others have had since a lane became ready or had its
+    last turn."""
 
     seconds: float = 0.0
     turns: int = 0

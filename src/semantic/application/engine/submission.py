@@ -1,6 +1,6 @@
-"""Submission: a request to an engine thread, its handle and the listener to its events. The engine
-turns it into a request, or refuses it before any state changes. Knows the model's vocabulary and
-tokenizer; knows nothing about the pool."""
+"""Submission: what an engine thread is asked to generate, with a handle and a listener for events.
+The engine turns it into a request, or refuses it before any state changes. Knows the model's
+vocabulary and tokenizer; knows nothing about the pool."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from semantic.domain.value_objects import CompletedGeneration, SamplingParams, T
 from semantic.ports.generation import BatchBackend, EngineEvent, Tokenizer
 
 _MAX_ALTERNATIVES = 100
-"""Most alternatives per token: log-probabilities of the whole vocabulary would fill the memory."""
+"""The most alternatives per token: those of the whole vocabulary would fill the memory."""
 _MAX_NOTE = 1 << 20
-"""Most characters of a note; each turn saves it."""
+"""The most characters of a note, since each turn saves it."""
 
 
 class RequestValidator:
@@ -49,8 +49,8 @@ class RequestValidator:
         self._check_cache(submission.cache)
 
     def accept(self, submission: Submission, cached: Reuse, number: int) -> Request:
-        """Return the request. Without a cache in the submission, `append` continues the tokens in
-        `cached`. Raises the same errors as `GenerationEnginePort.submit`."""
+        """Return the submission as a request. If it has `append` but no cache, its prompt follows
+        the tokens in `cached`. Raises the same errors as `GenerationEnginePort.submit`."""
         self.check(submission)
         params = self._checked(submission.sampling, submission.tenant)
         tokens = self._tokens(submission.prompt, add_special_tokens=not submission.append)
@@ -79,7 +79,8 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Validate, set a seed if sampling needs one, and assign the grammar to the tenant."""
+        """Return valid `params` with a seed, if sampling needs one, and with the tenant in the
+        grammar."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:
@@ -159,8 +160,8 @@ CompletedGeneration."""
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The arguments of `GenerationEnginePort.submit`, before validation. `continues`: the answer's
-    text continues the prompt's text."""
+    """The arguments of `GenerationEnginePort.submit`, before validation. `continues` says that the
+    answer's text continues the prompt's text."""
 
     agent_id: str
     prompt: str | Sequence[int]
@@ -186,9 +187,9 @@ class RequestHandle:
 
     `accepted` resolves to the request's uid once the engine has validated it. It raises the same
     errors as `GenerationEnginePort.submit`, plus OverloadedError or BackendError if the engine ends
-    earlier. A cancellation before the validation cancels the future. After an error `listener` is
-    never called; otherwise it receives the request's end exactly once. The thread uses the other
-    fields.
+    earlier. Cancelling the request before its validation cancels the future. After an error,
+    `listener` is never called; otherwise it receives the request's end exactly once. The other
+    fields are the thread's.
     """
 
     submission: Submission
