@@ -1,5 +1,5 @@
-"""TokenText, MarkFinder, Trimmer and CallText: growing text, split at marks, and the calls in it.
-Decides which text is final. Knows marks only as strings, not their meaning."""
+"""TokenText, MarkFinder, Trimmer and CallText: split a growing text at marks, read the calls in it,
+and decide which text is final. Know marks only as strings, not their meaning."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from semantic.domain.value_objects import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """Text, and the log-probabilities of its tokens with the offsets at which the tokens begin."""
+    """Text, with the log-probabilities of its tokens and the offset at which each token begins."""
 
     text: str = ""
     logprobs: tuple[tuple[int, TokenLogprob], ...] = ()
 
     @classmethod
     def of(cls, text: str, logprobs: Sequence[TokenLogprob] = ()) -> TokenText:
-        """Return the text of one token; all its log-probabilities get its offset."""
+        """Return the text of one token, with `logprobs` at its beginning."""
         return cls(text, tuple((0, logprob) for logprob in logprobs))
 
     def __bool__(self) -> bool:
@@ -40,7 +40,7 @@ class TokenText:
         return TokenText(self.text + other.text, self.logprobs + moved)
 
     def split(self, at: int) -> tuple[TokenText, TokenText]:
-        """Return the text before character `at` and the rest; a token belongs to the part in which
+        """Return the part before character `at`, and the rest; a token belongs to the part in which
         it begins."""
         before = tuple(entry for entry in self.logprobs if entry[0] < at)
         rest = tuple((start - at, value) for start, value in self.logprobs if start >= at)
@@ -57,8 +57,8 @@ _FENCE: Final = "```"
 
 class MarkFinder:
     """Cuts a stream of text at marks; holds back text that could still become a mark. Marks must
-    not contain each other. A mark between an opening backtick and another backtick is text. `line`
-    is the end of the line before the held text; `is_fenced`: the line is code."""
+    not contain each other. A mark between two backticks is text. `line` is the end of the line that
+    precedes the held text; `is_fenced` says that this line is code."""
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = tuple(marks)
@@ -68,7 +68,7 @@ class MarkFinder:
         self.begin()
 
     def begin(self, *, fenced: bool = False) -> None:
-        """Begin a part of the answer here; `fenced`: inside code."""
+        """Begin a part of the answer here; `fenced` says that it is inside code."""
         self.line = self._start = ""
         self._n_quotes = 0
         self._fenced = fenced
@@ -101,8 +101,8 @@ class MarkFinder:
         )
 
     def take(self) -> tuple[TokenText, str | None]:
-        """Take the text before the next mark, and the mark. If there is none, take the text that is
-        certain, and None."""
+        """Take the text before the next mark, and the mark. Without a mark, take the text that
+        cannot become one, and None."""
         text = self._held.text
         at, mark = first_mark(self._marks, text)
         while mark is not None and self._opens_quote(text[:at]):
@@ -119,7 +119,7 @@ class MarkFinder:
         return before, mark
 
     def put_back(self) -> None:
-        """Hold the last mark again, as text to search."""
+        """Put the last mark back before the held text, to search it as text."""
         self._held = self.mark + self._held
         self.line = self.line.removesuffix(self.mark.text)
 
@@ -189,14 +189,14 @@ class Trimmer:
 
 
 _MOST_ENDS: Final = 64
-"""Most end marks to try: the reader parses the whole text at each."""
+"""The most end marks to try, since the reader parses the whole text at each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """The end of the text between two marks: the calls still to emit or a `problem`, and in `rest`
-    the text after it. `follows`: the text comes after an emitted call. `closed`: it has its end
-    mark. `unfinished`: the last call lacks its end."""
+    """The result of reading the calls between two marks to the end: the calls not emitted yet, or a
+    `problem`; `rest` is the text that follows. `follows` says that a call was emitted before,
+    `closed` that the calls have their end mark, `unfinished` that the last call lacks its end."""
 
     text: str = ""
     calls: tuple[WrittenCall, ...] = ()
@@ -208,7 +208,8 @@ class ReadCall:
 
 
 class CallText:
-    """The calls of an answer: the text between two marks until it ends, then the next such text."""
+    """Reads the calls of an answer: the text between two marks, and after its end the next such
+    text."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
@@ -235,7 +236,8 @@ class CallText:
         return certain
 
     def next(self) -> ReadCall | None:
-        """Return the end of the text and reset, if the end has arrived; else None."""
+        """If the end of the calls has arrived, return the result and start again; else return
+        None."""
         if self._whole is not None:
             return self._done(self._whole.next())
         calls = self._streamed
@@ -243,9 +245,9 @@ class CallText:
         return self._done(ReadCall(rest=calls.rest)) if is_over else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """The end of the text when the answer ends; None if there is no call. Text that was `cut`
-        keeps the certain part of its calls. After a stop string (`stopped`) it may be unfinished
-        and keeps the emitted part. Text without an end mark is complete if it can be parsed."""
+        """Return the result when the answer ends; None outside calls. Text that was `cut` keeps the
+        certain part of its calls. After a stop string (`stopped`), the last call may be unfinished
+        and keeps its emitted part. Text without an end mark is complete if it can be parsed."""
         if self._whole is None:
             calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)
@@ -263,8 +265,8 @@ class CallText:
 
 
 class _WholeCalls:
-    """The text of calls, parsed at its end. Arguments may contain the end mark: text that cannot be
-    parsed continues to the next end mark, unless another call follows, which makes it invalid."""
+    """Parses the text of calls at its end mark. Since arguments may contain that mark, text that
+    cannot be parsed continues to the next end mark, but is invalid if another call follows."""
 
     def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
         self._syntax = syntax
@@ -303,7 +305,7 @@ class _WholeCalls:
         return None if stopped and found.problem is not None else found
 
     def _parse_to_mark(self, end: str) -> ReadCall | None:
-        """Parse the text up to the next end mark, if there is one."""
+        """Parse the text up to the next end mark; return None while none has arrived."""
         at, mark = first_mark((end,), self._rest)
         self._searched.append(self._rest[:at])
         self._rest = self._rest[at:]

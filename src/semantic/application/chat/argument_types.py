@@ -1,6 +1,5 @@
-"""Types of arguments: from a tool's schema, and from the text of a value to its JSON. A value in
-tags does not show its type; the schema does. Knows JSON Schema and JSON; does not know how a model
-writes a call."""
+"""The types of arguments, from a tool's schema, by which the text of a value becomes JSON: a value
+in tags does not show its type. Knows JSON Schema and JSON, not how a model writes a call."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _ANY: Final[Kinds] = frozenset()
 _KINDS: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _CONTAINERS: Final[Kinds] = frozenset({"object", "array"})
 _MOST_SCHEMAS: Final = 200
-"""Most schemas to read for one argument: references may be circular."""
+"""The most schemas to read for one argument, as references may be circular."""
 _LONGEST_LITERAL: Final = 1 << 16
 _NAMES: Final[dict[type, str]] = {
     bool: "boolean",
@@ -37,7 +36,8 @@ _LITERAL_ERRORS: Final = (ValueError, SyntaxError, TypeError, MemoryError, Recur
 
 class ArgumentTypes:
     def __init__(self, parameters: JsonSchema, *, untyped_is_text: bool = True) -> None:
-        """`untyped_is_text`: an argument without a type is text; otherwise it is read as JSON."""
+        """With `untyped_is_text`, an argument without a type is text; otherwise it is read as
+        JSON."""
         found = parameters.get("properties")
         self._root = parameters
         self._properties = found if isinstance(found, Mapping) else {}
@@ -52,8 +52,8 @@ class ArgumentTypes:
         )
 
     def value(self, name: str, text: str) -> str:
-        """Return the JSON of an argument that a model wrote as `text`; a string with the text
-        itself if it has no other type."""
+        """Return the JSON of an argument that a model wrote as `text`; a string if the text fits
+        none of the argument's other types."""
         if self.is_text(name):
             return _string(text)
         kinds = self._kinds(name)
@@ -64,12 +64,12 @@ class ArgumentTypes:
         return _string(text) if found is None else found
 
     def kind(self, name: str) -> str:
-        """Return one type of an argument: the first of `_KINDS` that it may have."""
+        """Return a type of the argument: the first in `_KINDS` that its schema allows."""
         kinds = self._kinds(name) or {"string"}
         return next(kind for kind in _KINDS if kind in kinds)
 
     def json(self, text: str) -> str:
-        """Return the JSON of a value of any type; if it has none, the text itself as a string."""
+        """Return the JSON of a value of any type; if `text` is none, return it as a string."""
         return any_json(text) or _string(text)
 
     def _kinds(self, name: str) -> Kinds:
@@ -81,7 +81,7 @@ class ArgumentTypes:
 
 
 def with_types(parameters: JsonSchema) -> JsonSchema:
-    """Return `parameters` with one type for each property that has none or several."""
+    """Return `parameters` with exactly one type for each property."""
     types, found = ArgumentTypes(parameters), parameters.get("properties")
     if not isinstance(found, Mapping):
         return parameters
@@ -94,7 +94,7 @@ def with_types(parameters: JsonSchema) -> JsonSchema:
 
 
 def any_json(text: str) -> str | None:
-    """Return a JSON text or Python literal as JSON; None if the text is neither."""
+    """Return `text`, JSON or a Python literal, as JSON; None if it is neither."""
     return _json_of(text.strip(), frozenset(_KINDS))
 
 
@@ -117,7 +117,7 @@ def _kinds_of(schema: object, root: JsonSchema, seen: list[object]) -> Kinds:
 
 
 def _own_kinds(schema: Mapping[str, object]) -> Kinds:
-    """Return the types that a schema names itself, or those of the values that it lists."""
+    """Return the types that a schema itself names, or the types of the values that it lists."""
     given = schema.get("type")
     names = [given] if isinstance(given, str) else _list(given)
     kinds = frozenset(name for name in names if isinstance(name, str)) & {*_KINDS}
@@ -128,7 +128,7 @@ def _own_kinds(schema: Mapping[str, object]) -> Kinds:
 
 
 def _both(said: Sequence[Kinds]) -> Kinds:
-    """Return the types that all of `said` allow; a number may be an integer."""
+    """Return the types that every set in `said` allows; "number" includes integers."""
     kinds = _ANY
     for one in said:
         wide = one | {"integer"} if "number" in one else one
@@ -158,7 +158,8 @@ def _json_of(text: str, kinds: Kinds) -> str | None:
 
 
 def _loaded(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value of a JSON text, with its own spelling if any client can read it."""
+    """Yield the value of a JSON text, and its JSON, spelled as in the text if all clients can read
+    that."""
     try:
         value = json.loads(text, strict=False, parse_constant=refuse_constant)
         written = portable_json(value)
@@ -169,7 +170,8 @@ def _loaded(text: str) -> Iterator[tuple[object, str]]:
 
 
 def _evaluated(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value of a Python literal, as some models write it, even with JSON's words."""
+    """Yield the value of a Python literal, as some models write, which may contain JSON's words,
+    and its JSON."""
     if len(text) > _LONGEST_LITERAL:
         return
     try:
@@ -203,7 +205,7 @@ def _kind(value: object) -> str:
 
 
 def is_deeper_than(levels: int, value: object) -> bool:
-    """Return whether lists and objects in `value` nest more than `levels` deep."""
+    """Return whether the lists and objects in `value` have more than `levels` levels."""
     level = [value]
     for _ in range(levels + 1):
         level = [outer for outer in level if isinstance(outer, dict | list)]

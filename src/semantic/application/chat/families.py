@@ -1,6 +1,6 @@
-"""Families of models: how each writes calls and reasoning, in one table. The texts in a model's
-chat template identify its family, or else its vocabulary; an operator may also name it. The names
-are those of vLLM's and mlx-lm's parsers. Knows nothing about templates or tokenizers."""
+"""Families of models: how each writes calls and reasoning, in one table. Texts in a model's chat
+template identify its family, or else entries of its vocabulary do; an operator may also name it.
+The names are those of vLLM's and mlx-lm's parsers. Knows nothing about templates or tokenizers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from semantic.ports.chat import OBJECTS, CallForm, CallSpelling, Headers, Marks
 class Family:
     """How models of a family write calls: between `marks`, in JSON or in a `spelling` of their own.
 
-    `names` are the names of its parser; `models` describes the models. `template`: texts that must
-    all occur in the chat template. `tokens`: entries of the vocabulary, for templates that do not
-    name them. `bare`: an answer may begin with a call without its mark. `thought`: the marks of
-    reasoning, if they are not in `_THOUGHTS`. `numbered_ids`: ids of calls consist of the tool's
-    name and a number. `form`: how a grammar spells a call; if its arguments are JSON, as the model
-    writes it. `silent` are marks around text that carry no meaning.
+    `names` are the names of its parser; `models` describes the models. All texts of `template` must
+    occur in the chat template, or else all `tokens` in the vocabulary. `bare` says that an answer
+    may begin with a call without its mark. `thought` has the marks of reasoning if they are not in
+    `_THOUGHTS`. With `numbered_ids`, ids of calls consist of the tool's name and a number. `form`
+    is how a grammar spells a call: if the arguments are JSON, as the model does. `silent` are marks
+    around text without a meaning.
     """
 
     names: tuple[str, ...]
@@ -72,10 +72,11 @@ _THOUGHTS: Final = (
         Marks("<think>", "</think>"),
     ),
 )  # fmt: skip
-"""Marks of reasoning with the names of their parsers; a matching template contains both marks."""
+"""The marks of reasoning, each pair with the names of its parser; a template that uses them
+contains both marks of a pair."""
 
 _UNREAD: Final = "none"
-"""Name of the parser that ignores reasoning."""
+"""The name by which an operator chooses to leave reasoning unread."""
 
 HERMES: Final = Family(
     ("hermes", "qwen2_5", "qwen3", "json_tools"),
@@ -84,7 +85,7 @@ HERMES: Final = Family(
     None,
     ("<tool_call>",),
 )
-"""The form in which most open models are trained."""
+"""The form of calls that most open models are trained to write."""
 
 FAMILIES: Final = (
     Family(
@@ -295,13 +296,14 @@ FAMILIES: Final = (
     ),
     HERMES,
 )
-"""In order: the first family that fits a template is used."""
+"""All families; the first that fits a template is the model's."""
 
 
 def family_of(
     template: str, vocabulary: Container[str], parser: str | None = None
 ) -> Family | None:
-    """Return the family of a model, or None if unknown. A known `parser` limits the families."""
+    """Return the family of a model; None if unknown. If `parser` is known, only its families
+    count."""
     named = [family for family in FAMILIES if parser in family.names]
     for family in named or FAMILIES:
         if family.template and all(text in template for text in family.template):
@@ -320,8 +322,8 @@ def thought_of(template: str) -> Marks | None:
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """The parsers of calls and reasoning that an operator chose; None: the model's files decide.
-    Raises InvalidRequestError for an unknown name."""
+    """The parsers of calls and of reasoning that an operator chose; if None, the model's files
+    decide. Raises InvalidRequestError for an unknown name."""
 
     calls: str | None = None
     reasoning: str | None = None
@@ -332,7 +334,7 @@ class Parsers:
         _check("reasoning_parser", self.reasoning, {_UNREAD, *reasoning_parsers()})
 
     def thought(self, found: Marks | None) -> Marks | None:
-        """Return the marks of the chosen parser of reasoning, or else `found`."""
+        """Return the marks of the chosen parser of reasoning; without a choice, `found`."""
         return found if self.reasoning is None else reasoning_parsers().get(self.reasoning)
 
 

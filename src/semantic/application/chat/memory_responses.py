@@ -9,12 +9,12 @@ from semantic.domain.fair_share import FairLru
 from semantic.domain.responses import StoredResponse, decoded, encoded
 
 ROW_BYTES: Final = 512
-"""Bytes of a stored response in addition to its own: keys, objects and table entries."""
+"""The bytes of a stored response in addition to its encoding: keys, objects and table entries."""
 
 
 class MemoryResponses:
-    """Implements `ResponsesPort` in memory; evicts the oldest. Stores encoded bytes, which are
-    immutable and easy to count."""
+    """Implements `ResponsesPort` in memory. Stores responses encoded as bytes, which are immutable
+    and easy to count."""
 
     def __init__(self, max_bytes: int) -> None:
         self._kept: FairLru[str, bytes] = FairLru(max_bytes)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 MAX_DEPTH: Final = 50
-"""Most levels of lists and objects. A later request could not send a deeper object back."""
+"""The most levels of lists and objects: a later request could not send a deeper object back."""
 
 _SPACE: Final = re.compile(r"[ \t\n\r]+")
 _CHARACTERS: Final = re.compile(r'[^"\\\x00-\x1f]+')
@@ -31,13 +31,13 @@ _Next = Literal["object", "value", "first item", "key", "first key", "colon", "c
 class ObjectText:
     """The text of one JSON object, pushed in any pieces.
 
-    The results of `push` add up to the written text, up to the brace that closes the object, except
-    that an escape replaces a control character in a string, and U+FFFD replaces half a surrogate
+    The results of `push`, joined, are the written text up to the brace that closes the object,
+    except that an escape replaces a control character in a string, and U+FFFD half a surrogate
     pair. At any time they end after a value, after an opening bracket or inside a string that is a
     value, so that a caller can close the object, and a parser of partial JSON can read it.
-    `n_taken` counts the characters of the source returned so far. `is_broken`: the next characters
-    are not JSON, not finite, or deeper than `MAX_DEPTH`. Then, and after the object's end, `push`
-    returns nothing more.
+    `n_taken` counts the source's characters returned so far. `is_broken` says that the next
+    characters are not JSON, not a finite number, or deeper than `MAX_DEPTH`. Then, and after the
+    object's end, `push` returns nothing more.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class ObjectText:
         return certain
 
     def closing(self, name: str | None = None, value: str = "") -> str:
-        """Return the text that closes an open object, adding a final member if `name` is given."""
+        """Return the text that closes the open object, after a last member if `name` is given."""
         end = '"' if self._string == "value" else ""
         end += "".join(reversed(self._closers[1:]))
         if not self._closers:
@@ -89,7 +89,7 @@ class ObjectText:
         return end + (", " if self._has_members else "") + _member(name, value) + "}"
 
     def reopening(self, name: str, value: str) -> str:
-        """Return a final member and the closing brace, to replace the object's closing brace."""
+        """Return a last member and a closing brace, to take the place of the closing brace."""
         return (", " if self._has_members else "") + _member(name, value) + "}"
 
     # Within strings

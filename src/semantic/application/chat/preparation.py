@@ -1,5 +1,5 @@
-"""Preparation: renders, encodes and validates an API's request before it is submitted. Worker
-threads run this slow work: template, tokenizer, grammar. Knows nothing about engines or event
+"""Preparation: renders, encodes and validates an API's request before it is submitted. Template,
+tokenizer and grammar are slow, so worker threads run this. Knows nothing about engines or event
 loops."""
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from semantic.ports.serving import Ask, Prompt
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request ready for submission. `chat`, `replayed` and `parts` are None for a plain prompt;
-    `replayed`, needed to record the turn, is also None without `keep`. `opens_thought`: the prompt
-    ends inside reasoning; `closes_thought`: it ends with the end mark of reasoning."""
+    `replayed`, needed to record the turn, is also None without `keep`. `opens_thought` says that
+    the prompt ends inside reasoning, `closes_thought` that it ends with the end mark of
+    reasoning."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -39,13 +40,14 @@ class Prepared:
 
 
 _ALWAYS_TOKENIZED = 1 << 18
-"""Prompts of up to this many characters are always tokenized, which takes 0.3 s: the refusal then
-tells clients by how much they exceed the context."""
+"""Prompts of at most this many characters are always tokenized, which takes up to 0.3 s, so that a
+refusal can say by how much the prompt exceeds the context."""
 _SAMPLED = 8
-"""Characters per context token to sample from a longer prompt: usual text has 2 or 3 per token."""
+"""The beginning of a longer prompt is sampled: this many characters for each token of the context.
+Usual text has 2 or 3 characters per token."""
 _DENSE = 2
-"""A text cannot fit if its beginning fills this many contexts: tokens at the end of the beginning
-may merge with the rest, but that does not halve their number."""
+"""A text cannot fit if its beginning fills this many contexts. The beginning's last tokens may
+merge with the text that follows, but that does not halve the number of tokens."""
 
 
 _MOST_MESSAGES = 1 << 15
@@ -58,8 +60,8 @@ _MOST_REFUSED = 1 << 14
 
 class Attachments:
     """Refuses attachments of a user's latest messages that this model cannot read. Thread-safe.
-    "reject-once" refuses an attachment only the first time: clients repeat the message in every
-    later request."""
+    With "reject-once" it refuses an attachment only the first time, since clients repeat the
+    message in every later request."""
 
     def __init__(self, policy: ImageInput) -> None:
         self._policy = policy
@@ -99,9 +101,9 @@ class Preparation:
         checks: GrammarChecks | None = None,
         image_input: ImageInput = "reject-once",
     ) -> None:
-        """`check_grammar` is the backend's; `checks` run the checks that it requires first.
-        `default_max_tokens` applies to requests without a limit. `longest_token` is the length of
-        the longest token in characters."""
+        """`check_grammar` is the backend's; `checks` runs the checks that must come first.
+        `default_max_tokens` limits answers to requests without a limit. `longest_token` is the
+        length of the longest token, in characters."""
         self._tokenizer = tokenizer
         self._format = chat_format
         self._replay = replay
@@ -181,7 +183,8 @@ class Preparation:
         )
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
-        """Return where stop strings have no effect; None without stop strings or marks."""
+        """Return the reasoning in which stop strings have no effect; None without stop strings or
+        marks."""
         marks, headers = self._format.thought_marks, self._format.headers
         if headers is not None:
             return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None
@@ -201,8 +204,8 @@ class Preparation:
         return RenderedChat(prompt), None
 
     def _require_plausible_length(self, prompt: Prompt) -> None:
-        """Raise ContextOverflowError for a text that cannot fit the context, judged by its length,
-        or else by the tokens of its beginning. Tokenizing the whole text could take a minute."""
+        """Raise ContextOverflowError for a text that cannot fit the context, judging by its length,
+        or else by the tokens of its beginning: to tokenize the whole text could take a minute."""
         length, is_chat = length_of(prompt), isinstance(prompt, Chat)
         self._max_tokens(length // self._longest_token, None, None, is_chat=is_chat)
         n_sampled = _SAMPLED * self._context_tokens
@@ -214,8 +217,8 @@ class Preparation:
     def _max_tokens(
         self, n_prompt: int, wanted: int | None, context: int | None, *, is_chat: bool
     ) -> int:
-        """Return the answer's max_tokens: as requested, within the model's and request's
-        context."""
+        """Return the most tokens of the answer: as requested, but within the limits of the model's
+        and the request's context."""
         limit = min(self._context_tokens, context or self._context_tokens)
         room = limit - n_prompt
         if room < 1:
@@ -268,7 +271,8 @@ def _beginning(prompt: Prompt, n: int) -> str:
 
 
 def length_of(prompt: Prompt) -> int:
-    """Return the characters of a text or of a conversation's messages; 0 for token ids."""
+    """Return the number of characters of a text or of a conversation's messages; 0 for token
+    ids."""
     if isinstance(prompt, tuple):
         return 0
     return prompt.length if isinstance(prompt, Chat) else len(prompt)

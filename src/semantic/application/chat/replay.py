@@ -1,11 +1,11 @@
-"""Verbatim replay: a known conversation continues in its computed tokens. Knows points and tokens;
-knows nothing about engines.
+"""Verbatim replay: a known conversation continues with the tokens that were computed for it. Knows
+points and tokens; knows nothing about engines.
 
-A template may render an answer differently than the model generated it: it drops reasoning,
+A template may render an answer as other tokens than the model generated: it drops reasoning,
 rewrites calls, moves messages. So it renders only new messages; earlier messages are replayed from
-recorded turns. Clients also send the same tools with their keys in different orders: each tool
-keeps its first spelling. Some formats allow replay only between calls: after an answer without
-calls, the template renders the history again.
+recorded turns. Clients also send the same tools with their keys in another order: each tool keeps
+its first spelling. With some formats, only answers with tool calls can be replayed; after any other
+answer the template renders the history again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.store import TurnsPort
 
 _MAX_BYTES = 8 << 20
-"""Bytes of JSON: enough for the tools of hundreds of clients."""
+"""The most bytes of tools' JSON: enough for hundreds of clients."""
 
 
 class ToolSpellings:
-    """A cache of tools, limited in bytes, fair between scopes. Thread-safe."""
+    """A cache of tools' first spellings, limited in bytes, fair between scopes. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._tools: FairLru[bytes, Tool] = FairLru(max_bytes)
@@ -52,8 +52,9 @@ class ToolSpellings:
     def first(
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
     ) -> tuple[Tool, ...]:
-        """Return `tools` in order, each in the spelling first seen in `scope`. `texts` are their
-        canonical texts, whatever the order of keys. Without `keep`, nothing is recorded."""
+        """Return `tools` in order, each as it was first seen in `scope`. `texts` are their
+        canonical texts, which do not depend on the order of keys. Without `keep`, records
+        nothing."""
         found: list[Tool] = []
         with self._lock:
             for tool, text in zip(tools, texts, strict=True):
@@ -74,9 +75,10 @@ class Replayed:
     """A rendered conversation, and the turn that it continues.
 
     Its first `start` tokens, with the digest `parent`, come from a recorded turn and contain the
-    first `n_replayed` messages. `point` is its own point; its tenant's turns count under `owner`.
-    `answers` says how later answers relate to the generated ones, by index. `tool_texts` are the
-    canonical texts of the tools, and `defaults` the arguments that clients may add to calls.
+    first `n_replayed` messages. `point` is the conversation's point; the store counts its turns
+    under `owner`. `answers` maps the index of each later answer to its relation to the generated
+    answer. `tool_texts` are the canonical texts of the tools, `defaults` the arguments that clients
+    may add to calls.
     """
 
     rendered: RenderedChat
@@ -114,9 +116,9 @@ class Replay:
         *,
         is_owner: bool = True,
     ) -> None:
-        """`namespace` identifies the model's content; turns of another template or tokenizer are
-        not found. `ends` are the tokens that end an answer. With `is_owner`, `close` also closes
-        `turns`."""
+        """`namespace` identifies the model's content, so that turns of another template or
+        tokenizer are never found. `ends` are the tokens that end an answer. With `is_owner`,
+        `close` also closes `turns`."""
         self._format = chat_format
         self._ends = ends
         self._turns = turns
@@ -125,8 +127,8 @@ class Replay:
         self._spellings = ToolSpellings()
 
     def render(self, chat: Chat, tenant: str, *, keep: bool = True) -> Replayed:
-        """Return the conversation as tokens; without `keep`, nothing of it is recorded. Raises
-        InvalidRequestError if the template refuses it."""
+        """Return the conversation as tokens; without `keep`, record nothing. Raises
+        InvalidRequestError if the template refuses the conversation."""
         name = tenant.encode("utf-8", "surrogatepass")
         owner = turns_owner(tenant)
         scope = digest("turns-v1", self._namespace, name)
@@ -163,8 +165,8 @@ class Replay:
     def record(
         self, replayed: Replayed, prompt: Sequence[int], message: Message, generated: Sequence[int]
     ) -> Future[None] | None:
-        """Record a turn: `message` answers `replayed`. Its tokens are `prompt`, then `generated`.
-        Returns the result of `TurnsPort.put`."""
+        """Record a turn: `message` is the answer to `replayed`. The turn's tokens are `prompt`,
+        then `generated`. Returns the result of `TurnsPort.put`."""
         return self._turns.put(
             Turn(
                 point_after(replayed.point, message, replayed.defaults),
@@ -206,8 +208,8 @@ class Replay:
         return None
 
     def _joined(self, turns: Sequence[Turn]) -> _Known | None:
-        """Return the joined tokens of consecutive turns; None if a turn continued other tokens than
-        those recorded before it."""
+        """Return the joined tokens of consecutive turns; None if a turn did not continue the tokens
+        recorded before it."""
         tokens: list[int] = []
         for turn in turns:
             del tokens[turn.start :]
@@ -230,14 +232,15 @@ class _Turns:
         self._found: dict[int, Turn | None] = {}
 
     def ending_with(self, number: int) -> Turn | None:
-        """Return the turn that ends with message `number`, or None."""
+        """Return the turn that ends with message `number`; None if it is unknown."""
         if number not in self._found:
             self._found[number] = self._turns.get(self._at[number + 1])
         return self._found[number]
 
 
 def _continues(turn: Turn, before: Turn) -> bool:
-    """Return whether `turn` continues `before` at its end, with or without its end token."""
+    """Return whether `turn` continues all tokens of `before`, possibly without the last, its end
+    token."""
     return before.end - 1 <= turn.start <= before.end
 
 
@@ -254,7 +257,8 @@ def _prefix_digests(tokens: Sequence[int], lengths: Sequence[int]) -> list[bytes
 
 
 def _answered(turn: Turn | None, message: Message) -> Answered:
-    """Return how the answer `message` relates to the generated one, given its recorded turn."""
+    """Return how the answer `message` relates to the generated answer, given the turn recorded for
+    it."""
     if turn is None:
         return Answered.OTHER
     if not agrees(turn, message):

@@ -1,5 +1,5 @@
-"""Spellings of calls: how families of models write a name and its arguments; each comment shows an
-example. Knows nothing about families' names or templates."""
+"""Spellings of calls: how families of models write a tool's name and the arguments; docstrings and
+comments show examples. Knows nothing about families' names or templates."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ HARMONY: Final = Headers(
     remark="<|channel|>commentary<|message|>",
 )
 HARMONY_CALL: Final = CallSpelling(
-    # The name and the text that ends the header, as the reader of headers passes them on.
+    # The tool's name, and the text that ends its header, as the reader of headers passes them on.
     CallHead((), _TAG_NAME, _STARTS_TAG_NAME, (("<|message|>",),), ("{",)),
     ends=("<|end|>", "<|return|>"),
 )

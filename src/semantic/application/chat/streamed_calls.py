@@ -1,7 +1,7 @@
-"""StreamedCalls: reads calls in a known spelling while the model writes them. A call is certain
-once its name is whole and its arguments begin; from then on their text passes through at once.
-Knows the order of calls and marks, and names before arguments in JSON; the caller supplies other
-spellings."""
+"""StreamedCalls: reads tool calls in a known spelling while the model writes them. A call is
+certain once its name is whole and its arguments begin; from then on the text of its arguments
+passes through at once. Knows the order of calls and marks, and JSON objects in which the name
+precedes the arguments; the caller supplies other spellings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallHead, CallList, CallSpelling, Marks
 
 Read = Literal["all", "some", "none"]
-"""The text begins with all of the expected text, might still do so, or cannot."""
+"""Says whether a text begins with all of an expected text, might still do so, or cannot."""
 
 LONGEST_SPACE: Final = 256
-"""Most white space at one place before the arguments: every token makes the reader read it again.
-If there is more, or the name is longer, the reader parses the call as a whole."""
+"""The most white space in one place before the arguments, since the reader reads it again with
+every token. If there is more, or the name is longer, the call is parsed only as a whole."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
@@ -59,7 +59,8 @@ class FoundHead:
 
 
 def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
-    """The head among `heads` that is complete at position `at`, or else has arrived furthest."""
+    """Return the head among `heads` that is complete at position `at` of `text`, or else the one of
+    which most has arrived."""
     founds = [_find(head, text, at) for head in heads]
     whole = next((found for found in founds if found.read == "all"), None)
     some = [found for found in founds if found.read == "some"]
@@ -68,7 +69,8 @@ def find_head(heads: Iterable[CallHead], text: str, at: int) -> FoundHead:
 
 
 def find_step(steps: tuple[str, ...], text: str, at: int) -> tuple[Read, int]:
-    """Look for one of `steps` after white space; return how much of it has arrived, and its end."""
+    """Look for one of the texts `steps` after white space; return how much of it has arrived, and
+    where it ends."""
     begins, at = at, behind_space(text, at)
     if at - begins > LONGEST_SPACE:
         return "none", at
@@ -132,7 +134,7 @@ def _name_in(text: str, *, quoted: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """More of a call's arguments. With a `name` it is the first part of a new call."""
+    """More of a call's arguments. If it has a `name`, it is the first part of a new call."""
 
     name: str | None
     arguments: str
@@ -140,7 +142,8 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The form of one chat's calls: between `marks`, in JSON or in the model's `spelling`."""
+    """The form of the calls in a chat's answers: between `marks`, in JSON or in the model's
+    `spelling`."""
 
     marks: Marks
     tools: Mapping[str, Tool]
@@ -148,12 +151,12 @@ class CallSyntax:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Texts that end the calls; if empty, only the answer's end does."""
+        """The texts that can end the calls; if empty, only the end of the answer does."""
         own = () if self.spelling is None else self.spelling.ends
         return (self.marks.end, *own) if self.marks.end else own
 
     def heads(self, *, in_list: bool) -> tuple[CallHead, ...]:
-        """Return the possible heads of a call; `in_list`: inside a list of calls."""
+        """Return the possible heads of a call; `in_list` says that it is inside a list of calls."""
         spelling = self.spelling
         if spelling is None or spelling.in_list != in_list:
             return (OBJECT_HEAD, TYPED_HEAD)
@@ -161,7 +164,7 @@ class CallSyntax:
         return (OBJECT_HEAD, TYPED_HEAD, *(head for head in own if head is not None))
 
     def arguments(self, name: str) -> SpelledArguments | None:
-        """Return a reader for the arguments of a call of `name`; None if they are JSON."""
+        """Return a reader for the arguments of a call of the tool `name`; None if they are JSON."""
         form = None if self.spelling is None else self.spelling.arguments
         if isinstance(form, CallList):
             return ListedArguments(form)
@@ -179,15 +182,15 @@ class CallSyntax:
 LIST_START: Final = "["
 _Arguments = ObjectText | SpelledArguments
 _BETWEEN: Final = ("}", "]")
-"""Ends of a call in JSON; any number of them may follow its arguments."""
+"""The brackets that end a call in JSON; any number of them may follow the call's arguments."""
 
 
 class StreamedCalls:
-    """The calls in the text after a start mark, pushed in any pieces. `is_known`: the reader can
-    stream the first call's arguments; None while undecided. Once it is False, the reader stops.
-    `is_ended`: the last call has ended, at its end mark if there is one. `is_strange`: text of
-    unknown form follows the first call. `rest` is the unread text: all of it, the part after the
-    end mark, or the strange part."""
+    """Reads the calls in the text after a start mark, pushed in any pieces. `is_known` says whether
+    the reader can stream the first call's arguments; None while undecided. If it is False, the
+    reader stops. `is_ended` says that the last call has ended, with its end mark if it has one;
+    `is_strange`, that text of unknown form follows the first call. `rest` is the text that was not
+    read: all of it, the part after the end mark, or the strange part."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self.is_known: bool | None = None
@@ -214,13 +217,14 @@ class StreamedCalls:
 
     @property
     def rest(self) -> str:
-        """The unread text; if it continues a list with objects, it begins with a bracket again."""
+        """The text that was not read. If it is the rest of a list of objects, it begins with a
+        bracket again."""
         start = LIST_START if self.has_object and self._is_list else ""
         return start + self._text[self._at :]
 
     @property
     def has_object(self) -> bool:
-        """True if the strange text is an object, which may be a call."""
+        """True if the text of unknown form is an object, which may be a call."""
         return self.is_strange and self._text.startswith("{", behind_space(self._text, self._at))
 
     def push(self, text: str) -> list[CallPart]:
@@ -234,8 +238,9 @@ class StreamedCalls:
         return self._taken()
 
     def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
-        """Return the rest when the answer ends. A call that was `cut`, or ended by a stop string
-        (`stopped`), keeps its certain part; without arguments, it keeps a complete name."""
+        """Return the last parts when the answer ends. A call that was `cut`, or ended by a stop
+        string (`stopped`), keeps its certain part, or its name, if complete, when it has no
+        arguments."""
         if self._arguments is not None:
             self._end_open(self._arguments, cut=cut, stopped=stopped)
         elif cut and not self.is_ended and self.is_known is not False:
@@ -280,7 +285,7 @@ class StreamedCalls:
         self._written.append(CallPart(name, ""))
 
     def _skip_end(self) -> bool | None:
-        """Skip text that ends a call. False if it needs more text, None if a call may begin
+        """Skip text that ends a call. Returns False if it needs more text, None if a call may begin
         here."""
         self._at = behind_space(self._text, self._at)
         rest = self._text[self._at :]
@@ -304,7 +309,8 @@ class StreamedCalls:
         return None
 
     def _skip_member(self) -> bool | None:
-        """Skip a member after the arguments. False if it needs more text, None if there is none."""
+        """Skip a member that follows the arguments in the call's object. Returns False if it needs
+        more text, None if no member follows."""
         more = False if len(self._text) - self._at < _LONGEST_MEMBER else None
         found = _MEMBER.match(self._text, self._at)
         if found is None:
@@ -319,7 +325,8 @@ class StreamedCalls:
         return True
 
     def _repeated(self) -> tuple[str, ...]:
-        """The start mark if only the answer's end ends the calls: it may then be repeated."""
+        """Return the start mark, which may be repeated if only the answer's end ends the calls;
+        else nothing."""
         start = self._syntax.marks.start
         return (start,) if start and not self._end_marks else ()
 
@@ -338,9 +345,9 @@ class StreamedCalls:
     # Arguments
 
     def _read_arguments(self) -> bool:
-        """Read more of the arguments. Returns False if it needs more text. From an end mark on,
-        nothing is certain until the arguments end: the mark may be part of a string, or the model
-        left them open."""
+        """Read more of the arguments. Returns False if it needs more text. From an end mark on, no
+        text is certain until the arguments end: the mark may be part of a string, or the model may
+        have left the arguments open."""
         read = self._arguments
         if read is None:
             return True
@@ -364,7 +371,7 @@ class StreamedCalls:
 
     def _is_within(self) -> bool:
         """Return whether the end mark at this position is part of the arguments. False if another
-        call follows, which ends them, or if it needs more text."""
+        call follows it, which ends the arguments, or if this is not certain yet."""
         mark = next(one for one in self._end_marks if self._text.startswith(one, self._at))
         behind = self._at + len(mark)
         follows, _ = find_step((self._syntax.marks.start,), self._text, behind)
@@ -416,15 +423,15 @@ class StreamedCalls:
         return read.ending(at_mark=at_mark) if isinstance(read, SpelledArguments) else ""
 
     def _end_between(self, read: SpelledArguments) -> None:
-        """End the arguments between two of them, at an end mark or at the answer's end."""
+        """End the arguments while none is open, at an end mark or at the answer's end."""
         self._held += read.close()
         self._release()
         self._close()
         self._end(self._text[self._at :])
 
     def _end_arguments(self, n_source: int) -> None:
-        """End open arguments after the first `n_source` characters of the source: emit JSON as
-        written, and arguments in tags as far as they are certain."""
+        """End open arguments after the first `n_source` characters of their source: emit JSON as it
+        was written, and arguments in tags as far as they are certain."""
         if n_source == self._first_mark and self._ending:
             self._written.append(CallPart(None, self._ending))
         source = "".join(self._source)
@@ -451,7 +458,7 @@ class StreamedCalls:
         self._n_source += len(text)
 
     def _release(self) -> None:
-        """Emit the certain part; keep the source that is not certain."""
+        """Emit the certain part of the arguments, and keep the source of the rest."""
         if self._held:
             self._written.append(CallPart(None, self._held))
             self._held = ""

@@ -72,8 +72,8 @@ class EngineThread:
     ) -> None:
         """All three functions are called on the thread. Other engines step between slices of
         `build`. `rebuild` makes an engine around the failed engine's store. `on_failure` receives
-        each unexpected exception of the engine or a listener, and must not keep its traceback.
-        Other engines may share `loop`; with `keep_store` the store stays open when the thread
+        each unexpected exception of the engine or a listener, which loses its traceback after the
+        call. Other engines may share `loop`; with `keep_store` the store stays open when the thread
         ends."""
         self.ready: Future[None] = Future()
         self._build = build
