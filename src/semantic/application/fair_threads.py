@@ -1,5 +1,5 @@
-"""FairThreads: threads that tenants share by the time they use, one of them for short work only.
-Runs any function; knows nothing about the work itself."""
+"""FairThreads: threads that tenants share fairly by the time they use, one of them for short work
+only. Knows nothing about the work."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Failure:
 
 
 def attempt(work: Callable[[], T]) -> T | Failure:
-    """Return the result of `work`, or its failure. An error that is not an Exception becomes a
-    BackendError, because it would end the thread or the loop that waits for it: a panic of a Rust
-    library, a module that calls `sys.exit`. Not for the main thread, which Ctrl-C interrupts."""
+    """Return the result of `work`, or its failure. An error that is not an Exception, such as the
+    panic of a Rust library or a module's `sys.exit`, becomes a BackendError: it would end the
+    thread, or the loop that waits for it. Not for the main thread, which Ctrl-C interrupts."""
     try:
         return work()
     except BaseException as error:  # noqa: BLE001  returned as a value, never swallowed
@@ -81,8 +81,8 @@ class _Task:
 
 
 class FairThreads:
-    """`n` threads. The tenant that has used the least time runs next, its short work first. Other
-    work may use all threads but one, so that short work never waits for it."""
+    """`n` threads. The tenant that has used the least time runs next, its short work first. Work
+    that is not short may use all threads except one, so that short work never waits for it."""
 
     def __init__(
         self, n: int, name: str, clock: Clock = time.monotonic, *, rests: bool = False

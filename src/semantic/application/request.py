@@ -1,6 +1,6 @@
 """Request: one submitted generation request, its phase, its tokens and its text so far. It decodes
-its text as it grows: a token costs the same in a long text as in a short one. Knows nothing about
-pool, store, backend or clock; the engine and the cache move it from phase to phase."""
+its text token by token: a token costs the same in a long text as in a short one. Knows nothing
+about pool, store, backend or clock; the engine and the cache move it from phase to phase."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from semantic.ports.generation import Detokenizer
 
 _INCOMPLETE = "\ufffd"
 _CONTEXT_PIECES = 4
-"""Pieces decoded again before each new one, since preceding tokens can change a token's text (a
-leading space, a combining accent). The context begins with a whole piece, never inside a
-character."""
+"""How many pieces to decode again before each new one, since the tokens before a token can change
+its text (a leading space, a combining accent). This context begins with a whole piece, never inside
+a character."""
 
 
 class ByteDetokenizer:
@@ -76,7 +76,7 @@ class StreamingDetokenizer:
         return self._emit(self._decode(self._tokens))
 
     def whole(self, token: int) -> str:
-        """Return the text of a last token, even if it is only part of a character."""
+        """Return the text of `token` as the last one, even if that is only part of a character."""
         return self.push(token) + self.flush()
 
     def _emit(self, window: str) -> str:
@@ -88,7 +88,8 @@ class StreamingDetokenizer:
         return text
 
     def _shorten(self) -> None:
-        """Forget all but the last pieces; done rarely, as their text must be decoded again."""
+        """Forget all pieces except the last; call it rarely, as their text must be decoded
+        again."""
         cut = self._ends[-_CONTEXT_PIECES - 1]
         del self._tokens[:cut]
         self._ends = [end - cut for end in self._ends[-_CONTEXT_PIECES:]]
@@ -99,8 +100,8 @@ _Part = Literal["text", "thought", "call"]
 
 
 class ThinkingMeter:
-    """Counts the tokens of one answer's reasoning, except tokens that complete a mark. A call ends
-    reasoning, and marks of reasoning inside a call are text."""
+    """Counts the tokens of one answer's reasoning, without those that complete a mark. A call ends
+    reasoning; inside a call, marks of reasoning are text."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._budget = budget
@@ -119,8 +120,8 @@ class ThinkingMeter:
         self._is_over = False  # no reasoning can follow
 
     def push(self, token: int, text: str) -> tuple[int, ...]:
-        """Count the next token, given the text that became final with it. Return the tokens that
-        must follow: none, or the rest of the end mark. The caller must push those tokens too."""
+        """Count the next token, given the `text` that became final with it. Return the tokens that
+        must follow it: none, or the rest of the end mark. The caller must push those too."""
         if self._is_over:
             return ()
         was_inside = self._inside
@@ -178,8 +179,9 @@ def _marks(parts: dict[str, _Part]) -> dict[str, _Part]:
 
 
 _SCORED_CHUNK = 128
-"""Prompt tokens per scoring call. Fixed, because the last bits of the log-probabilities depend on
-it; small, because log-probabilities of the whole vocabulary are in memory for each token."""
+"""The number of prompt tokens per scoring call: fixed, because the last bits of the
+log-probabilities depend on it; small, because each token has log-probabilities of the whole
+vocabulary in memory."""
 
 
 class Phase(Enum):
@@ -196,9 +198,9 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Restore:
-    """An idle cache to restore: the first `length` tokens of `blocks`. `exclusive`: the request is
-    the only holder of the blocks and owns them. Otherwise the blocks are pinned until the backend
-    has copied them."""
+    """An idle cache to restore: the first `length` tokens of `blocks`. If `exclusive`, the request
+    owns the blocks as their only holder; otherwise they are pinned until the backend has copied
+    them."""
 
     blocks: AgentBlocks
     length: int
@@ -281,8 +283,8 @@ class Request:
 
     @property
     def to_prefill(self) -> int:
-        """Number of tokens to compute before decoding: all but the last, which the first decode
-        step computes to get the logits."""
+        """The number of tokens still to compute before decoding. The last token does not count: the
+        first decode step computes it to get the logits."""
         return max(0, self.n_tokens - 1 - self.computed)
 
     @property
@@ -319,9 +321,9 @@ class Request:
         return self.tokens[self.computed : self.next_stop(limit, checkpoint_at)]
 
     def next_stop(self, limit: int, checkpoint_at: int | None = None) -> int:
-        """Return the end of the next chunk: at most `limit` tokens ahead, and not beyond
-        `checkpoint_at` if that is ahead. It never leaves exactly one token for the last chunk: some
-        models compute a chunk of one token differently."""
+        """Return the position where the next chunk ends: at most `limit` tokens ahead, and not
+        after `checkpoint_at` if that is ahead. It never leaves a last chunk of one token, which
+        some models compute differently."""
         end = self.n_tokens - 1
         stop = min(self.computed + limit, end)
         if stop == end - 1 and stop - self.computed > 1:
@@ -369,14 +371,15 @@ class Request:
         return text, reason
 
     def take(self, sampled: SampledToken) -> tuple[TokenEvent, FinishReason | None]:
-        """`accept`, but return the token's event instead of its text."""
+        """Do what `accept` does, but return the token's event instead of its text."""
         text, reason = self.accept(sampled)
         event = TokenEvent(self.uid, self.agent_id, sampled.token, text, sampled.logprob)
         return event, reason
 
     def take_forced(self, n_computed: int) -> Iterator[tuple[TokenEvent, FinishReason | None]]:
-        """Append the `forced` tokens; the sequence holds `n_computed` tokens. Yield each token's
-        event, with the finish reason if it is the last token. Forced tokens have probability 1."""
+        """Append the `forced` tokens to the request, whose sequence holds `n_computed` tokens.
+        Yield each token's event, with the finish reason if it is the answer's last token. A forced
+        token has probability 1."""
         forced, self.forced = self.forced, ()
         for token in forced:
             certain = None if self.params.logprobs is None else TokenLogprob(token, 0.0)
@@ -422,7 +425,7 @@ class Request:
         )
 
     def end_text(self) -> str:
-        """Return the text held back so far. Call it when the answer ends without an end token."""
+        """Return the text held back so far. Call it when an answer ends without an end token."""
         text = self._rest()
         self._text.append(text)
         return text

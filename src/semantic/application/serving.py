@@ -60,27 +60,31 @@ from semantic.ports.store import MOST_WAIT
 T = TypeVar("T")
 
 _CALL_ID_BYTES = 18
-"""24 characters in base64, the length that clients expect."""
+"""The number of random bytes in a call's id: in base64 they have 24 characters, as clients
+expect."""
 _COMPLETE = ("stop", "length", "tool_calls")
 """Finish reasons after which the client has the whole answer."""
 _MOST_CHECKS = 4
-"""Times to check a request's grammars: more are needed only if verdicts are forgotten at once."""
+"""How many times a request's grammars are checked at most: more would help only if verdicts were
+forgotten at once."""
 _SHORT = 1 << 16
-"""Characters of a text, or tokens, that can be prepared in about a tenth of a second."""
+"""As many characters of a text, or tokens, as can be prepared in about a tenth of a second."""
 _PART = 256
-"""Characters to add for each message or tool, as each is rendered and looked up."""
+"""How many characters each message or tool counts as in addition, as each is rendered and looked
+up."""
 _AT_ONCE = 128
-"""Tokens whose texts can be looked up in under a millisecond, such as those of
-log-probabilities."""
+"""The texts of this many tokens, such as those of log-probabilities, can be looked up in under a
+millisecond."""
 _PUBLIC_NAME = 16
-"""Characters of the digest in a public prefix's name."""
+"""The number of characters of the digest in a public prefix's name."""
 
 
 class Serving:
-    """Answers requests with one thread's engine."""
+    """Answers requests with the engine of one engine thread."""
 
     models: ModelsPort | None = None
-    """See `RunnableServing.models`: this serves one of these models, or the only one."""
+    """See `RunnableServing.models`. This serving serves one of these models; None if it serves the
+    only model."""
 
     def __init__(
         self,
@@ -107,7 +111,7 @@ class Serving:
         self.embedding: EmbeddingPort | None = None
         self.memory: MemoryLimit | None = None
         self.discovery: Discovery | None = None
-        """Queries the store's slow tier, if it has one."""
+        """Looks prompts up in the store's slow tier; None if the store has none."""
         self.at_end: Callable[[], None] | None = None
         """Ends all readers of the store; called before the store is closed."""
         self._arrivals: Arrivals | None = None
@@ -125,7 +129,7 @@ class Serving:
         await asyncio.get_running_loop().run_in_executor(None, end)
 
     def end(self) -> None:
-        """`close` for a thread without an event loop; blocks until done."""
+        """Do the work of `close`, on a thread without an event loop; return once it is done."""
         self._names.close()
         self.agents.close()
         if self.at_end is not None:
@@ -150,9 +154,9 @@ class Serving:
         return Figures(self._thread.figures, self.agents.stores())
 
     async def publish(self, chat: Chat) -> tuple[int, ...]:
-        """Compute, pin and share the prefix `chat` with every tenant, unless the store has it
-        already; return its tokens. Repeat the call for a new engine. Raises the same errors as
-        `answer`, plus BackendError if the computation fails and StoreError if the store does not
+        """Compute the prefix `chat`, unless the store has it already, pin it and share it with
+        every tenant; return its tokens. Call it again for each new engine. Raises the same errors
+        as `answer`, plus BackendError if the computation fails and StoreError if the store does not
         accept it."""
         tokens = await self.tokenize(chat)
         name = f"public-{digest('public-v1', pack_tokens(tokens)).hex()[:_PUBLIC_NAME]}"
@@ -193,9 +197,9 @@ class Serving:
                 self._thread.cancel(handle)
 
     async def history(self, agent: str, tenant: str = "") -> tuple[Message, ...]:
-        """Return the messages of a saved agent whose requests had the transcript as `Ask.note`. The
-        last answer is decoded from its tokens; a tool call in it appears as text. Raises
-        AgentNotFoundError, and InvalidRequestError for an agent without messages."""
+        """Return the messages of a saved agent whose requests had a transcript as their `Ask.note`.
+        The last answer comes from its tokens, with tool calls as text. Raises AgentNotFoundError,
+        and InvalidRequestError for an agent without messages."""
         saved = await self.agents.saved(agent, tenant)
         return await self._workers.run(tenant, lambda: self._history(saved), is_short=False)
 
@@ -277,10 +281,10 @@ class Serving:
         handle: RequestHandle,
         new_id: Callable[[], str],
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the answer's events after its start. If log-probabilities of the prompt are
-        requested, all pieces wait for the end, because the scores come first and are complete only
-        then. The last event is sent once another replica can find the turn: the client may send its
-        next request there at once."""
+        """Yield the answer's events after its start. If the request asks for log-probabilities of
+        the prompt, all pieces wait for the end: the log-probabilities come first and are complete
+        only then. The last event waits until other replicas can find the turn: the client may send
+        its next request to one of them at once."""
         stream = AnswerStream(self._reader(prepared, new_id))
         held: list[AnswerPiece] = []
         scores = prepared.sampling.prompt_logprobs is not None
@@ -332,8 +336,8 @@ class Serving:
         return self._replay.record_cut(replayed, message)
 
     def _expect(self, submission: Submission, message: Message) -> None:
-        """Expect the agent back after the usual time of the tools that `message` calls, if any,
-        unless the agent gave its own hints."""
+        """If `message` calls tools, expect the agent back after these tools' usual time, unless the
+        agent gave its own hints."""
         agent, tenant, hints = submission.agent_id, submission.tenant, submission.hints
         tools = [call.name for call in message.tool_calls]
         seconds = self._tool_times.called(agent, tenant, tools) if submission.keep else None
@@ -343,7 +347,7 @@ class Serving:
             self._thread.call(lambda engine: engine.expect(agent, seconds, tenant=tenant))
 
     def _reader(self, prepared: Prepared, new_id: Callable[[], str]) -> AnswerReader | None:
-        """Return the parser of the answer's text; None for a plain prompt: all is text."""
+        """Return the reader of the answer; None for a plain prompt, whose answer is all text."""
         if prepared.chat is None:
             return None
         return AnswerReader(
@@ -356,8 +360,8 @@ class Serving:
 
 
 class Arrivals:
-    """Wakes the tasks of `loop` for which something has arrived. Calling into the loop is a system
-    call, so one call serves everything that arrives before the loop runs it."""
+    """Wakes tasks of `loop` when something has arrived for them. To call into the loop costs a
+    system call, so one call serves everything that arrives before the loop runs it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -409,7 +413,8 @@ class EventQueue:
 
 
 async def _ended(uploading: Future[None] | None) -> None:
-    """Return once the upload is done or late. It continues, even if the caller is cancelled."""
+    """Return once the upload is done or late. The upload continues even if the caller is
+    cancelled."""
     if uploading is not None:
         await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
 

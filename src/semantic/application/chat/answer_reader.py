@@ -1,6 +1,6 @@
 """AnswerReader: separates a generated answer into text, reasoning and tool calls as it streams.
-Knows marks in text; knows nothing about models or APIs. It reads calls in a known spelling while
-the model writes them; the model's `ChatFormat` parses other calls once they are complete."""
+Knows marks in text; knows nothing about models or APIs. Reads calls in a known spelling while the
+model writes them; the model's `ChatFormat` parses other calls once complete."""
 
 from __future__ import annotations
 
@@ -40,21 +40,22 @@ _PROSE: Final = re.compile(r"[a-z,.;:!?]+(?: [A-Za-z,.;:!?]+){2} ")
 """Three words in a row, which never occur in a header."""
 
 _MOST_OPEN: Final = 8
-"""Open calls after which the reader stops looking for another at the answer's end."""
+"""At the answer's end the reader looks for at most this many unfinished calls."""
 
 
 class AnswerReader:
     """Splits the text of one answer, pushed in any pieces, into `AnswerPiece`s.
 
-    Marks are never part of a piece, even an end mark without a start. The reader drops white space
-    next to a mark, since templates put it there, and restores it between two texts if only a mark
-    separates them. An answer without marks stays as it is.
+    Marks are never part of a piece, not even an end mark without a start mark. The reader drops
+    white space next to a mark, since templates put it there, but restores it if only the mark
+    separates two texts. An answer without marks stays as it is.
 
-    Calls count if the chat has tools and may call them. A call inside reasoning ends the reasoning:
-    a model that forgets to close its reasoning still means the call. The reader emits a call in a
-    known spelling while the model writes it, other calls at their end. Text that cannot be parsed,
-    and was not emitted yet, becomes text with its marks. A call without its end keeps its name and
-    the certain part of its arguments; a call without a whole name is dropped.
+    The reader looks for calls if the chat has tools and may call them. A call inside reasoning ends
+    the reasoning: a model that forgets to close its reasoning still means the call. The reader
+    emits a call in a known spelling while the model writes it, other calls at their end. A call
+    that cannot be parsed, and was not emitted yet, becomes text with its marks. A call without its
+    end keeps its name and the certain part of its arguments; the reader drops a call without a
+    whole name.
 
     An answer in a requested format has reasoning and calls only at its beginning: later
     marks are text. Headers divide an answer into messages. Log-probabilities accompany the text of
@@ -70,8 +71,8 @@ class AnswerReader:
         closes_thought: bool = False,
         new_id: Callable[[], str],
     ) -> None:
-        """`opens_thought`: the prompt ends inside reasoning; `closes_thought`: it ends with the end
-        mark of reasoning. `new_id` generates ids for calls."""
+        """`opens_thought` says that the prompt ends inside reasoning, `closes_thought` that it ends
+        with the end mark of reasoning. `new_id` generates ids for calls."""
         self._many = chat.parallel_tool_calls
         self._headers = chat_format.headers
         self._may_call = chat.may_call
@@ -113,7 +114,7 @@ class AnswerReader:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Number of pushed tokens that were reasoning, including its marks."""
+        """The number of pushed tokens that were reasoning or its marks."""
         return self._reasoning_tokens
 
     def push(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[AnswerPiece]:
@@ -129,10 +130,10 @@ class AnswerReader:
     def finish(
         self, reason: AnswerReason, *, stopped: bool = False
     ) -> tuple[list[AnswerPiece], AnswerReason]:
-        """Return the last pieces, and why the answer ended; `reason` is the engine's reason. An
-        answer that stopped by itself, or at `done`, ends with "tool_calls" if it made calls, but
-        not if a stop string (`stopped`) cut the last call: a client must not execute that call. A
-        mark that was cut short by "length" is dropped."""
+        """Return the last pieces, and why the answer ended; `reason` is the engine's reason. The
+        reason is "tool_calls" if the answer stopped by itself, or at `done`, and made calls, unless
+        a stop string (`stopped`) cut the last call: a client must not execute that call. Drops a
+        mark that "length" cut short."""
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
@@ -171,9 +172,9 @@ class AnswerReader:
             self._enter(mark)
 
     def _is_text(self, mark: str, before: str) -> bool:
-        """Return whether the text merely mentions a mark, so that the part continues; `before` is
-        the text up to it. Marks in code are mentions. So is the start mark of reasoning as a word
-        in a line, and its end mark in text after reasoning."""
+        """Return whether the text, which is `before` up to the mark, merely mentions the mark, so
+        that the part continues. A mark in code is a mention. So is the start mark of reasoning as a
+        word in a line, and its end mark in text after reasoning."""
         part = self._opens[mark]
         line = self._found.line.removesuffix(mark)
         if mark == self._unmarked:
@@ -201,7 +202,8 @@ class AnswerReader:
     # The beginning of an answer, or of a message
 
     def _begin_bare(self) -> bool:
-        """Return whether it is certain what the answer begins with: a call of a tool, or text."""
+        """Begin a call or text, as soon as it is certain which of them the answer begins with;
+        return whether it is."""
         held = self._found.held
         at = behind_space(held, 0)
         in_list = held.startswith(LIST_START, at)
@@ -319,7 +321,8 @@ class AnswerReader:
         return all(call.name in self._syntax.tools for call in read.calls)
 
     def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
-        """Emit the certain part of calls; only of the first call if there may be just one."""
+        """Emit the certain parts of calls, but only of the first call if the answer may have just
+        one."""
         for part in parts:
             if part.name is not None:
                 self._calls += 1
@@ -369,7 +372,8 @@ def _syntax(chat_format: ChatFormat, chat: Chat) -> CallSyntax:
 
 
 class AnswerMessage:
-    """Collects the pieces of an answer into the message that the client's next request repeats."""
+    """Collects the pieces of an answer into a message, as the client's next request will repeat
+    it."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -397,7 +401,7 @@ class AnswerMessage:
 
 
 def message_in(reader: AnswerReader, text: str) -> Message:
-    """Return the message in the whole answer `text`; `reader` must be new."""
+    """Return the whole answer `text` as a message; `reader` must be new."""
     collected = AnswerMessage()
     for piece in (*reader.push(text), *reader.finish("stop")[0]):
         collected.add(piece)

@@ -1,6 +1,6 @@
 """Grammars for structured output, in llguidance's Lark dialect: answers that must be JSON or
 contain tool calls. Knows how the options of a chat become a grammar, given the spelling of marks;
-knows nothing about tokenizers or limits on schemas."""
+knows no tokenizers or limits on schemas."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
 
 _CHOSEN: Final = {"$number": "/[0-9]{1,3}/", "$id": "/[a-zA-Z0-9]{9}/"}
-"""Parts that the model chooses before the arguments of a call."""
+"""The parts before a call's arguments that the model chooses, and what they must match."""
 
 MOST_FORCED_CALLS = 16
-"""Most calls in an answer that must call: a model out of ideas repeats itself up to max_tokens."""
+"""The most calls in an answer that must call a tool: a model out of ideas repeats itself up to
+max_tokens."""
 
 JSON_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
-"""A schema's "x-guidance": limited white space between the parts of JSON, enough to indent."""
+"""An "x-guidance" for schemas: it limits white space between the parts of JSON, with enough to
+indent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpelledMark:
-    """A mark as the grammar matches it: ids of special tokens, and the texts between them."""
+    """A mark as a grammar matches it: ids of special tokens, and the texts between them."""
 
     text: str
     pieces: tuple[int | str, ...]
@@ -61,7 +63,7 @@ class SpelledMark:
         )
 
     def lark(self) -> str:
-        """Return the mark in Lark, in either spelling."""
+        """Return the mark in Lark, matching both the special tokens and their letters."""
         return f"({self.tokens()} | {_dumps(self.text)})" if self.has_tokens else self.tokens()
 
 
@@ -72,9 +74,10 @@ def as_text(mark: str) -> SpelledMark:
 
 @dataclass(frozen=True, slots=True)
 class CallLanguage:
-    """The `marks` of calls, the `form` of a call, and the marks of a `thought` if the answer may
-    begin with one. `headers` are those of an answer made of messages. `bare`: a call may lack its
-    mark at an answer's beginning. `spell` finds the special tokens in a text."""
+    """How a model writes calls: their `marks`, the `form` of a call, and the marks of a `thought`
+    if the answer may begin with reasoning. `headers` belong to an answer made of messages. `bare`
+    says that a call at an answer's beginning may lack its mark. `spell` finds the special tokens in
+    a text."""
 
     marks: Marks
     thought: Marks | None = None
@@ -85,7 +88,8 @@ class CallLanguage:
 
 
 def arguments_schema(tool: Tool) -> JsonSchema:
-    """Return the schema of a call's arguments: `tool.parameters` as an object, closed if plain."""
+    """Return the schema of a call's arguments: `tool.parameters` as an object, closed where
+    possible (see `closed`)."""
     return closed({**tool.parameters, **ANY_OBJECT})
 
 
@@ -96,9 +100,9 @@ def call_grammar(
     *,
     after: str | None = None,
 ) -> Grammar | None:
-    """Return the grammar of an answer to `chat`; None if nothing constrains it. `schema_of` returns
-    the schema of a call's arguments. `after` is the end mark of reasoning that the prompt has
-    opened. A forced call takes precedence over an answer format."""
+    """Return the grammar of an answer to `chat`; None if nothing constrains the answer. `schema_of`
+    returns the schema of a call's arguments. If the prompt has opened reasoning, `after` is its end
+    mark. A forced call takes precedence over an answer format."""
     tools = _callable(chat)
     forced = bool(tools) and chat.tool_choice.mode == "required"
     strict = any(tool.strict for tool in tools)
@@ -129,7 +133,7 @@ def call_grammar(
 
 
 def answer_grammar(wanted: AnswerFormat) -> Grammar:
-    """Return the grammar of an answer in this format only, without calls and reasoning."""
+    """Return the grammar of an answer in the format `wanted`, without calls and reasoning."""
     if wanted.grammar is None:
         return Grammar("json_schema", json.dumps(wanted.schema or ANY_OBJECT))
     return Grammar("lark", f"start: answer\nanswer: {_answer(wanted)}\n")
@@ -143,12 +147,13 @@ def regex_grammar(regex: str) -> str:
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """Return a grammar of exactly these texts, in Lark."""
+    """Return a grammar, in Lark, that matches exactly the texts `choices`."""
     return f"start: {' | '.join(map(_dumps, choices))}"
 
 
 def enforced_schemas(chat: Chat) -> list[JsonSchema]:
-    """Return the schemas that an answer to `chat` must follow: those of its format and of calls."""
+    """Return the schemas that an answer to `chat` must follow: the schema of its format, and those
+    of calls."""
     tools = _callable(chat)
     wanted = chat.answer_format
     answer = [] if wanted is None or wanted.grammar else [wanted.schema or ANY_OBJECT]
@@ -172,7 +177,8 @@ def _answer(wanted: AnswerFormat) -> str:
 
 
 def _json(schema: JsonSchema) -> str:
-    """A rule for JSON that fits `schema`, in Lark; overrides the schema's own "x-guidance"."""
+    """Return a rule, in Lark, for JSON that fits `schema`; overrides the schema's own
+    "x-guidance"."""
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_SPACE})}"
 
 
@@ -289,12 +295,14 @@ _COMBINING = frozenset(
         "unevaluatedProperties",
     }
 )  # fmt: skip
-"""With one of these keywords, more than `properties` may decide what an object contains."""
+"""If a schema has one of these keywords, more than its `properties` may decide what an object
+contains."""
 
 
 def closed(schema: JsonSchema) -> JsonSchema:
-    """Return `schema` with those objects closed that only `properties` describe: a model out of
-    ideas writes ever more properties. Every value of the closed schema fits `schema`."""
+    """Return `schema` without room for further properties in objects that only `properties`
+    describe, because a model out of ideas writes ever more. All values of the closed schema fit
+    `schema`."""
     found = dict(schema)
     properties = found.get("properties")
     if isinstance(properties, Mapping):

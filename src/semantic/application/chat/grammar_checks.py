@@ -1,5 +1,5 @@
-"""Checks of clients' grammars before they are compiled: fair among tenants, within limits. Only
-compiling a grammar in a probe shows its cost; the verdict is remembered. Knows nothing about
+"""Checks clients' grammars before this process compiles them: fair among tenants, within limits. A
+probe must compile a grammar to learn its cost; the verdict is remembered. Knows nothing about
 processes or compilers."""
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from semantic.domain.identity import digest
 from semantic.ports.generation import GrammarProbe
 
 _REMEMBERED = 4096
-"""Number of remembered verdicts: each a digest and a line of text."""
+"""The number of verdicts to remember, each a digest and a line of text."""
 _MAX_WAITING = 64
 _MAX_REFUSED = 3
-"""The refusal that ends a request; until then, calls of a tool with a refused schema may have any
-object."""
+"""A request ends at its refusal with this number; before that, calls of a tool whose schema is
+refused may have any object as arguments."""
 _RETRY_AFTER = 5
 """Seconds of Retry-After."""
 
@@ -42,7 +42,8 @@ class Verdicts:
         self._lock = threading.Lock()
 
     def problem(self, grammar: Grammar) -> str | None:
-        """Return the problem with `grammar`: empty if it has none, None if not checked."""
+        """Return the problem with `grammar`; empty if it has none, None if it was not checked or is
+        forgotten."""
         with self._lock:
             return self._problems.get(grammar.tenant, _key(grammar))
 
@@ -67,12 +68,13 @@ class _Check:
     probe: GrammarProbe | None = None  # during its check
     has_ended: bool = False
     outcome: Future[str | Failure] = field(default_factory=Future)
-    """Never raises: asyncio would log an exception if the waiting request is gone."""
+    """Done once the check has ended. Never raises, since asyncio would log an exception that no
+    request awaits."""
 
 
 class GrammarChecks:
-    """Checks grammars, as many at a time as there are probes, but one per tenant. Tenants take
-    turns. A check for which no request waits any more is stopped, or never begins."""
+    """Checks as many grammars at a time as it has probes, but only one per tenant. Tenants take
+    turns. A check for which requests no longer wait is stopped or never begins."""
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class GrammarChecks:
         return outcome
 
     def _join(self, grammar: Grammar, tenant: str, *, compiles: bool) -> _Check:
-        """Return the check of `grammar` that waits or runs, or a new one."""
+        """Return the waiting or running check of `grammar`, or a new check."""
         with self._lock:
             check = self._checks.get((grammar, compiles))
             if check is None:

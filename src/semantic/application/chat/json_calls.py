@@ -1,4 +1,4 @@
-"""Calls in JSON: from the whole text of an answer, and arguments from the history. Knows the
+"""Reads calls in JSON from the whole text of an answer, and arguments from the history. Knows the
 mistakes that models make. Knows nothing about templates or other spellings."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from semantic.domain.errors import ToolCallError
 _NAMES: Final = ("name", "tool_name")
 _ARGUMENTS: Final = ("arguments", "parameters")
 _MAX_RENDERED_DEPTH: Final = 64
-"""Levels of lists and objects in a call of the history; templates recurse into each level."""
+"""The most levels of lists and objects in a call of the history, since templates recurse into each
+level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class WrittenCall:
 
 def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
     """Return the call, or the calls in a list, that `text` contains as JSON. Raises ToolCallError
-    if there is none. A call may name a tool outside `names`, or have arguments that are not an
-    object: the client's answer then lets the model correct itself."""
+    if it contains none. A call may name a tool that `names` lacks, or have arguments that are not
+    an object: the client's reply then lets the model correct itself."""
     try:
         value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -43,8 +44,8 @@ def read_calls(text: str, names: Collection[str]) -> list[WrittenCall]:
 
 
 def parse_arguments(arguments: str) -> object:
-    """Return the arguments of a call in the history as an object; null and blank text become an
-    empty one. Returns the text itself if it is not a JSON object, or nests too deeply to render."""
+    """Return the arguments of a call in the history as an object, an empty one for null or blank
+    text. Returns the text itself if it is not a JSON object, or has too many levels to render."""
     if not arguments.strip():
         return {}
     try:

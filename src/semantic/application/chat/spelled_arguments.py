@@ -1,6 +1,6 @@
 """Arguments of one call in a model's own spelling, converted to JSON while the model writes them.
 SpelledArguments is the common part of all spellings. ListedArguments reads arguments with
-separators: it decides how much of a string is certain, and reads other values once complete."""
+separators: it emits a string as far as it is certain, and other values once complete."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _ESCAPED: Final = {
 }  # fmt: skip
 
 _Part = Literal["start", "string", "after", "other"]
-"""The position in a value: before it, inside it as a string, after that, or in any other value."""
+"""Where the reader is: before a value, inside a string, after it, or in any other value."""
 
 
 class SpelledArguments(ABC):
-    """Arguments, pushed in any pieces.
+    """Converts a call's arguments, pushed in any pieces, to JSON.
 
-    The results of `push` add up to JSON: the `json.dumps` of the object that the model's parser
-    finds in the whole call, except that repeated keys stay. `push` returns a string while the model
-    writes it, other values at their end. A value that the parser refuses, such as a word for a
-    number, becomes a string. `n_ended` counts finished arguments, `n_taken` the source's characters
-    in closed ones. `is_broken`: an argument cannot be read. Once closed or broken, `push` returns
-    nothing more.
+    The results of `push`, joined, are the `json.dumps` of the object that the model's parser finds
+    in the whole call, but with repeated keys. `push` returns a string while the model writes it,
+    other values at their end. A value that the parser refuses, such as a word for a number, becomes
+    a string. `n_ended` counts the finished arguments; once the arguments are closed, `n_taken`
+    counts their characters in the source. `is_broken` says that an argument cannot be read. After
+    that, or once closed, `push` returns nothing more.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,13 @@ class SpelledArguments(ABC):
 
     @abstractmethod
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """Return whether the arguments end if the answer ends here, `cut` or at a stop string."""
+        """Return whether the arguments may end here, if the answer ends here because it was `cut`
+        or at a stop string."""
 
     @abstractmethod
     def ending(self, *, at_mark: bool) -> str:
-        """Return the JSON that ends the arguments here if the model forgot to end the last one;
-        empty if it did not. `at_mark`: the end mark of the calls follows."""
+        """Return the JSON that ends the arguments here if the model forgot to end the last
+        argument; empty otherwise. `at_mark` says that the end mark of the calls follows."""
 
     @abstractmethod
     def _step(self) -> bool:
@@ -97,7 +98,8 @@ class SpelledArguments(ABC):
 
 
 class ListedArguments(SpelledArguments):
-    """The arguments of one call in a list. Only strings show their type while incomplete."""
+    """Reads the arguments of one call in a list. Only of a string is the type known before its
+    end."""
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()
@@ -230,7 +232,8 @@ class ListedArguments(SpelledArguments):
         self._written, self._sent = [], []
 
     def _end_of_argument(self) -> str | None:
-        """Return the JSON that ends the open argument; None if it contradicts the emitted part."""
+        """Return the JSON that ends the open argument; None if its value contradicts the emitted
+        part."""
         if self._part == "after":
             return '"' if self._sent else self._member("")
         value = "".join(self._written)
@@ -245,7 +248,8 @@ class ListedArguments(SpelledArguments):
 
 
 def _value(spelling: CallList, text: str) -> str | None:
-    """The JSON of a value without quotes; None if its text is not a value of another type."""
+    """Return the JSON of a value without quotes, such as a number; None if `text` is no such
+    value."""
     if spelling.escapes:
         return any_json(text)
     try:
@@ -269,7 +273,8 @@ def _in_json(spelling: CallList, text: str) -> str:
 
 
 def _unescaped(escape: str) -> str:
-    """Return the text of an escape in a Python string; an unknown escape is returned as it is."""
+    """Return the text that an escape in a Python string stands for; an unknown escape stands for
+    itself."""
     if escape[1] in "xu":
         return chr(int.from_bytes(bytes.fromhex(escape[2:]), "big"))
     return _ESCAPED.get(escape[1], escape)

@@ -1,6 +1,6 @@
-"""TaggedArguments: the arguments of a call in tags, as JSON while the model writes them. An end tag
-ends a value only if another argument or the end of the call follows, so a text may contain any tag.
-Knows tags as strings, and the types of arguments."""
+"""TaggedArguments: reads a call's arguments in tags, and converts them to JSON while the model
+writes them. An end tag ends a value only if another argument or the end of the call follows, so a
+text may contain any tag. Knows tags as strings, and the types of arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semantic.domain.stop_strings import first_mark
 from semantic.ports.chat import CallTags
 
 _LONGEST_KEY: Final = 256
-"""Most characters of a key, and of white space between arguments."""
+"""The most characters of a key, and of the white space between two arguments."""
 _BLANK: Final = re.compile(r"(?:\s|\\n)*")
 """White space between arguments; some models write a line break as two characters."""
 
@@ -23,8 +23,8 @@ _State = Literal["between", "key", "value", "end"]
 
 
 class TaggedArguments(SpelledArguments):
-    """The arguments of one call in tags, pushed in any pieces. For a text value, `push` holds back
-    a possible end and the white space around the value."""
+    """Reads the arguments of one call in tags, pushed in any pieces. While a value is text, `push`
+    holds back its possible end and the white space around it."""
 
     def __init__(self, tags: CallTags, types: ArgumentTypes) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _key_at(self, at: int) -> re.Match[str] | Literal[False] | None:
-        """Return the match of the key after the start of an argument; False if there is none, None
-        if it needs more text."""
+        """Return the match of the key after the start of an argument; False if there is no key,
+        None if it needs more text."""
         tags = self._tags
         near = self._text[at : at + _LONGEST_KEY]
         end, mark = first_mark((tags.key_end, tags.end), near)
@@ -134,7 +134,8 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _ends_value(self, at: int) -> bool | None:
-        """Return whether the text from `at` on can follow a value; None if it needs more text."""
+        """Return whether a value can end before the text from `at` on; None if it needs more
+        text."""
         tags = self._tags
         marks = [mark for mark in (tags.start, tags.call_end) if mark]
         near = self._text[at : at + max(map(len, marks))]
@@ -151,7 +152,7 @@ class TaggedArguments(SpelledArguments):
         return found["key"] not in self._seen
 
     def _put(self, text: str) -> None:
-        """Add to the value; if it is text, emit its certain part."""
+        """Add `text` to the value; if the value is text, emit its certain part."""
         more = self._value.push(text)
         if more and not self._value.is_sent:
             self._value.is_sent = True
@@ -165,7 +166,8 @@ class TaggedArguments(SpelledArguments):
         self._has_members = True
 
     def _rest_of_value(self, cut: str | None) -> str:
-        """Return the JSON that ends the open argument; its remaining text is `cut`, if given."""
+        """Return the JSON that ends the open argument; if `cut` is given, it is the rest of the
+        value."""
         value = self._value
         text = value.rest if cut is None else cut
         if value.is_sent:
@@ -181,13 +183,13 @@ class TaggedArguments(SpelledArguments):
 
 
 _TEXTS: Final = ("true", "string")
-"""Kinds in an argument's tag that mean that the value is text."""
+"""If an argument's tag has one of these kinds, its value is text."""
 
 
 class _Value:
-    """The text of a value, pushed in any pieces, without the parts that the tags exclude.
-    `is_text`: the value is text, whatever it looks like. `is_json`: it is JSON, whatever its type.
-    `is_sent`: its beginning has been emitted."""
+    """The text of a value, pushed in any pieces, without the parts that the tags exclude. `is_text`
+    says that the value is text, even if it looks like JSON, `is_json` that it is JSON of any type,
+    `is_sent` that its beginning has been emitted."""
 
     def __init__(self, tags: CallTags, key: str, *, is_text: bool, is_json: bool = False) -> None:
         self.key = key
@@ -219,7 +221,8 @@ class _Value:
         return bool(begin) and self._text.lstrip().startswith(begin) and end not in self._text
 
     def without_call_end(self) -> str | None:
-        """The rest of the value if the end of the call follows it without an end tag, else None."""
+        """Return the rest of the value if the end of the call follows it without an end tag, else
+        None."""
         end, text = self._tags.call_end, self._text.rstrip()
         return self._trimmed(text.removesuffix(end)) if end and text.endswith(end) else None
 
@@ -238,8 +241,8 @@ class _Value:
 
     @property
     def _n_certain(self) -> int:
-        """Characters before a possible end of the value, or of a call that lacks the value's
-        end."""
+        """Return the number of characters before a possible end of the value, or before an end of
+        the call that could follow the value without its end tag."""
         end, text = self._tags.call_end, self._text
         at = len(text)
         bare = text.rstrip()

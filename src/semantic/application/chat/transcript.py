@@ -1,6 +1,6 @@
 """Transcript: the messages of an agent's conversation, as the last line of its saved note, so that
-another process can continue it. Servers save none: their clients send every message again. Knows
-JSON and messages; knows nothing about templates or tokens."""
+another process can continue it. Servers save no transcripts: their clients send every message
+again. Knows JSON and messages; knows nothing about templates or tokens."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _TEXTS: Final = ("content", "reasoning", "tool_call_id", "name")
 _FIELDS: Final = frozenset({"role", "tool_calls", *_TEXTS})
 _CALL_FIELDS: Final = ("id", "name", "arguments")
 MAX_TRANSCRIPT: Final = 1 << 19
-"""Most characters of a transcript, since each turn saves it. A longer conversation continues, but
-not in another process."""
+"""The most characters of a transcript, since each turn saves it. A longer conversation can continue
+in this process only."""
 
 
 def transcript_of(messages: Sequence[Message]) -> str:
-    """Return one line of JSON for `messages_in`; "" beyond `MAX_TRANSCRIPT` characters."""
+    """Return a line of JSON that `messages_in` reads; "" if it would exceed `MAX_TRANSCRIPT`
+    characters."""
     fields = {_MESSAGES: [_written(message) for message in messages]}
     text = json.dumps(fields, ensure_ascii=False)
     return text if len(text) <= MAX_TRANSCRIPT else ""
 
 
 def messages_in(note: str) -> tuple[Message, ...] | None:
-    """Return the messages in a note, ending with the user's or a tool's; None for any other
-    text."""
+    """Return the messages in a note, the last of them from the user or a tool; None if the note has
+    none."""
     line = note.rpartition("\n")[2]
     if not line.startswith(_START):  # other texts may be long
         return None
@@ -45,9 +46,9 @@ def messages_in(note: str) -> tuple[Message, ...] | None:
 
 
 def message_of(given: object) -> Message:
-    """Return a message, given as one or as an object with `role` and `content`, and optionally
-    `reasoning`, `tool_calls` (objects with `id`, `name` and `arguments`), `tool_call_id` and
-    `name`. Raises InvalidRequestError for anything else."""
+    """Return `given` if it is a message, or the message that it describes as an object with `role`
+    and `content`, and optionally `reasoning`, `tool_calls` (objects with `id`, `name` and
+    `arguments`), `tool_call_id` and `name`. Raises InvalidRequestError for anything else."""
     if isinstance(given, Message):
         return given
     if not isinstance(given, Mapping) or not {"role", "content"} <= given.keys() <= _FIELDS:

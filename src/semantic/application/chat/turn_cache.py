@@ -1,5 +1,5 @@
 """TurnCache: an LRU cache of conversation turns in memory, in front of slower stores of turns.
-Knows turns and their ports, not their use."""
+Knows turns and their ports, but not what turns are for."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ _TURN_BYTES = 768
 """Bytes of a turn in addition to its tokens: objects and table entries."""
 
 _QUEUE_BYTES = 16 << 20
-"""Most bytes of turns waiting for the disk; any further turn is in memory only."""
+"""The most bytes of turns that wait for the disk; further turns stay in memory only."""
 _CLOSE_SECONDS = 2.0
-"""Seconds that `close` waits for writes: another process may hold the file's lock for long."""
+"""The most seconds that `close` waits for writes, as another process may hold the file's lock for
+long."""
 _ANY = ""
 """The tenant of all turns in the cache: a point does not reveal its tenant."""
 _UPLOADS = 8
-"""Concurrent uploads of turns."""
+"""The number of turns that are uploaded at the same time."""
 
 _Packed = tuple[Turn, bytes]
 """A turn without its tokens, and the packed tokens: a tuple of integers needs ten times as much."""
 
 
 class Writes:
-    """A queue of writes, run by `n_threads` threads; refuses writes beyond `max_bytes`.
-    Thread-safe."""
+    """A queue of writes that `n_threads` threads run; refuses a write that would exceed `max_bytes`
+    in the queue. Thread-safe."""
 
     def __init__(self, n_threads: int, max_bytes: int, name: str) -> None:
         """The threads start with the first writes; their names begin with `name`."""
@@ -48,7 +49,8 @@ class Writes:
             return frozenset(self._waiting)
 
     def add(self, n_bytes: int, write: Callable[[], None]) -> Future[None] | None:
-        """Call `write`, which holds `n_bytes`, on a thread. None if there is no room for it."""
+        """Call `write`, which holds `n_bytes`, on a thread, and return its future; None if it has
+        no room."""
         with self._lock:
             if self._is_closed or self._n_bytes + n_bytes > self._max_bytes:
                 return None
@@ -71,10 +73,10 @@ class Writes:
 
 
 class TurnCache:
-    """Implements `TurnsPort`. A turn is readable at once; a thread writes it to `below` while
-    others upload it to `shared`. A turn without tokens is readable only after `below`, if any, has
-    written it: `below` may have the turn with tokens, and reading it first would delay the
-    caller."""
+    """Implements `TurnsPort`. A stored turn can be read at once; a thread writes it to `below`
+    while others upload it to `shared`. A turn without tokens can be read only once `below`, if
+    given, has written it: `below` may have a turn with tokens at that point, and to look first
+    would delay the caller."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class TurnCache:
         shared: SharedTurnsPort | None = None,
     ) -> None:
         """At most `queue_bytes` of turns wait for the disk, and as many for uploads; `close` drops
-        those that still wait after `close_seconds`. `shared` holds a fleet's turns."""
+        turns that still wait after `close_seconds`. `shared` stores a fleet's turns."""
         self._below = below
         self._shared = shared
         self._writer = Writes(1, queue_bytes, "turns")

@@ -59,7 +59,7 @@ class RunnableServing(ServingPort, Protocol):
 
     @property
     def models(self) -> ModelsPort | None:
-        """All models of the server; None if this is the only model and always loaded."""
+        """The models of the server; None if this is the only model, which is always loaded."""
 
     async def close(self) -> None:
         """Cancel running requests, save every agent, end all threads. Raises SemanticError."""
@@ -69,15 +69,15 @@ class ModelLoader(Protocol):
     """Loads the models of a server, including the parts that they share."""
 
     async def size(self, name: str) -> tuple[int, Weights | None]:
-        """Return the bytes of the model with this id, see `Residency.add`: as measured by its last
-        load, or estimated if its files have changed since. Raises SemanticError if the files do not
-        load."""
+        """Return the bytes and weights of the model with the id `name`, see `Residency.add`: as
+        measured by its last load, or estimated if its files have changed since. Raises
+        SemanticError if the files do not load."""
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:
-        """Return the model with this id, ready for requests, and its measured weights. Loads in
-        slices, between which the caller may cancel. Raises SemanticError, and WeightsTooLargeError
-        before reading any weights if they need more than `room` bytes; `size` then returns the new
-        bytes."""
+        """Return the model with the id `name`, ready for requests, and its measured weights. Loads
+        in slices, between which the caller may cancel. Raises SemanticError, and, before it reads
+        any weights, WeightsTooLargeError if they need more than `room` bytes; `size` then returns
+        the corrected bytes."""
 
     async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
         """Download a hub model without reading its weights. See `ModelsPort.fetch`."""
@@ -128,7 +128,8 @@ class ModelManager:
         self._tasks.append(asyncio.create_task(self._run()))
 
     def preload(self, names: Sequence[str]) -> None:
-        """Load the models with these ids in the background, as far as they fit next to others."""
+        """Load the models with the ids `names` in the background, as far as they fit next to loaded
+        ones."""
         self._tasks.append(asyncio.create_task(self._preload(names)))
 
     # Names
@@ -222,8 +223,8 @@ class ModelManager:
         return self.status(own)
 
     def give_up_idle(self, n_bytes: int) -> bool:
-        """Start to unload idle models of `n_bytes`, least recently used first. Returns False if
-        there are none or one is already being unloaded. For any thread."""
+        """Start to unload idle models, least recently used first, to free `n_bytes`. Returns False
+        if none is idle or one is already being unloaded. For any thread."""
         names = self._residency.idle(n_bytes)
         if not names or self._event_loop is None:
             return False
@@ -278,8 +279,8 @@ class ModelManager:
     # Inside
 
     async def _opened(self, name: str) -> Ticket:
-        """Return a ticket for a model that is open now; the caller uses or returns the ticket. If a
-        file is faulty, raises before another model is unloaded to make room."""
+        """Wait until a model is open, and return a ticket for it, which the caller must use or
+        return. If a file is faulty, raises before another model is unloaded to make room."""
         if self._residency.state(name) == "unloaded":
             error = await _error_of(self._resize(name))
             if error is not None:
@@ -310,7 +311,8 @@ class ModelManager:
             arrival.set_result(None)
 
     async def _run(self) -> None:
-        """Make changes one after another; wait while there is none to make."""
+        """Make the changes that the residency wants, one after another; wait while it wants
+        none."""
         while True:
             now = self._clock()
             change = self._residency.next_change(now)
@@ -378,7 +380,8 @@ class ModelManager:
 
 
 async def _error_of(work: Coroutine[object, object, None]) -> BaseException | None:
-    """Return the exception of `work`, or None: one model's failure must not affect others."""
+    """Return the exception of `work`, None if it has none: one model's failure must not affect
+    others."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,))

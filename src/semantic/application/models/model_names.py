@@ -1,4 +1,5 @@
-"""Names of models: suggestions for an unknown name. Knows nothing about the models themselves."""
+"""Suggests a model's name in place of an unknown name. Knows nothing about the models
+themselves."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from difflib import get_close_matches
 
 
 def most_similar(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in `known` that is most similar to `name`, as a whole or after its slash;
-    None if no name is similar."""
+    """Return the name in `known` that is most similar to `name`, comparing whole names or the parts
+    after the slash; None if no name is similar."""
     spelled: dict[str, str] = {}
     for one in known:
         if one != name:

@@ -1,5 +1,5 @@
 """A model that loads on demand, behind the same ports as a model that is always loaded. Each call
-keeps the model loaded while it runs. Knows the manager; does not know when the manager loads."""
+keeps the model loaded while it runs. Knows the manager, but not when it loads a model."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ class OnDemandAgents:
     async def _of_tenant(
         self, tenant: Tenant, function: Callable[[AgentsPort], Awaitable[T]], nothing: T
     ) -> T:
-        """Return `function` of the model's agents, or `nothing` if only other models have agents of
-        the tenant."""
+        """Return the result of `function` on the model's agents; `nothing` if the tenant has agents
+        of other models only."""
         try:
             return await self._call(function)
         except AgentNotFoundError:

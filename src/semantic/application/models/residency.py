@@ -1,6 +1,6 @@
-"""Residency: which models are in memory, within one budget of bytes. Only the policy: it knows the
-requests that wait for models or use them, and decides the next load or unload. Does not load
-anything; knows nothing about clocks or threads."""
+"""Residency: decides which models are in memory, within one budget of bytes. It knows which
+requests wait for models or use them, and chooses what to load or unload next, but loads nothing
+itself. Knows nothing about clocks or threads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a model keeps its memory while another model waits for it, as multiples of its last
-    loading time, limited to `longest` seconds. It serves its own requests for `residence` after it
-    was loaded; then new requests wait, and it is unloaded once the running ones finish. If idle, it
-    is unloaded after `linger`; a client that sends its next request within this time keeps it
-    loaded."""
+    """How long a model keeps its memory while another model needs it, in multiples of its last
+    loading time, at most `longest` seconds. It serves its own requests for `residence` after it was
+    loaded; then new requests wait, and it is unloaded once the running ones finish. It is unloaded
+    once idle for `linger`, which a client's next request can prevent."""
 
     residence: float = 4.0
     linger: float = 0.25
@@ -45,7 +44,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights that models with the same `key` share: in memory once for all loaded ones."""
+    """The weights that models with the same `key` share: while any of them is loaded, they are in
+    memory once."""
 
     key: str
     n_bytes: int
@@ -53,9 +53,9 @@ class Weights:
 
 @dataclass(slots=True)
 class _Model:
-    """A model. Loaded, it needs `n_bytes` plus those of its `weights`. `ttl` is the number of
-    seconds without a request until it is unloaded; None means never. Times are in seconds of the
-    caller's clock."""
+    """A model. While loaded, it needs `n_bytes` in addition to its `weights`. After `ttl` seconds
+    without a request it is unloaded; None means never. Times are in seconds of the caller's
+    clock."""
 
     name: str
     n_bytes: int
@@ -76,7 +76,7 @@ class _Model:
         return not self.uses and (self.leaving or not self.tickets)
 
     def expires(self) -> float | None:
-        """Return the time when it will be unloaded for lack of requests; None if undecided."""
+        """The time when it will be unloaded if no request comes; None if it stays or is in use."""
         if self.pinned or self.ttl is None or self.state != "loaded" or self.uses or self.tickets:
             return None
         return self.last_used + self.ttl
@@ -133,8 +133,9 @@ class Residency:
         return model.state == "loaded" and not model.leaving
 
     def n_bytes(self, name: str) -> int:
-        """Return the bytes that the model needs while loaded. Shared weights count for the first
-        loaded model that uses them; for an unloaded model only if no loaded one uses them."""
+        """Return the bytes that the model needs while loaded. Shared weights count only for the
+        first loaded model that uses them; for an unloaded model, they count only if no loaded model
+        uses them."""
         model = self._models[name]
         others = (one for one in self._present() if one.weights == model.weights)
         if model.weights is None or next(others, model) is not model:
@@ -146,13 +147,13 @@ class Residency:
         return self._models[name].pinned
 
     def requests(self, name: str) -> tuple[int, int]:
-        """Return the number of requests that use the model, and the number that wait for it."""
+        """Return how many requests use the model, and how many wait for it."""
         model = self._models[name]
         return model.uses, len(model.tickets)
 
     def expires(self, name: str) -> float | None:
-        """Return the time when the model will be unloaded for lack of requests; None if
-        undecided."""
+        """Return the time when the model will be unloaded if no request comes; None if not
+        known."""
         return self._models[name].expires()
 
     def last_used(self, name: str) -> float | None:
@@ -172,8 +173,9 @@ class Residency:
         return model.state != "unloaded" or self._fit((*self._present(), model))
 
     def idle(self, n_bytes: int) -> list[str]:
-        """Return the idle models to unload to free `n_bytes`, or all if they are too few: least
-        recently used first, without pinned ones. Empty while another unload is pending."""
+        """Return idle models to unload so that `n_bytes` become free, all of them if that is not
+        enough: least recently used first, without pinned ones. Empty while another unload is
+        pending."""
         models = tuple(self._models.values())
         if any(one.to_unload or one.state == "unloading" for one in models):
             return []
@@ -211,7 +213,8 @@ class Residency:
         model.last_used = now
 
     def keep(self, name: str, ttl: float | None) -> None:
-        """Unload the model after `ttl` seconds without a request from now on; None: never."""
+        """Unload the model after `ttl` seconds without a request, counted from now on; None means
+        never."""
         self._models[name].ttl = ttl
 
     def unload(self, name: str) -> None:
@@ -243,8 +246,8 @@ class Residency:
         self._models[change.name].state = "loading" if change.loads else "unloading"
 
     def loaded(self, name: str, now: float, seconds: float, weights: Weights | None = None) -> None:
-        """Record that the model was loaded in `seconds`, with its measured `weights` if they were
-        measured; they fit in `room_for`."""
+        """Record that the model was loaded in `seconds`, with its `weights` if they were measured,
+        which then fit in `room_for`."""
         model = self._models[name]
         self._weigh(model, weights or model.weights)
         model.state, model.load_seconds = "loaded", seconds
@@ -264,7 +267,8 @@ class Residency:
     # Decisions
 
     def next_change(self, now: float) -> Change | None:
-        """Return the next change to make, if the last one is complete; None if there is none."""
+        """Return the next change to make; None if none is needed or the last one is not
+        complete."""
         for model in self._loaded():
             expires = model.expires()
             is_old = expires is not None and expires <= now
@@ -284,7 +288,8 @@ class Residency:
         return None
 
     def next_time(self, now: float) -> float | None:
-        """Return when `next_change` may change without any event; None: never."""
+        """Return the time from which `next_change` may return another change even without an event;
+        None if never."""
         times = [expires for one in self._loaded() if (expires := one.expires()) is not None]
         wanted = self._wanted()
         if wanted is not None:
@@ -325,7 +330,7 @@ class Residency:
         return chosen
 
     def _weigh(self, model: _Model, weights: Weights | None) -> None:
-        """Set a model's weights, also for other models with the same key."""
+        """Set the weights of a model, and of other models whose weights have the same key."""
         model.weights = weights
         for one in self._models.values():
             if weights is not None and one.weights is not None and one.weights.key == weights.key:
