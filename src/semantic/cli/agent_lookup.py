@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from semantic.adapters.stores.disk.store import DiskStore
 
 ID_DIGITS = 12
-"""Hexadecimal digits of a model's id in text output."""
+"""How many hexadecimal digits of a model's id text output shows."""
 
 AgentName = Annotated[
     str,
@@ -74,8 +74,8 @@ IsPinned = Annotated[
 
 @contextmanager
 def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
-    """Open the store on disk, and close it afterwards. Raises StoreError, and unless `create` is
-    set InvalidRequestError for a missing folder: a typing error must not create a store."""
+    """Open the store on disk, and close it afterwards. Raises StoreError, and InvalidRequestError
+    for a missing folder unless `create` is set: a typing error must not create a store."""
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
         raise InvalidRequestError(f"there is no store {settings.store}")
@@ -103,7 +103,8 @@ def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
 def last_saved(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, limit: int
 ) -> tuple[list[Manifest], int]:
-    """Return at most `limit` agents that `only` accepts, last saved first, and how many remain."""
+    """Return at most `limit` agents that `only` accepts, last saved first, and how many more it
+    accepts."""
     if only != EVERY_AGENT:
         accepted = agents_where(store, scopes, only)
         return accepted[:limit], max(0, len(accepted) - limit)
@@ -120,7 +121,8 @@ def last_saved(
 def agents_where(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, model_id: str | None = None
 ) -> list[Manifest]:
-    """Return the agents that `only` accepts, last saved first; `model_id` may be a prefix."""
+    """Return the agents that `only` accepts, last saved first; `model_id` may be the beginning of a
+    model's id."""
     of_model = (model_id or "").lower()
     found = [
         manifest
@@ -135,7 +137,8 @@ def agents_where(
 def find_agent(
     store: DiskStore, name: str, model_id: str | None, tenant: str | None = None
 ) -> Manifest:
-    """Return a tenant's agent by name. Raises InvalidRequestError unless there is exactly one."""
+    """Return a tenant's agent by name. Raises InvalidRequestError unless exactly one agent
+    matches."""
     known = [store.manifest(scope, name) for scope in scopes_of(store, tenant)]
     named = [manifest for manifest in known if manifest is not None]
     if not named:
@@ -177,7 +180,8 @@ def save(agents: AgentIndexPort, manifest: Manifest) -> None:
 
 
 def shown_id(manifest: Manifest, *, whole: bool = False) -> str:
-    """Return the id of the model's content, shortened for text output unless `whole`."""
+    """Return the id of the model that computed the agent's blocks, shortened for text output unless
+    `whole`."""
     digits = manifest.scope.namespace.hex()
     return digits if whole else digits[:ID_DIGITS]
 

@@ -47,7 +47,7 @@ from semantic.domain.stored import Manifest
 from semantic.ports.agents import EVERY_AGENT, AgentFilter
 
 _NAMED = 10
-"""Most names shown in a question; the others are counted."""
+"""The most names that a question shows; it only counts the others."""
 
 
 def rm(
@@ -88,7 +88,8 @@ def rm(
 
 
 def _confirm(agents: Sequence[Manifest]) -> None:
-    """Ask on a terminal. Raises Abort for no, and InvalidRequestError without a terminal."""
+    """Ask on a terminal whether to forget `agents`. Raises Abort if the answer is no, and
+    InvalidRequestError without a terminal."""
     shown = [show_name(agent.agent_id) for agent in agents[:_NAMED]]
     more = f" and {len(agents) - _NAMED} more" if len(agents) > _NAMED else ""
     what = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}: {', '.join(shown)}{more}"
@@ -116,7 +117,7 @@ def _document(agents: Sequence[Manifest], removed: Sequence[bool], *, one: bool)
 
 
 _LISTED = 200
-"""Most agents in a list by default."""
+"""The most agents that a list shows by default."""
 _HEADINGS = (
     "name", "model", "model id", "tokens", "blocks", "on disk", "shared", "pinned", "turns",
     "parent", "client", "session", "saved",
@@ -242,7 +243,7 @@ AGENT_COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def agent_json(facts: AgentFootprint) -> Json:
-    """Return the fields of an agent in a list."""
+    """Return the fields of an agent that a list shows."""
     manifest = facts.manifest
     session, client = session_and_client_in(manifest.note)
     return {

@@ -75,7 +75,8 @@ def joined(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _continued(line: str, more: Callable[[], str]) -> str:
-    """Return `line`, with each backslash at its end replaced by the next line."""
+    """Return `line`; while it ends with a backslash, replace that with the next line from
+    `more`."""
     while line.endswith("\\"):
         line = f"{line[:-1]}\n{more()}"
     return line

@@ -1,5 +1,5 @@
-"""Messages in the form of chat templates, and the prompt that continues an agent's conversation.
-Knows the chat template through the tokenizer; knows nothing about engines or output."""
+"""Makes the prompt that continues an agent's conversation, from messages as chat templates expect
+them. Knows the chat template through the tokenizer; knows nothing about engines or output."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def next_prompt(tokenizer: Tokenizer, agent: Manifest, text: str) -> tuple[int, 
 def _extended(
     tokenizer: Tokenizer, past: Sequence[int], rendered: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the rendered conversation, but with the tokens of past turns where the text is the
-    same. A model may generate other tokens for a text than the tokenizer does, and the cache
-    contains the model's. If the template renders past turns differently, as without thinking, the
-    rendered tokens are used, and the cache helps only up to the first difference."""
+    """Return the tokens `rendered`, but beginning with the tokens `past` of earlier turns if both
+    have the same text: a model may generate other tokens for a text than the tokenizer does, and
+    the cache contains the model's. If the template renders earlier turns differently, for example
+    without reasoning, return `rendered`; the cache then helps only up to the first difference."""
     text, before = tokenizer.decode(rendered), tokenizer.decode(past)
     # If decoding and encoding again changes the tokens, the text hides some (such as a BOS), so
     # texts cannot be compared.

@@ -1,6 +1,6 @@
 """`semantic demo`: agents in one batch, resumed from their caches, and restored after `kill -9`.
-Answers without a store show that no answer depends on a cache. The demo kills the process `python
--m semantic.cli.demo`, which writes answers as lines of JSON."""
+Its answers without a store show that no answer depends on a cache. The demo kills the process
+`python -m semantic.cli.demo`, which writes answers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 BATCH_TOKENS: Final = 100
 ANSWER_TOKENS: Final = 64
 _BEFORE_KILL: Final = 12
-"""Pieces of an answer to read before the kill."""
+"""How many pieces of an answer to read before killing the process."""
 _DISK_BYTES: Final = 16 << 30
 _COUNT: Final = "Count to 99."
 _KILLED: Final = "killed while it answers"
@@ -42,8 +42,8 @@ Message = dict[str, str]
 
 
 class Role(NamedTuple):
-    """An agent: the first message and its answer, the number of sums that follow, its task, its
-    question and the words that the answer must contain."""
+    """The script of one agent: its first message and the answer to it, the number of sums that
+    follow, a task, and a question with the words that its answer must contain."""
 
     agent: str
     told: str
@@ -75,8 +75,8 @@ CAST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, the tokens of its prompt, the cached ones among them, and the seconds until its
-    first piece."""
+    """An answer, the number of its prompt's tokens, how many of these were cached, and the seconds
+    until its first piece."""
 
     text: str
     prompt_tokens: int
@@ -85,7 +85,8 @@ class Answer:
 
 
 class Batch(NamedTuple):
-    """Answers by agent, the seconds that they took together, and their tokens."""
+    """The answers of a batch by agent, the seconds that the batch took, and the number of tokens in
+    all answers."""
 
     texts: dict[str, str]
     seconds: float
@@ -94,7 +95,8 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """An agent's answers: with its cache in the pool, in a new process, and both uncached."""
+    """An agent's answers: with its cache in the pool, in a new process, and the same two without a
+    cache."""
 
     agent: str
     question: str
@@ -175,7 +177,7 @@ def _silent(_: str) -> None:
 
 
 def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: Answer) -> Recall:
-    """Ask the same questions to an engine that has no cache of them."""
+    """Ask the same questions of an engine without a store, and return all answers of the agent."""
     asked = [*script(role), _said(told), {"role": "user", "content": role.question}]
     again = [*asked, _said(resumed.text), asked[-1]]
     answers = (_asked(engine, role.agent, asked), _asked(engine, role.agent, again))
@@ -185,7 +187,8 @@ def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: 
 
 
 def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
-    """Return four lines: one for each way to answer, over all agents, and one for the batch."""
+    """Return a table of four lines: one for each way to answer, with all agents together, and one
+    for the batch."""
     ways = {
         "without a cache": [one.cold[0] for one in recalls],
         "resumed": [one.resumed for one in recalls],
@@ -219,7 +222,8 @@ def _said(text: str) -> Message:
 
 
 def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
-    """Return an agent's answer; for a whole conversation, nothing is kept."""
+    """Return an agent's answer to `said`; if that is a whole conversation, the agent keeps
+    nothing."""
     keep, begun, seconds = isinstance(said, str), time.perf_counter(), 0.0
     options: ChatOptions = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "keep": keep}
     with engine.chat(agent, said, stream=True, **options) as stream:
@@ -232,8 +236,8 @@ def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
 
 @contextmanager
 def child(settings: Settings, roles: Sequence[Role]) -> Iterator[Iterator[str]]:
-    """Yield the lines of a process that answers for agents, and kill it at the end. If it ends
-    early, exits with its exit code or raises BackendError."""
+    """Start a process that answers for agents; yield the lines that it writes, and kill it at the
+    end. If it ends early, exits with its exit code or raises BackendError."""
     given = {
         "model": settings.model,
         "pool_bytes": settings.pool_bytes,
@@ -260,8 +264,8 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def main(given: str) -> None:
-    """Run the process that gets killed: it answers in a batch, then one by one, and is cut in the
-    middle of an answer."""
+    """Run the process that the demo kills: it answers in a batch, then one by one, until it is
+    killed in the middle of an answer."""
     from semantic import Engine
 
     be_program()

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 Verdict = Literal["ok", "warning", "failed"]
 
 SUPPORTED = {"mlx": ((0, 32, 4), (0, 33)), "mlx-lm": ((0, 32, 2), (0, 33))}
-"""Lowest supported version, and the first version that is no longer supported."""
+"""The lowest supported version of each package, and the first version above it that is not
+supported."""
 
 _NAME = "Ada"
 _QUESTION = (
@@ -60,7 +61,7 @@ _QUESTION = (
 )
 _ANSWER_TOKENS = 32
 _LENGTHS = (1024, 8192, 32_768, 131_072)
-"""Lengths of agents, in tokens, for which to report how many fit."""
+"""The lengths of agents, in tokens, for which the report says how many agents fit."""
 _TRIED_BYTES = 1 << 20
 """Bytes that the check writes to a store's disk."""
 _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
@@ -170,12 +171,13 @@ def check_blas() -> Finding:
 
 
 def check_kernels() -> Finding:
-    """Report where MLX compiles. Raises BackendError if others can write there."""
+    """Report the folder in which MLX compiles. Raises BackendError if other users can write to
+    it."""
     return Finding("kernels", "ok", f"compiled in {kernel_folder()}, for this user alone")
 
 
 def check_identity(settings: Settings) -> Finding:
-    """Report what identifies blocks besides a model's files: chip, BLAS kernel and secret."""
+    """Report what blocks depend on in addition to a model's files: chip, BLAS kernel and secret."""
     try:
         owner = "the store's own" if fleet_secret(settings) is None else "the fleet's"
     except InvalidRequestError as error:
@@ -256,7 +258,8 @@ def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings
 
 
 def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
-    """Check each model, with the pool it has in a server of several, then all of them together."""
+    """Check each model, with the pool that it has next to the others in one server, then all of
+    them together."""
     from semantic.serve_models import ModelsSettings, plan_models
 
     if len(models) == 1:
@@ -321,7 +324,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def check_weights(model: str) -> Iterator[Finding]:
-    """Report files with weights in the model's folder that the model does not load."""
+    """Report weights in the model's folder that the model does not load."""
     from semantic.adapters.mlx.model.fingerprint import weight_files
     from semantic.adapters.mlx.model.provider import find_folder
 
@@ -334,7 +337,7 @@ def check_weights(model: str) -> Iterator[Finding]:
 
 
 def check_calls(tokenizer: MLXTokenizer) -> Finding:
-    """Report which reader is used for the model's calls and reasoning."""
+    """Report how the model's tool calls and reasoning are read."""
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 
     found = MLXChatFormat(tokenizer)
@@ -373,7 +376,8 @@ def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
 
 
 def check_caches(model: MLXBackend) -> Finding:
-    """Report the form of a batch's caches on this device, with measurements if they decided it."""
+    """Report the form that caches have in a batch on this device, with the measurements if these
+    decided it."""
     name = "caches"
     if model.in_pages:
         return Finding(name, "ok", "in pages")

@@ -14,7 +14,7 @@ from semantic.ports.generation import Clock, EngineEvent, GenerationEnginePort
 
 @dataclass(slots=True)
 class Timing:
-    """Times of submission, first token and end of a request, in seconds of the clock."""
+    """When a request was submitted, got its first token and ended, in seconds of the clock."""
 
     submitted: float
     first_token: float | None = None
@@ -23,7 +23,7 @@ class Timing:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds until the first token; None if there was none."""
+        """Seconds until the first token; None before it."""
         return None if self.first_token is None else self.first_token - self.submitted
 
     @property
@@ -33,7 +33,7 @@ class Timing:
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second after the first token; None for fewer than two tokens."""
+        """Tokens per second after the first token; None with fewer than two tokens."""
         if self.first_token is None or self.ended is None or self.n_tokens < 2:  # noqa: PLR2004
             return None
         return (self.n_tokens - 1) / max(self.ended - self.first_token, 1e-9)
@@ -97,7 +97,7 @@ class Driver:
 
 
 def succeeded(done: CompletedGeneration) -> CompletedGeneration:
-    """Return `done`. Raises BackendError if the request failed."""
+    """Return `done` itself if its request succeeded. Raises BackendError if it failed."""
     if done.finish_reason == "error":
         raise BackendError(done.error or "the model failed")
     return done

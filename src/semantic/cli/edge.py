@@ -54,7 +54,7 @@ def print_notice(message: object) -> None:
 
 @contextmanager
 def process_edge() -> Iterator[None]:
-    """Turn exceptions of a command into exit codes."""
+    """End the process with the exit code for an exception of the command, and print the error."""
     try:
         yield
     except SemanticError as error:

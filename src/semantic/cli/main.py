@@ -1,5 +1,5 @@
-"""The `semantic` program: its commands and their groups, and its help as plain text. Commands
-import their dependencies when they run. typer's own help imports rich's markdown, syntax and
+"""The `semantic` program: its commands, their groups, and its help as plain text. Commands import
+their dependencies when they run. typer's own help would import rich's markdown, syntax and
 traceback modules, which takes longer than everything else here."""
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class PlainGroup(TyperGroup):
 
 
 def _write_options(params: Sequence[Parameter], ctx: Context, formatter: HelpFormatter) -> None:
-    """Write arguments first, then each heading in the place of its first option."""
+    """Write the help of the arguments, then that of the options under their headings, in the order
+    of each heading's first option."""
     headings: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: []}
     for param in params:
         record = param.get_help_record(ctx)
@@ -80,7 +81,7 @@ _ORDER = (
 
 
 def _joined(tables: Sequence[CommandTable]) -> CommandTable:
-    """Join all tables into one; the help text of a group is the first one found."""
+    """Join all tables into one; if several have a group, its help text is from the first."""
     groups: dict[str, tuple[str, dict[str, Command]]] = {}
     for name, (words, below) in (one for table in tables for one in table.groups.items()):
         known, commands = groups.get(name, (words, {}))
@@ -136,8 +137,8 @@ def group(
 def _defaults(
     commands: Mapping[str, Callable[..., None]], given: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the options `given` before a command for each one; a repeatable `--model` as a
-    list."""
+    """Return, for each command, the options `given` before it as its defaults, a repeatable
+    `--model` as a list."""
     if "model" not in given:
         return dict.fromkeys(commands, given)
     several = {**given, "model": [given["model"]]}
@@ -154,7 +155,8 @@ def _takes_several(function: Command) -> bool:
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Return whether the command line has an option: defaults must not hide other sources."""
+    """Return whether the command line itself has the option `name`: a default must not hide other
+    sources of a value."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

@@ -105,8 +105,8 @@ class CacheOptions:
     remote_store: RemoteStore = None
 
     def settings_of(self, model: str) -> Settings:
-        """Return the options as bootstrap's settings for `model`, with an alias replaced by its
-        model. Raises InvalidRequestError for a budget of 0 or less."""
+        """Return the options as bootstrap's settings for `model`; if that is an alias, for the
+        alias's model. Raises InvalidRequestError for a budget of 0 or less."""
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
         return Settings(
@@ -172,8 +172,8 @@ class FleetOptions:
 
 
 def gib(option: str, given: float | None) -> int | None:
-    """Return `given` GiB in bytes. Raises InvalidRequestError, naming `option`, if that is not at
-    least one byte or is infinite."""
+    """Return `given` GiB in bytes. Raises InvalidRequestError, which names `option`, if that is
+    less than one byte or infinite."""
     if given is None:
         return None
     n_bytes = given * _GIB
@@ -183,7 +183,8 @@ def gib(option: str, given: float | None) -> int | None:
 
 
 def terabytes(given: float | None) -> int | None:
-    """Return `given` terabytes in bytes: 10^12 bytes each, as in the ratings of drives."""
+    """Return `given` terabytes in bytes. A terabyte has 10^12 bytes, as in the ratings of
+    drives."""
     return None if given is None else int(given * 10**12)
 
 
@@ -214,8 +215,8 @@ class SamplingOptions:
 
 
 class CommandTable(NamedTuple):
-    """Commands of a package, by name: commands with an engine's options, other commands, and
-    groups, each with a help text and its commands."""
+    """The commands of a package by name: those with an engine's options, other commands, and
+    groups, each group with a help text and its commands."""
 
     commands: Mapping[str, Command]
     apart: Mapping[str, Command]
@@ -223,8 +224,8 @@ class CommandTable(NamedTuple):
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return `function` with an option for each field of its dataclass parameters, run in
-    `process_edge`."""
+    """Return a function that runs `function` within `process_edge` and has an option for each field
+    of its dataclass parameters."""
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
     groups = {
@@ -250,8 +251,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _spread(
     parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, type]
 ) -> inspect.Signature:
-    """Return a signature in which each dataclass parameter is replaced by its fields, inherited
-    fields last."""
+    """Return a signature that has, in place of each dataclass parameter, that dataclass's fields,
+    inherited fields last."""
     flat: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
         hint = hints[name]

@@ -1,5 +1,5 @@
 """Progress bars for long work, one line each, on stderr and only on a terminal. Knows the engine's
-events and the server's observer; does not know what the engine loads or answers."""
+events and the server's observer; does not know the engine's model or answers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 _WIDE, _NARROW = 100, 50
-"""Terminal widths: from the first on, bars have their full length; below the second, no rates."""
+"""Widths of terminals: bars have their full length from the first on, and show no rates below the
+second."""
 _BAR, _SHORT_BAR = 40, 12
 _NAME_CHARACTERS = 40
-"""Most characters of an agent's name in front of its bar."""
+"""The most characters of an agent's name that stand before its bar."""
 
 
 class ProgressBar:
-    """One bar for a whole command, removed afterwards. Hidden unless stderr is a terminal."""
+    """One bar for a whole command, which vanishes at its end. Hidden unless stderr is a
+    terminal."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -48,8 +50,8 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App:
-        """`build_engine` with a bar; if the disk tier fails, go on without it and print a
-        notice."""
+        """Call `build_engine` and show a bar meanwhile; if the disk tier fails, print a notice and
+        continue without it."""
         self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)
         self.show("ready")
@@ -60,7 +62,8 @@ class ProgressBar:
         self._show(_plain(words), 0, None)
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
-        """Add a request to the total: prefill computes all tokens of its prompt except the last."""
+        """Add a request's prompt to the total, without its last token, which prefill does not
+        compute."""
         self._total[uid] = prompt_tokens - 1
 
     def update(self, event: EngineEvent) -> None:
@@ -143,13 +146,13 @@ class ServerProgress:
 
 
 def server_progress() -> ServerProgress | None:
-    """Return a server's bars; None unless stderr is a terminal."""
+    """Return the bars of a server; None if stderr is not a terminal."""
     return ServerProgress(_new_progress(_token_speed)) if sys.stderr.isatty() else None
 
 
 @contextmanager
 def work_bar(words: str) -> Iterator[OnProgress]:
-    """Show a bar with `words`; yield the function that advances it. Until it is called, the bar
+    """Show a bar with `words`; yield the function that advances it. Until the first call, the bar
     only shows activity."""
     with ProgressBar() as progress:
         progress.show(words)
@@ -175,7 +178,7 @@ def print_store_unavailable(error: StoreError) -> None:
 
 def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None = None) -> Progress:
     """Return bars on stderr that vanish when they stop, with the columns `more` before the time
-    left. A bar is one line: a narrow terminal cuts its words, and a very narrow one omits
+    left. A bar takes one line: a narrow terminal cuts its words, and a very narrow one omits
     `more`."""
     from rich.console import Console
     from rich.progress import (
@@ -205,7 +208,7 @@ def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None =
 
 
 def _token_speed() -> ProgressColumn:
-    """Return a column of a task's tokens per second, once known."""
+    """Return a column that shows a task's tokens per second once they are known."""
     from rich.progress import ProgressColumn, Task
     from rich.text import Text
 
@@ -219,5 +222,6 @@ def _token_speed() -> ProgressColumn:
 
 
 def _plain(words: str) -> str:
-    """Return a client's or user's text without control characters and rich's markup."""
+    """Return a client's or user's text with control characters removed and rich's markup
+    escaped."""
     return "".join(c for c in words if c.isprintable()).replace("[", "(")

@@ -1,4 +1,4 @@
-"""Output: sizes, times, names and tables as text, and answers as JSON. Knows nothing about
+"""Formats output: sizes, times, names and tables as text, and answers as JSON. Knows nothing about
 engines."""
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _STEP = 1024
 _SPANS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 _NAME_CHARACTERS = 60
 _UNLIMITED = 1 << 20
-"""Width of an imaginary terminal, wider than any table."""
+"""The width, in characters, of an imaginary terminal that is wider than any table."""
 _DAYS_SHOWN = 6
-"""Number of days before today in a list of bytes written."""
+"""How many days before today a list of written bytes shows."""
 
 
 def show_bytes(n_bytes: float) -> str:
@@ -60,7 +60,8 @@ def show_name(name: str, *, whole: bool = False) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns, as wide as necessary, neither wrapped nor cut."""
+    """Return rows as lines of aligned columns, each as wide as necessary and neither wrapped nor
+    cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -125,7 +126,7 @@ def _wear_json(wear: Wear) -> Json:
 
 
 def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
-    """Yield `store_json` as text, omitting counts of 0."""
+    """Yield the contents of `store_json` as lines of text, without counts of 0."""
     for stats in tiers:
         size = f"{show_bytes(stats.n_bytes)} of {show_bytes(stats.max_bytes)}"
         yield (

@@ -73,7 +73,7 @@ def run(
 def answer(
     app: App, jobs: Sequence[Job], output: Output, progress: ProgressBar, *, chat: bool
 ) -> None:
-    """Run all jobs in one batch. Raises BackendError if one failed, once all have finished."""
+    """Run all jobs in one batch. If a job fails, raises BackendError once all have finished."""
     driver = Driver(app.engine)
     uids = [submit(app, driver, job, progress, chat=chat) for job in jobs]
     queue = AnswerQueue(uids, output, app.pool, driver.timings)
@@ -117,8 +117,8 @@ class Job:
     source: str = ""
 
     def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-        """Return the prompt's token ids, by the chat template if `chat`. Raises InvalidRequestError
-        if there is no template or it refuses the messages."""
+        """Return the prompt's token ids, rendered with the chat template if `chat`. Raises
+        InvalidRequestError if the model has no template or the template refuses the messages."""
         if chat or self.prompt is None:
             given = self.messages or (message("user", self.prompt or ""),)
             return tokenizer.render_chat(given)
@@ -130,7 +130,8 @@ class Job:
 
 
 def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:
-    """Return the command line's requests. Raises InvalidRequestError for a malformed one."""
+    """Return the requests that the command line gives. Raises InvalidRequestError for a malformed
+    request."""
     if (prompt is None) == (file is None):
         raise InvalidRequestError("expected either a PROMPT (- for stdin) or --file")
     if file is not None:
@@ -142,7 +143,7 @@ def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]
 
 def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:
     """Return a job for each line that is not blank, taking missing fields from `defaults`. Raises
-    InvalidRequestError for the first malformed line, naming it."""
+    InvalidRequestError, which names the first malformed line."""
     jobs = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -289,7 +290,7 @@ class _Answer:
 
 
 class AnswerQueue:
-    """Reorder buffer: writes the answers of one batch in the order of `uids`."""
+    """Holds events of one batch back so as to write its answers in the order of `uids`."""
 
     def __init__(
         self, uids: Iterable[str], output: Output, pool: BlockPool, timings: Mapping[str, Timing]
@@ -320,7 +321,7 @@ class AnswerQueue:
             answer.view = self._pool.view(event.agent_id)
 
     def flush(self) -> None:
-        """Write everything that is next in order and available."""
+        """Write all text that has arrived and whose turn it is."""
         while self._pending:
             uid = self._pending[0]
             answer = self._answers[uid]

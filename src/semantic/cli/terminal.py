@@ -1,5 +1,5 @@
-"""stdin, stdout and Ctrl-C: reading and writing text, and whether they are a terminal. Knows
-nothing about models."""
+"""Reads text from stdin and files, writes text to stdout, and handles Ctrl-C. Knows nothing about
+models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def write(text: str) -> None:
 
 
 def escape_unencodable() -> None:
-    """Escape characters that the output's encoding cannot represent, instead of raising."""
+    """From now on, escape characters that the output's encoding cannot represent, instead of
+    raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

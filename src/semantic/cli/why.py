@@ -72,7 +72,7 @@ def why(
 
 
 def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[str]:
-    """Yield the comparison of a prompt as text, without submitting the prompt."""
+    """Yield, as text, how a prompt compares with the agent's last one, without submitting it."""
     name = show_name(agent.agent_id)
     yield (
         f"this prompt: {match.prompt_tokens} tokens; the first {match.common_tokens} are among the "
@@ -91,8 +91,8 @@ def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[
 
 
 def to_json(agent: Manifest, match: PromptMatch | None, read: TokenReader) -> Json:
-    """Return the report on the last prompt and the match of `prompt` in one document; "prompt" is
-    null if none was given."""
+    """Return the report on the last prompt and, as "prompt", the match of the given prompt in one
+    document; null without a given prompt."""
     last = match_json(agent.match)
     if last is not None and agent.match is not None:
         last |= {
@@ -133,11 +133,13 @@ def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> t
 
 @dataclass(frozen=True, slots=True)
 class PromptMatch:
-    """How far a prompt matches an agent's tokens, and how much of that the store has.
+    """How many first tokens of a prompt match an agent's tokens, and how many of these the store
+    has.
 
-    The first `common_tokens` are equal. `present` has a flag for each block that covers them, and
-    `stored_tokens` is the number before the first missing block. `expected` (the agent's) and `got`
-    are the first tokens that differ; None where one of the two ends.
+    The first `common_tokens` tokens are equal. `present` says for each of their blocks whether the
+    store has it, and `stored_tokens` counts the tokens before the first missing block. `expected`
+    (the agent's) and `got` (the prompt's) are the first tokens that differ; None where the agent's
+    tokens or the prompt end.
     """
 
     prompt_tokens: int

@@ -1,5 +1,5 @@
-"""Settings of an engine: what to build, and the command-line flags for it. Knows nothing about the
-parts themselves."""
+"""Settings: which engine to build, and the command-line flags for it. Knows nothing about the
+engine's parts."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class NamedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """An engine to build: its `model`, and an `adapter` for the model, if any.
+    """Describes an engine to build: its `model`, and an `adapter` for the model or None.
 
     `pool_bytes` and `pool_blocks` limit the pool; without either `default_pool_bytes` does. At most
     `max_batch` requests decode in one step.
 
     The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
     `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
-    (`default_store_folder`). After `disk_bytes_a_day` it only writes at ends of turns; the drive's
-    rating is `disk_rated_bytes`.
+    (`default_store_folder`). Once it has written `disk_bytes_a_day`, it writes only at ends of
+    turns; the drive's rating is `disk_rated_bytes`.
 
     `process_bytes` is the memory that the process may use, see `guarded_loop`; the defaults are
-    parts of it. The weights of one of several models may need at most `weights_bytes`.
+    parts of it. `weights_bytes` limits the weights of one of several models.
 
     `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
     file with the secret for tenants' tags, by default $SEMANTIC_FLEET_SECRET_FILE; without a file
     every store has its own secret. `remote` is the URL of the object store that a fleet shares;
-    with `remote_bytes` this process may evict the bytes above that limit. `ranks` are the processes
-    that compute the model together, including this one.
+    with `remote_bytes`, this process evicts from it what exceeds that limit. `ranks` are the
+    processes that compute the model together, including this one.
     """
 
     model: str = DEFAULT_MODEL
@@ -83,9 +83,9 @@ class Settings:
 
 
 class Flag:
-    """A setting on the command line: under the heading `panel` of the help, with the flags `names`
-    if the setting's own name is not its flag. With `completes_models`, a shell completes names of
-    models."""
+    """How a setting appears on the command line: under the heading `panel` of the help, with the
+    flags `names`, or else a flag like the setting's name. With `completes_models`, a shell
+    completes its value from names of models."""
 
     def __init__(
         self,

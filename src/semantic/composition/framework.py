@@ -1,5 +1,5 @@
-"""The framework's parts by name: the device, BLAS, and the loader of models. Imports MLX inside
-functions: importing this module loads no framework."""
+"""The parts of the framework: the device, BLAS, and the loader of models. Imports MLX inside
+functions, so that importing this module loads no framework."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _ARENAS = 2
 def be_program() -> None:
     """Set up this process, which runs only our own code and computes only with MLX. `import torch`
     will fail, because transformers would import it, which takes seconds. MLX compiles in a folder
-    of this process; in library use, a folder that others can write to is an error instead."""
+    of this process; a program that only uses the library gets an error instead if other users can
+    write to MLX's folder."""
     cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)
     _is_program.set()
 
@@ -99,7 +100,7 @@ def register_readers() -> None:
 
 
 def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
-    """Return the loader of models; `settings` are given if it is to load weights."""
+    """Return the loader of models; it needs `settings` only to load weights."""
     if _is_program.is_set():
         _share_arenas()
     try:

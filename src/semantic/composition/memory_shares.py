@@ -1,5 +1,5 @@
-"""The process' share of the memory, the shares of its parts, and the memory guard. Shares are
-functions of bytes. Knows devices and loops, not names of models or files of stores."""
+"""Decides the process' share of the memory and the shares of its parts, as functions of bytes, and
+sets up the memory guard. Knows devices and loops, not names of models or files of stores."""
 
 from __future__ import annotations
 
@@ -44,20 +44,21 @@ _MIN_MEMORY_TIER_BYTES = 64 * _MIB
 
 
 def default_pool_of(settings: Settings) -> int:
-    """Return the pool's limit given the weights loaded now; on MLX's thread."""
+    """Return the pool's limit in bytes, given the weights loaded now; call it on MLX's thread."""
     return default_pool_bytes(memory_of(settings), read_device().used_bytes)
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:
-    """Return the pool's limit in a process that may use `memory` bytes: a quarter of it, at most
-    the memory that `weights`, the memory tier and the unplanned part leave, and at least 64 MiB."""
+    """Return the pool's limit, in bytes, for a process that may use `memory` bytes: a quarter of
+    that, but at most what `weights`, the memory tier and the unplanned part leave, and at least 64
+    MiB."""
     left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
 
 
 def pool_share(settings: Settings, n_models: int) -> Settings:
-    """Return `settings` with one of `n_models` equal parts of the pool, for models on the same
-    weights; on MLX's thread. Raises the same errors as `load`."""
+    """Return `settings` with one of `n_models` equal parts of the pool, for models that share their
+    weights; call it on MLX's thread. Raises the same errors as `load`."""
     n_bytes, n_blocks = settings.pool_bytes, settings.pool_blocks
     if n_blocks is not None:
         settings = replace(settings, pool_blocks=n_blocks // n_models)
@@ -79,7 +80,7 @@ def default_memory_tier_bytes(memory: int) -> int:
 
 
 def memory_of(settings: Settings) -> int:
-    """Return the bytes of memory for the process: as set, at most the device's."""
+    """Return the bytes of memory that the process may use: as set, but at most the device's."""
     device = read_device()
     if settings.process_bytes is None:
         return default_process_bytes(device) // (settings.ranks.here if settings.ranks else 1)
@@ -88,7 +89,8 @@ def memory_of(settings: Settings) -> int:
 
 def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) -> int:
     """Return the memory limit that the process sets itself: nine tenths of the free memory of
-    `device`, divided by `sharing` processes; more, up to all memory, if `weights` need it."""
+    `device`, divided by `sharing` processes; more, up to all of the memory, if `weights` need
+    it."""
     part, whole = _PROCESS_SHARE
     share = device.free_bytes * part // whole // sharing
     return min(device.memory_bytes, max(share, least_process_bytes(weights)))
@@ -106,9 +108,9 @@ def least_process_bytes(weights: int) -> int:
 def promised(
     settings: Settings, others: Sequence[str] = (), embedding: str | None = None, sharing: int = 1
 ) -> Settings:
-    """Return `settings` with the memory limit of the process filled in, if it is not set, for one
-    of `sharing` processes on the machine; on MLX's thread. Each of `others`, and the model of
-    `settings`, must fit together with `embedding`. Raises the same errors as `load`, plus
+    """Return `settings`; if they set no memory limit of the process, fill in that of one of
+    `sharing` processes on the machine. Call it on MLX's thread. The model of `settings`, and each
+    of `others`, must fit together with `embedding`. Raises the same errors as `load`, plus
     CapacityError, before reading weights, if they do not fit."""
     device, (beside, *answering) = (
         read_device(),
@@ -141,7 +143,8 @@ def _weights_of(model: str | None) -> int:
 
 
 def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
-    """Let the guard free caches so that the process stays below its `process_bytes`, if set."""
+    """Let the guard free caches so that the process stays below its `process_bytes`, if these are
+    set."""
     from semantic.application.engine.memory_guard import Memory, MemoryGuard
 
     if settings.process_bytes is None:
@@ -163,7 +166,8 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
 
 def memory_left(settings: Settings) -> int:
-    """The bytes that a process with these settings may still use; negative if it uses too many."""
+    """Return the bytes that a process with these settings may still use; negative if it uses too
+    many."""
     from semantic.adapters.mlx.device import memory_in_use, memory_to_spare
 
     left = sys.maxsize if settings.process_bytes is None else settings.process_bytes

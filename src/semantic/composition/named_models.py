@@ -1,5 +1,5 @@
-"""Models by name: aliases, folders, the hub's cache and the hub; and adapters. Knows files and
-names; knows nothing about engines. Imports adapters inside functions."""
+"""Finds models by name, in aliases, folders, the hub's cache and the hub, and adapters of models.
+Knows files and names, but no engines. Imports the package `adapters` inside functions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 _HUB_CACHE = "models--"
-"""Prefix of a model's folder in the hub's cache."""
+"""The beginning of the name of a model's folder in the hub's cache."""
 
 
 def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
-    """Parse `[[BASE+]NAME=]PATH`: return the base's name, or None, and the adapter, which is named
-    after its folder by default. Raises InvalidRequestError."""
+    """Parse `[[BASE+]NAME=]PATH`: return the base's name, or None, and the adapter, by default with
+    its folder's name. Raises InvalidRequestError."""
     named, mark, path = given.partition("=")
     if not mark:
         named, path = model_path(given).name, given
@@ -111,7 +111,8 @@ def suggesting(model: str) -> Iterator[None]:
 
 
 def similar_model(name: str) -> str | None:
-    """Return the most similar known alias or model, as a whole or after its slash, or None."""
+    """Return the known alias or model most similar to `name`, see `most_similar`; None if none is
+    similar."""
     from semantic.adapters.hub.aliases import read_aliases
     from semantic.adapters.hub.hub_cache import cached_ids
 
@@ -156,8 +157,8 @@ def find_model(model: str) -> Path:
 
 
 def file_states(settings: Settings) -> Mapping[str, object]:
-    """Return the files of a model and its adapter, each with a state that changes with its content.
-    Raises the same errors as `find_model`, plus OSError."""
+    """Return the files of a model and its adapter, each with a state that differs once the file's
+    content has changed. Raises the same errors as `find_model`, plus OSError."""
     from semantic.adapters.mlx.model.adapter import adapter_files
     from semantic.adapters.mlx.model.fingerprint import FileState
     from semantic.adapters.mlx.model.fingerprint import file_states as of_model
@@ -182,7 +183,7 @@ def find_remote(hub_id: str) -> RemoteModel:
 def fetch_model(
     model: RemoteModel, on_arrived: OnArrived, is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Complete the download of `model` to the hub's cache; several threads call `on_arrived`.
+    """Download the missing files of `model` to the hub's cache; several threads call `on_arrived`.
     Raises the same errors as `download.pull`, plus OperatorError once `is_stopped` returns True."""
     from semantic.adapters.hub import download
     from semantic.adapters.mlx.model.provider import HUB_FILES
@@ -204,5 +205,5 @@ def fetch_model(
 
 
 def own_names(model: str, given: str) -> tuple[str, ...]:
-    """Return a model's own name, and the alias that was given for it, if any."""
+    """Return a model's own name, followed by the alias that was given for it, if one was."""
     return (model_name(model), *(() if model == given else (given,)))

@@ -1,6 +1,6 @@
-"""Parts from the packages above the engine: commands, shared stores, ranks of a model. They are
-imported on demand; a missing package adds nothing. Reading entry points instead would take a sixth
-of the time of `semantic --help`."""
+"""Finds parts in the packages above the engine: commands, shared stores, ranks of a model. Imports
+them on demand; a missing package adds nothing. To read entry points instead would take a sixth of
+the time of `semantic --help`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 _RANK = "MLX_RANK"
 
 COMMANDS: Final = ("semantic_server.cli.server_commands", "semantic_fleet.cli.fleet_commands")
-"""Modules with a `TABLE` of commands."""
+"""The modules that have a `TABLE` of commands."""
 
 OPENERS: Final[Mapping[str, tuple[str, str]]] = {
     "remote store": ("semantic_fleet.fleet_store", "FleetStore"),
     "kv_events": ("semantic_fleet.fleet_store", "open_publisher"),
     "ranks": ("semantic_fleet.ranks.launched", "placed"),
 }
-"""Module and name of an `OpensShared`, an `OpensEvents` and a `Places`."""
+"""Where the openers are, each as its module and its name: an `OpensShared`, an `OpensEvents` and a
+`Places`."""
 
 
 def tables() -> list[object]:
@@ -33,7 +34,7 @@ def tables() -> list[object]:
 
 
 def opener(kind: str) -> object:
-    """Return the opener of `kind`. Raises OperatorError if its package is missing."""
+    """Return the opener called `kind`. Raises OperatorError if its package is missing."""
     module, name = OPENERS[kind]
     if not _is_installed(module):
         raise OperatorError(f"cannot use {kind}: its package is missing; install semantic-engine")
@@ -45,7 +46,7 @@ def placement(
     environment: Mapping[str, str], secret: Callable[[], bytes | None]
 ) -> PlacementPort | None:
     """Return this process' place among the processes that `mlx.launch` started for one model; None
-    if there are none. Raises the same errors as `Places`."""
+    if it started none. Raises the same errors as `Places`."""
     if _RANK not in environment:
         return None
     return cast("Places", opener("ranks"))(environment, secret)

@@ -1,4 +1,4 @@
-"""The stores of a process: tiers of blocks, turns and responses, chosen from settings. Knows
+"""Opens the stores of a process as its settings say: tiers of blocks, turns and responses. Knows
 folders, quotas and a fleet's object store; knows nothing about engines. Functions import their
 adapters."""
 
@@ -46,13 +46,13 @@ _GIB = 1 << 30
 
 
 FLEET_VARIABLE = "SEMANTIC_FLEET_SECRET_FILE"
-"""Environment variable with the path of the file that contains the fleet's secret."""
+"""The environment variable with the path of the file that contains the fleet's secret."""
 
 RESPONSES_FILE = "responses.db"
-"""File of responses in the store's folder."""
+"""The file with responses in the store's folder."""
 
 TURNS_FILE = "turns.db"
-"""File of turns in the store's folder."""
+"""The file with turns in the store's folder."""
 
 # Write-behind queue in front of the disk tier, as large as the memory tier. Queued blocks are the
 # newest in the memory tier, and both hold the same bytes.
@@ -120,9 +120,9 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Sto
 
 
 def shared_store(settings: Settings) -> SharedStorePort | None:
-    """Return the store that a fleet shares, or None, without sending a request. Raises the same
-    errors as `shared_place`, plus InvalidRequestError for a malformed URL, and OperatorError if
-    packages are missing."""
+    """Return the store that a fleet shares, without sending a request; None if the settings have no
+    URL. Raises the same errors as `shared_place`, plus InvalidRequestError for a malformed URL, and
+    OperatorError if packages are missing."""
     place = shared_place(settings)
     if place is None:
         return None
@@ -131,7 +131,8 @@ def shared_store(settings: Settings) -> SharedStorePort | None:
 
 
 def require_shared(settings: Settings) -> SharedStorePort:
-    """`shared_store`, but raise InvalidRequestError if the settings have no URL."""
+    """Return the same store as `shared_store`. Raises InvalidRequestError if the settings have no
+    URL."""
     shared = shared_store(settings)
     if shared is None:
         raise InvalidRequestError("remote_store: expected a URL")
@@ -139,8 +140,8 @@ def require_shared(settings: Settings) -> SharedStorePort:
 
 
 def shared_place(settings: Settings) -> tuple[str, bytes] | None:
-    """Return the URL of a fleet's object store and the fleet's secret, or None if there is no URL.
-    Raises InvalidRequestError for a URL without a secret, and for a budget without a URL."""
+    """Return the URL of a fleet's object store and the fleet's secret; None if the settings have no
+    URL. Raises InvalidRequestError for a URL without a secret, and for a budget without a URL."""
     if settings.remote is None:
         if settings.remote_bytes is not None:
             raise InvalidRequestError("remote_gb also requires remote_store")
@@ -154,12 +155,12 @@ def shared_place(settings: Settings) -> tuple[str, bytes] | None:
 
 
 def upload_threads(cores: int) -> int:
-    """Return how many blocks to upload concurrently."""
+    """Return how many blocks to upload at the same time."""
     return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
 
 
 def new_step_observer(store: StorePort) -> StepObserver | None:
-    """Return the observer of an engine's steps that `store` needs, if any."""
+    """Return the observer of an engine's steps that `store` needs; None if it needs none."""
     from semantic.adapters.stores.background import BackgroundStore
 
     queues = (one for one in _parts(store) if isinstance(one, BackgroundStore))
@@ -168,7 +169,8 @@ def new_step_observer(store: StorePort) -> StepObserver | None:
 
 
 def remote_tier(store: StorePort) -> LookUpPort | None:
-    """Return the tier to ask before a request is queued, or None."""
+    """Return the tier in which to look a request up before it is queued; None if `store` has no
+    such tier."""
     return next((one for one in _parts(store) if isinstance(one, LookUpPort)), None)
 
 
@@ -239,16 +241,16 @@ def open_disk(settings: Settings, observer: BlockObserver | None = None) -> Disk
 
 
 def fleet_secret(settings: Settings) -> bytes | None:
-    """Return the common secret of a fleet's stores, or None. Raises the same errors as
-    `read_fleet_secret`."""
+    """Return the common secret of a fleet's stores; None if the settings name no file. Raises the
+    same errors as `read_fleet_secret`."""
     given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
     return read_fleet_secret(Path(given)) if given else None
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskResponsesPort:
     """Return the store of responses: in the store's folder or in memory, plus a fleet's object
-    store. Raises the same errors as `shared_store`. The file is opened on first use, when the block
-    store must already be open. If the file fails, `warn` is called and responses stay in memory."""
+    store. Raises the same errors as `shared_store`. Opens its file at the first use; the block
+    store must be open by then. If the file fails, calls `warn` and keeps responses in memory."""
     from semantic.adapters.stores.conversations import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
@@ -267,7 +269,7 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> DiskRespo
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
     """Return the cache of turns: in memory, and with `use_disk` also in the store's folder. If the
-    file fails, `warn` is called."""
+    file fails, calls `warn`."""
     from semantic.adapters.stores.conversations import DiskTurns
     from semantic.application.chat.turn_cache import TurnCache
 
@@ -289,7 +291,7 @@ def store_folder(settings: Settings) -> Path:
 
 
 def unfinished_folder(settings: Settings) -> Path | None:
-    """Return the open store's folder for unfinished files; None without a disk tier."""
+    """Return the folder for unfinished files of the open store; None without a disk tier."""
     return store_folder(settings) / "tmp" if settings.use_disk else None
 
 
@@ -312,7 +314,7 @@ def default_store_folder() -> Path:
 
 def default_disk_bytes(free: int, used: int) -> int:
     """Return the default quota of a store: `used` bytes plus a tenth of the file system's `free`
-    bytes, at most 32 GiB, but never less than `used`: a default must not evict anything."""
+    bytes, at most 32 GiB, but never less than `used`, as a default must not evict anything."""
     return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 
@@ -329,11 +331,11 @@ def _free_bytes(folder: Path) -> int:
 
 
 FEWEST_BYTES = 32
-"""Least bytes of a secret, so that it cannot be guessed."""
+"""The fewest bytes of a secret that cannot be guessed."""
 _MOST_BYTES = 4096
 _FEWEST_DIFFERENT = 8
 _FOR_OTHERS = 0o037
-"""Permissions that a secret's file must not have; the group may read it, as with mounted
+"""The permission bits that a secret's file must not have; its group may read it, as with mounted
 secrets."""
 
 

@@ -1,5 +1,5 @@
-"""Answers of the library: whole, and as streams of text. A stream has the same pieces as a
-server's. Knows nothing about engines or agents."""
+"""Answers of the library: whole, or as streams of text with the same pieces as a server's streams.
+Knows nothing about engines or agents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semantic.domain.errors import BackendError
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer of `agent`. `finish_reason` is "stop", "length", "tool_calls" or "cancelled".
-    `stop_string` is the stop string that ended the answer, or None."""
+    `stop_string` is the stop string that ended the answer; None if none did."""
 
     agent: str
     message: Message
@@ -70,8 +70,8 @@ class AsyncAnswerStream:
         answer: Callable[[], Answer | None],
         cancel: Callable[[], Awaitable[object]],
     ) -> None:
-        """`started` is the event that precedes `events`. `answer` returns the whole answer once
-        `events` has finished; `cancel` ends the events."""
+        """`started` is the event before `events`. `answer` returns the whole answer once `events`
+        has finished; `cancel` ends `events`."""
         self._started: AnswerEvent | None = started
         self._events = events
         self._answer = answer

@@ -1,6 +1,6 @@
-"""AsyncAgent: an agent's conversation, its cache, and the operations on both. The store keeps the
-messages with the cache, so that another process can continue the conversation. Knows the served
-model; knows nothing about threads or transports."""
+"""AsyncAgent: an agent's conversation and its cache, with the methods that use and change them. The
+store keeps the messages with the cache, so that another process can continue the conversation.
+Knows the served model; knows nothing about threads or transports."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
-    """Write `pieces` to `path`, readable only by its owner; on failure any earlier file stays as it
-    was. Raises OperatorError if the file cannot be written, plus the errors of `pieces`."""
+    """Write `pieces` to the file `path`, readable only by its owner; on failure an earlier file
+    stays as it was. Raises OperatorError if the file cannot be written, plus the errors of
+    `pieces`."""
     with _named(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         unfinished = Path(name)
@@ -65,7 +66,7 @@ async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
 
 
 async def read_archive(path: Path) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a file, at most 1 MiB at a time. Raises InvalidRequestError if the file
+    """Yield the bytes of a file in pieces of at most 1 MiB. Raises InvalidRequestError if the file
     cannot be read."""
     try:
         with path.open("rb") as file:
@@ -84,7 +85,8 @@ def _named(path: Path) -> Iterator[None]:
 
 
 _TURNS_TO_CLOSE: Final = 32
-"""Turns of the event loop to wait for a dropped stream; its generators need about five to close."""
+"""How many turns of the event loop to wait for a dropped stream, whose generators need about five
+to close."""
 
 
 class AsyncAgent:
@@ -221,7 +223,8 @@ class AsyncAgent:
     async def _answered(
         self, messages: Messages, options: ChatOptions, turn: _Turn
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the events of an answer; update the conversation once they finish or are closed."""
+        """Yield the events of an answer; update the conversation at their end, or when the caller
+        closes them."""
         keep = options.get("keep", True)
         async with self._answering(keep=keep):
             asked = await self._asked(messages)
@@ -243,7 +246,7 @@ class AsyncAgent:
 
     @asynccontextmanager
     async def _answering(self, *, keep: bool) -> AsyncGenerator[None, None]:
-        """Allow one turn at a time, not counting turns without `keep`."""
+        """Allow only one turn with `keep` at a time."""
         if not keep:
             yield
             return
@@ -298,7 +301,7 @@ class _Turn:
 
     @property
     def message(self) -> Message:
-        """The answer so far, as a message."""
+        """Return the answer so far as a message."""
         return self._collected.message
 
     @property

@@ -1,5 +1,5 @@
-"""AsyncEngine: a model for programs on an event loop, with its agents as objects. It serves one
-program as a server serves its clients. Knows nothing about transports."""
+"""AsyncEngine: a model for programs on an event loop, with its agents as objects. It serves its
+program as a server serves clients. Knows nothing about transports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from semantic.serve import ServeSettings, adapted
 from semantic.serve_models import ResidentModels, load_resident
 
 _ALL_AGENTS: Final = 1 << 40
-"""More than the number of agents that any store holds."""
+"""A number of agents greater than any store holds."""
 
 
 class AsyncEngine:
@@ -55,8 +55,8 @@ class AsyncEngine:
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         """The arguments are those of `Engine`. `async with` or `start` loads the model. Raises
-        InvalidRequestError if `Settings` that include a store or an adapter come with a `store` or
-        `adapters`, and for an invalid adapter name."""
+        InvalidRequestError for an invalid adapter name, or if `Settings` already include the store
+        or the adapter that `store` or `adapters` gives."""
         self._settings = serve_settings(model, store, max_context, adapters or {})
         self._on_store_unavailable = on_store_unavailable
         self._loaded: ResidentModels | None = None
@@ -211,8 +211,8 @@ def serve_settings(
     max_context: int | None,
     adapters: Mapping[str, str | Path],
 ) -> list[ServeSettings]:
-    """Return the arguments of `AsyncEngine` in the form that `load_resident` expects. The queue has
-    no limit, because the only client is the program itself."""
+    """Return the arguments of `AsyncEngine` as the settings that `load_resident` expects. They set
+    no limit on the queue, because the program is the only client."""
     if isinstance(model, Settings) and store is not False:
         raise InvalidRequestError("expected Settings or a store, got both")
     if isinstance(model, str):
@@ -231,7 +231,7 @@ async def _answer(agent: AsyncAgent, messages: Messages, options: ChatOptions) -
 
 
 def _require_different(batch: Sequence[AsyncAgent]) -> None:
-    """Raise InvalidRequestError if one agent has two requests."""
+    """Raise InvalidRequestError if two requests of `batch` are for the same agent."""
     seen: set[AsyncAgent] = set()
     for one in batch:
         if one in seen:

@@ -1,5 +1,5 @@
-"""Arguments of the library's methods, and their conversion to an `Ask`. Knows the domain's values;
-knows nothing about engines."""
+"""The arguments of the library's methods, and their conversion to an `Ask`. Knows the domain's
+values, but no engines."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ChatOptions(TypedDict, total=False):
 
     Sampling: `temperature` (0 is greedy), `top_p`, `top_k`, `min_p`, `seed` and `stop` (texts that
     end the answer), or all of them as `sampling`. `max_tokens` limits the answer, by default to the
-    rest of the context. The model may call `tools` as `tool_choice` says, several in one answer
-    unless `parallel_tool_calls` is False. `schema` is a JSON schema that the answer follows.
-    `thinking_tokens` limits reasoning; 0 allows none. Without `keep` the agent stays unchanged.
-    `template_options` go to the chat template. `done`, `back_in` (seconds) and `priority` are hints
-    about the agent, see `Hints`; they change no answer.
+    rest of the context. The model may call `tools` as `tool_choice` says, several times in one
+    answer unless `parallel_tool_calls` is False. `schema` is a JSON schema that the answer must
+    match. `thinking_tokens` limits reasoning; 0 allows none. Without `keep` the agent stays
+    unchanged. `template_options` go to the chat template. `done`, `back_in` (seconds) and
+    `priority` are hints about the agent, see `Hints`; they change no answer.
     """
 
     max_tokens: int
@@ -56,8 +56,8 @@ _KNOWN: Final = tuple(ChatOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a batch: the agent's name, its next message or whole conversation, its
-    options, and its model."""
+    """One request of a batch: the agent's name, its next message or whole conversation, the options
+    of the answer, and the model."""
 
     agent: str
     messages: Messages

@@ -1,5 +1,5 @@
-"""Engine and Agent: the library for programs without an event loop. Each method runs the method of
-the same name of `AsyncEngine` or `AsyncAgent`, on an event loop in a separate thread."""
+"""Engine and Agent: the library for programs without an event loop. Each method runs the method
+with its name of `AsyncEngine` or `AsyncAgent`, on an event loop in another thread."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Engine:
             for text in engine.chat("ada", "What is my name?", stream=True):
                 print(text, end="")
 
-    The constructor loads the model. Any thread may call it. `AsyncEngine` is the same class for
-    programs on an event loop.
+    The constructor loads the model. Any thread may use the engine. `AsyncEngine` is the same class
+    for programs on an event loop.
     """
 
     def __init__(
@@ -52,17 +52,18 @@ class Engine:
         """`model` is a folder, a hub id, an alias, the model inside the package, or `Settings`,
         which also include the store and all budgets.
 
-        `adapters` maps names to folders with adapters that mlx-lm trained. Each makes another
-        model, `base+name`, on the same weights, with an equal part of the pool: see `agent`.
+        `adapters` maps names to folders with adapters that mlx-lm trained. Each adapter makes
+        another model, `base+name`, on the same weights, with an equal part of the pool: see
+        `agent`.
 
-        With a folder as `store` agents outlive the process; True is the command line's folder,
-        which only one process at a time may use. `max_context` limits a prompt plus its answer,
-        in tokens. `on_store_unavailable` is called with the reason if the store is not usable;
-        without it the constructor raises StoreError.
+        If `store` is a folder, agents outlive the process; True means the command line's folder,
+        which only one process at a time may use. `max_context` limits a prompt plus its answer, in
+        tokens. `on_store_unavailable` is called with the reason if the store is not usable; without
+        it the constructor raises StoreError.
 
-        Raises ModelNotFoundError, UnsupportedModelError, InvalidRequestError for `Settings` that
-        include a store or an adapter next to `store` or `adapters` and for an invalid adapter name,
-        and OperatorError if MLX is not usable.
+        Raises ModelNotFoundError, UnsupportedModelError, OperatorError if MLX is not usable, and
+        InvalidRequestError for an invalid adapter name, or if `Settings` already include the store
+        or the adapter that `store` or `adapters` gives.
         """
         self._engine = AsyncEngine(
             model,
@@ -86,7 +87,7 @@ class Engine:
 
     def close(self) -> None:
         """Cancel running requests, save every agent, and end all threads. A second call does
-        nothing, or waits for the first to finish."""
+        nothing except wait for the first to finish."""
         with self._closing:
             if self._engine.is_loaded:
                 self._loop.run(self._engine.close())
@@ -100,7 +101,7 @@ class Engine:
 
     @property
     def model(self) -> ServedModel:
-        """The model's names, context and default sampling."""
+        """The model's names, context limit and default sampling parameters."""
         return self._engine.model
 
     @property
@@ -140,8 +141,8 @@ class Engine:
         **options: Unpack[ChatOptions],
     ) -> Answer | AnswerStream:
         """Answer an agent's next message (a text) or a whole conversation (messages). With `stream`
-        the caller iterates over the text as it arrives. `model` is the one that `agent` takes;
-        options and errors are those of `Agent.chat`."""
+        the caller iterates over the text as it arrives. `model` means what it means to the method
+        `agent`; options and errors are those of `Agent.chat`."""
         asked = self.agent(agent, model=model)
         if stream:
             return asked.chat(messages, stream=True, **options)
@@ -152,20 +153,21 @@ class Engine:
     ) -> list[Answer]:
         """Answer many requests in one batch, and return the answers in the order of the requests.
 
-        A request is an agent's name with its messages, or a `Request`, whose own options override
-        `options`. The engine computes common prefixes once. Raises InvalidRequestError, before any
-        work, if two requests name the same agent. If a request fails, raises its error once all
-        others have finished.
+        A request is a pair of an agent's name and its messages, or a `Request`, whose own options
+        override `options`. The engine computes common prefixes once. Raises InvalidRequestError,
+        before any work, if two requests name the same agent. If a request fails, raises that error
+        once all other requests have finished.
         """
         return self._loop.run(self._engine.run_batch(requests, **options))
 
     def count_tokens(self, messages: Messages) -> int:
-        """The number of prompt tokens for a message (a text) or a whole conversation (messages).
+        """Return how many prompt tokens a message (a text) or a whole conversation (messages) has.
         Raises InvalidRequestError for invalid messages, and if the model has no chat template."""
         return self._loop.run(self._engine.count_tokens(messages))
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
-        """Return the agent `name`: known, saved in the store, or new. Computes nothing.
+        """Return the agent `name`, which may be known, saved in the store, or new. Computes
+        nothing.
 
         With adapters, `model` is a name in `models` or an adapter's name; by default it is the
         base model. Each model has its own agents. Raises InvalidRequestError for an invalid name
@@ -175,8 +177,8 @@ class Engine:
         return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
     def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
-        """Return all agents of a model that have had a turn: agents with a request first, then by
-        last use, latest first."""
+        """Return all agents of a model that have had a turn: first those with a request, then the
+        others, last used first."""
         return self._loop.run(self._engine.agents(model))
 
     def stores(self) -> Sequence[StoreStats]:
@@ -186,11 +188,11 @@ class Engine:
     def import_agent(
         self, path: str | Path, name: str | None = None, *, model: str | None = None
     ) -> Agent:
-        """Import an agent from a file of `Agent.export`, under `name` or under its own name. The
-        engine checks every byte before it stores anything. Import only files that you trust:
-        checksums detect damage, not forged contents. Raises InvalidRequestError if the name is
-        taken, the agent belongs to another model or the file is damaged, and CapacityError if the
-        store has no room for the agent."""
+        """Import an agent from a file that `Agent.export` wrote, under `name` or else the name in
+        the file. The engine checks every byte before it stores anything. Import only files that you
+        trust: checksums detect damage, not forged contents. Raises InvalidRequestError if the name
+        is taken, the agent belongs to another model or the file is damaged, and CapacityError if
+        the store has no room for the agent."""
         work = self._engine.import_agent(path, name, model=model)
         return Agent(self._loop.run(work), self._loop)
 
@@ -224,10 +226,10 @@ class Agent:
     def chat(
         self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]
     ) -> Answer | AnswerStream:
-        """Answer the next message, or a whole conversation.
+        """Answer the agent's next message (a text), or a whole conversation (messages).
 
-        A text continues the agent's conversation, even from an earlier process if the engine has
-        a store. Messages replace it. The engine reuses cached tokens in both cases. With `stream`
+        A text continues the agent's conversation, if the engine has a store even one from an
+        earlier process. Messages replace the conversation. Both reuse cached tokens. With `stream`
         the caller iterates over the text as it arrives. `options` are those of `ChatOptions`:
         `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
 
@@ -253,8 +255,8 @@ class Agent:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of cached tokens from the start of the conversation: a prompt that begins with
-        them does not compute them again. 0 for an agent without a turn."""
+        """The number of cached tokens from the start of the conversation: a prompt that begins with
+        these tokens reuses them. 0 for an agent without a turn."""
         return self._loop.run(self._agent.cached_tokens())
 
     def info(self) -> AgentDetail:
@@ -263,7 +265,7 @@ class Agent:
         return self._loop.run(self._agent.info())
 
     def why(self) -> str:
-        """Return how much of the last prompt the engine reused and why not more, one sentence per
+        """Return how much of the last prompt the engine reused, and why not more, one sentence per
         line. Raises AgentNotFoundError for an agent without a turn."""
         return self._loop.run(self._agent.why())
 
@@ -273,28 +275,28 @@ class Agent:
         return Agent(self._loop.run(self._agent.fork(name)), self._loop)
 
     def pin(self, *, pinned: bool = True) -> None:
-        """Exempt the agent's blocks from eviction, or with `pinned=False` lift the exemption.
-        Raises AgentNotFoundError for an agent without a turn."""
+        """Exempt the agent's blocks from eviction; with `pinned=False`, end the exemption. Raises
+        AgentNotFoundError for an agent without a turn."""
         self._loop.run(self._agent.pin(pinned=pinned))
 
     def export(self, path: str | Path) -> int:
-        """Write the agent with its cache to one file for another machine, and return the file's
-        size in bytes. The file contains the whole conversation, is readable only by its owner, and
-        replaces an earlier file only once it is complete. Raises AgentNotFoundError for an agent
-        without a turn, and OperatorError if the file cannot be written."""
+        """Write the agent with its cache to a file, which another machine can import, and return
+        the file's size in bytes. The file contains the whole conversation, is readable only by its
+        owner, and replaces an earlier file only once it is complete. Raises AgentNotFoundError for
+        an agent without a turn, and OperatorError if the file cannot be written."""
         return self._loop.run(self._agent.export(path))
 
     def forget(self) -> None:
-        """Delete the agent's conversation and its cache, also on disk. Its system message stays.
+        """Delete the agent's conversation and its cache, on disk too. Its system message stays.
         Raises InvalidRequestError while the agent is answering."""
         self._loop.run(self._agent.forget())
 
 
 class AnswerStream:
     """An answer as it arrives: iterate over the stream for the text, or over `events` for
-    everything. The end of a `with` block, or `close`, cancels the rest of the answer. After the
-    last piece, `answer` is the whole answer. `cancel` returns at once, so a signal handler may call
-    it."""
+    everything. `close`, which the end of a `with` block calls, cancels the rest of the answer.
+    After the last piece, `answer` is the whole answer. `cancel` returns at once, so a signal
+    handler may call it."""
 
     def __init__(self, stream: AsyncAnswerStream, loop: _LoopThread) -> None:
         self._stream = stream
@@ -344,8 +346,8 @@ class _LoopThread:
         return self._is_closed
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Return the result of `work`; an interrupt while waiting cancels it. Raises BackendError
-        if the loop is closed, or closes before `work` finishes."""
+        """Run `work` on the loop and return its result; an interrupt meanwhile cancels it. Raises
+        BackendError if the loop is closed, or closes before `work` finishes."""
         future = self._begun(work)
         try:
             return future.result()
@@ -386,9 +388,9 @@ async def _cancel_others() -> None:
 
 
 class _Items(Iterator[T]):
-    """The items of an asynchronous generator on the loop, each as it arrives. The loop closes a
-    dropped generator. This is not a generator itself: its `finally` could wait for the loop on the
-    loop's own thread."""
+    """Iterates over the items of an asynchronous generator on the loop as they arrive. The loop
+    closes a generator that is dropped. A class, because the `finally` of a generator could wait for
+    the loop on the loop's own thread."""
 
     def __init__(self, items: AsyncGenerator[T, None], loop: _LoopThread) -> None:
         self._items = items

@@ -1,4 +1,5 @@
-"""An answer on stdout as it streams, plain or as Markdown. Knows nothing about agents or events."""
+"""Writes an answer to stdout as it streams, plain or as Markdown. Knows nothing about agents or
+events."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ class MarkdownWriter:
             self._console.print(Markdown(text, hyperlinks=False))
 
     def _show(self, text: str, style: str) -> None:
-        """Show the incomplete part at the bottom, or as much of its end as there is room for."""
+        """Show the incomplete part at the bottom, or as much of its end as fits on the terminal."""
         from rich.live import Live
         from rich.text import Text
 
@@ -133,7 +134,8 @@ def complete_blocks(text: str) -> tuple[str, str]:
 
 
 def answer_writer() -> AnswerWriter:
-    """Return the writer for stdout: for Markdown if it is a terminal that can move its cursor."""
+    """Return the writer for stdout: a `MarkdownWriter` if stdout is a terminal that can move its
+    cursor."""
     if not sys.stdout.isatty():
         return PlainWriter()
     from rich.console import Console

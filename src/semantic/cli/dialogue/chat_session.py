@@ -72,8 +72,8 @@ class ChatSession:
 
     def begin(self, system: str | None, *, new: bool) -> None:
         """Continue the agent's stored conversation, unless `new`, and show its last answer on a
-        terminal. If there is none, begin one with the message `system`. Raises InvalidRequestError
-        if the stored conversation began with another system message."""
+        terminal. Without a stored conversation, begin one with the system message `system`. Raises
+        InvalidRequestError if the stored conversation began with another system message."""
         if new:
             self._agent.forget()
         name = show_name(self._agent.name)

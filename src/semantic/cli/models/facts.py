@@ -1,5 +1,5 @@
-"""Facts about a model before it is loaded: its files, its caches, how many agents this machine can
-hold. Knows the package's model, folders and the hub; prints nothing."""
+"""Facts about a model that is not loaded: its files, its caches, and how many of its agents this
+machine can hold. Knows the package's model, folders and the hub; prints nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.model.description import ModelDescription
 
 AGENT_TOKENS = 32 * 1024
-"""Tokens of an agent when counting how many fit."""
+"""The number of tokens that an agent has when counting how many agents fit."""
 
 _WEIGHTS = "*.safetensors"
 
@@ -32,8 +32,8 @@ Source = Literal["package", "folder", "hub's cache", "hub"]
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a model's files are, and their size. `folder` is None if the model is only on the hub.
-    `missing`: loading it needs more files from the hub; `weights_bytes` is then the total size of
-    its weights, if known."""
+    `missing` says that more files must come from the hub before it can load; `weights_bytes` is
+    then the total size of its weights, or None if unknown."""
 
     name: str
     source: Source
@@ -47,7 +47,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """The bytes that a model needs on this machine, and the number of agents of 32k tokens that
-    fit. Each token costs `token_bytes`; windows and states cost `fixed_bytes` per agent."""
+    fit. Each token costs `token_bytes`; an agent's windows and states cost `fixed_bytes`."""
 
     token_bytes: int
     fixed_bytes: int
@@ -93,7 +93,8 @@ class ModelFacts:
 
 
 def local_models(folders: Sequence[Path], pool_bytes: int | None) -> Iterator[ModelFacts]:
-    """Yield the package's model and the models in the hub's cache, of aliases and in `folders`."""
+    """Yield the facts about the package's model and the models in the hub's cache, in `folders` and
+    behind aliases."""
     names = aliases_of_models()
     for place in _local_places(folders, names):
         yield facts_of(place, names, pool_bytes)
@@ -110,8 +111,8 @@ def facts_of(
 
 
 def remote_facts(model: RemoteModel, pool_bytes: int | None) -> ModelFacts:
-    """Return everything that the hub says about a model; downloads its configuration. Raises the
-    same errors as `look_up`."""
+    """Return the facts about a model that the hub has; downloads its configuration. Raises the same
+    errors as `look_up`."""
     from semantic.adapters.hub.remote import remote_config
 
     place = Place(model.hub_id, "hub", None, model.n_bytes, model.commit, True, model.weights_bytes)
@@ -133,7 +134,7 @@ def find_place(name: str) -> Place | None:
 
 
 def hub_id_of(name: str) -> str:
-    """Return the hub id that `name` means. Raises InvalidRequestError for any other text."""
+    """Return the hub id that `name` means. Raises InvalidRequestError if it means none."""
     model = model_of(name)
     if model == DEFAULT_MODEL or model_path(model).is_dir():
         raise InvalidRequestError(f"{model!r} is not a hub model: expected a hub id like org/name")

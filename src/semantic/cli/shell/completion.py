@@ -1,8 +1,8 @@
-"""Completions of agents' names and models, for `semantic --install-completion`.
+"""Completes names of agents and models in a shell, for `semantic --install-completion`.
 
-Completion is quick, its result short, and empty if a store or folder is unreadable. It contains
-only words that a shell takes literally: clients name agents, and a shell may evaluate completions.
-Knows nothing about stores or models.
+A list of completions is quick to make, short, and empty if a store or folder is not readable. It
+contains only words that a shell takes literally: clients name agents, and a shell may evaluate
+completions. Knows nothing about stores or models.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return the model inside the package, aliases and models in the hub's cache; the shell itself
-    completes folders."""
+    """Return the names of the model inside the package, aliases, and models in the hub's cache; the
+    shell itself completes folders."""
     from semantic.composition.engine_settings import DEFAULT_MODEL
 
     names = [DEFAULT_MODEL, *_aliases(), *sorted(_cached_models())]
@@ -48,7 +48,8 @@ def complete_models(incomplete: str) -> list[str]:
 
 
 def _given_store(ctx: typer.Context) -> Path | None:
-    """Return the option --store, given before or after the command."""
+    """Return the folder that the option --store names, before or after the command; None without
+    it."""
     contexts = [ctx, *([ctx.parent] if ctx.parent else []), ctx.find_root()]
     given = (one.params.get("store") for one in contexts)
     return next((Path(store) for store in given if isinstance(store, str | Path)), None)
@@ -76,7 +77,8 @@ def _cached_models() -> Iterator[str]:
 
 
 def _hub_cache() -> Path:
-    """Return the folder of huggingface_hub's models; importing that package is too slow."""
+    """Return the folder in which huggingface_hub keeps models, without importing that package,
+    which is too slow."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given)
     if given := os.environ.get("HF_HOME"):
