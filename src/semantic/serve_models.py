@@ -73,13 +73,11 @@ _MIN_TIER_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelsSettings:
-    """Several models; the first serves requests that name none.
-
-    The first `loaded` models load at the start, as far as they fit together; each other model loads
-    at its first request. `kept` are names of models that stay loaded. Weights, pools and the
-    store's memory take at most `max_bytes`, by default the process's memory minus `reserved_bytes`
-    for other parts. A model is unloaded after `ttl` seconds without a request; None means never.
-    """
+    """Several models; the first serves requests that name none. The first `loaded` models load at
+    the start, as far as they fit together; each other model loads at its first request. `kept` are
+    names of models that stay loaded. Weights, pools and the store's memory take at most
+    `max_bytes`, by default the process's memory minus `reserved_bytes` for other parts. A model is
+    unloaded after `ttl` seconds without a request; None means never."""
 
     models: Sequence[ServeSettings]
     loaded: int = 1

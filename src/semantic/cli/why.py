@@ -134,13 +134,10 @@ def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> t
 @dataclass(frozen=True, slots=True)
 class PromptMatch:
     """How many first tokens of a prompt match an agent's tokens, and how many of these the store
-    has.
-
-    The first `common_tokens` tokens are equal. `present` says for each of their blocks whether the
-    store has it, and `stored_tokens` counts the tokens before the first missing block. `expected`
-    (the agent's) and `got` (the prompt's) are the first tokens that differ; None where the agent's
-    tokens or the prompt end.
-    """
+    has. The first `common_tokens` tokens are equal. `present` says for each of their blocks whether
+    the store has it, and `stored_tokens` counts the tokens before the first missing block.
+    `expected` (the agent's) and `got` (the prompt's) are the first tokens that differ; None where
+    the agent's tokens or the prompt end."""
 
     prompt_tokens: int
     agent_tokens: int

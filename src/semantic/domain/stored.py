@@ -143,14 +143,11 @@ def packed_name(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An agent at the end of its last turn.
-
-    `scope` and `token_ids` determine its blocks; the first `prompt_tokens` of the ids were the last
-    turn's prompt. `note` is opaque text of the caller. The store assigns `generation`, one more
-    with each save. `model`, `parent` (the agent that it was forked from or started by), `turns`
-    (since a fork; other saves do not count) and `saved_at` (Unix time in seconds) are for display:
-    no decision depends on a clock.
-    """
+    """An agent at the end of its last turn. `scope` and `token_ids` determine its blocks; the first
+    `prompt_tokens` of the ids were the last turn's prompt. `note` is opaque text of the caller. The
+    store assigns `generation`, one more with each save. `model`, `parent` (the agent that it was
+    forked from or started by), `turns` (since a fork; other saves do not count) and `saved_at`
+    (Unix time in seconds) are for display: no decision depends on a clock."""
 
     scope: Scope
     agent_id: str

@@ -205,15 +205,13 @@ def _is_filled_text(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """Limits the reasoning between the marks `start` and `end` to `tokens` in the whole answer.
-
-    At the limit, the answer continues with `end_tokens`, the tokens of `end`. `opened` says that
-    the prompt ends inside reasoning, of which at least one more token follows. Text from
-    `call_start` to `call_end` or the answer's end is a call, not reasoning. With `only_first`, as
-    for an answer with a grammar, only reasoning at the answer's beginning counts, and later marks
-    are text. Raises InvalidRequestError if `tokens` is too small (0, or 1 if `opened`) or a mark is
-    missing.
-    """
+    """Limits the reasoning between the marks `start` and `end` to `tokens` in the whole answer. At
+    the limit, the answer continues with `end_tokens`, the tokens of `end`. `opened` says that the
+    prompt ends inside reasoning, of which at least one more token follows. Text from `call_start`
+    to `call_end` or the answer's end is a call, not reasoning. With `only_first`, as for an answer
+    with a grammar, only reasoning at the answer's beginning counts, and later marks are text.
+    Raises InvalidRequestError if `tokens` is too small (0, or 1 if `opened`) or a mark is
+    missing."""
 
     tokens: int
     start: str
@@ -380,15 +378,12 @@ class PrefillEvent:
 
 @dataclass(frozen=True, slots=True)
 class CompletedGeneration:
-    """The result of a finished request.
-
-    `text` is the answer without end token and stop string; `tokens` are all generated tokens, the
-    end token included. `blocks` is the agent's cache, valid until the agent's next request takes it
-    or it is evicted; passing it to a later request is always safe. The request reused
-    `cached_tokens` of the `prompt_tokens`; `match` says why not more. `stop_string` is the stop
-    string that ended the answer, or None. `prompt_logprobs`, if requested, has one entry per prompt
-    token; the first is None.
-    """
+    """The result of a finished request. `text` is the answer without end token and stop string;
+    `tokens` are all generated tokens, the end token included. `blocks` is the agent's cache, valid
+    until the agent's next request takes it or it is evicted; passing it to a later request is
+    always safe. The request reused `cached_tokens` of the `prompt_tokens`; `match` says why not
+    more. `stop_string` is the stop string that ended the answer, or None. `prompt_logprobs`, if
+    requested, has one entry per prompt token; the first is None."""
 
     uid: str
     agent_id: str

@@ -151,13 +151,11 @@ class Engine:
     def run_batch(
         self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
     ) -> list[Answer]:
-        """Answer many requests in one batch, and return the answers in the order of the requests.
-
-        A request is a pair of an agent's name and its messages, or a `Request`, whose own options
+        """Answer many requests in one batch, and return the answers in the order of the requests. A
+        request is a pair of an agent's name and its messages, or a `Request`, whose own options
         override `options`. The engine computes common prefixes once. Raises InvalidRequestError,
         before any work, if two requests name the same agent. If a request fails, raises that error
-        once all other requests have finished.
-        """
+        once all other requests have finished."""
         return self._loop.run(self._engine.run_batch(requests, **options))
 
     def count_tokens(self, messages: Messages) -> int:
@@ -167,13 +165,10 @@ class Engine:
 
     def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
         """Return the agent `name`, which may be known, saved in the store, or new. Computes
-        nothing.
-
-        With adapters, `model` is a name in `models` or an adapter's name; by default it is the
-        base model. Each model has its own agents. Raises InvalidRequestError for an invalid name
-        or if the agent's conversation began with another system message than `system`, and
-        ModelNotFoundError for an unknown model.
-        """
+        nothing. With adapters, `model` is a name in `models` or an adapter's name; by default it is
+        the base model. Each model has its own agents. Raises InvalidRequestError for an invalid
+        name or if the agent's conversation began with another system message than `system`, and
+        ModelNotFoundError for an unknown model."""
         return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
     def agents(self, model: str | None = None) -> Sequence[AgentSummary]:

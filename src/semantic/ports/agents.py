@@ -81,16 +81,13 @@ Tenant: TypeAlias = str | TenantId
 
 @dataclass(frozen=True, slots=True)
 class AgentSummary:
-    """An agent after its last turn.
-
-    `tokens` is the length of its history, `blocks` the number of its blocks in each place.
-    `n_bytes` is the size of its stored bodies, `shared_bytes` the part of these bytes that other
-    agents share, `pool_bytes` the size of its cache in the pool. `turns` does not count the turns
-    before a fork. `last_used` is the Unix time of its last save in seconds, `match` the report on
-    its last prompt; both are None before its first turn. `session` and `client` are from the
-    client's headers. `parent` is the agent that it was forked from or started by; `children` are
-    the agents whose parent it is.
-    """
+    """An agent after its last turn. `tokens` is the length of its history, `blocks` the number of
+    its blocks in each place. `n_bytes` is the size of its stored bodies, `shared_bytes` the part of
+    these bytes that other agents share, `pool_bytes` the size of its cache in the pool. `turns`
+    does not count the turns before a fork. `last_used` is the Unix time of its last save in
+    seconds, `match` the report on its last prompt; both are None before its first turn. `session`
+    and `client` are from the client's headers. `parent` is the agent that it was forked from or
+    started by; `children` are the agents whose parent it is."""
 
     id: str
     model: str
@@ -245,10 +242,7 @@ class AgentsPort(Protocol):
         self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
     ) -> AgentSummary:
         """Create the archive's agent completely or not at all, under `name` or else the name in the
-        archive. Only requests that name the agent find its blocks.
-
-        A tenant given by its id must be able to send requests. Raises InvalidRequestError if the
-        name is taken, the agent belongs to another model or the archive is damaged, CapacityError
-        if the store has no room, OverloadedError during another import, and the errors of
-        `archive`.
-        """
+        archive. Only requests that name the agent find its blocks. A tenant given by its id must be
+        able to send requests. Raises InvalidRequestError if the name is taken, the agent belongs to
+        another model or the archive is damaged, CapacityError if the store has no room,
+        OverloadedError during another import, and the errors of `archive`."""

@@ -32,11 +32,9 @@ class RenderedChat:
 @dataclass(frozen=True, slots=True)
 class CallHead:
     """The part of a tool call before its arguments: fixed texts, the tool's name, and `begin`.
-
     White space may surround each step. `name` matches the name, in its group "name"; `quoted`: the
     name is a JSON string. `starts_name` matches an unfinished name. The arguments begin with one of
-    `begin`, or immediately if `begin` is empty.
-    """
+    `begin`, or immediately if `begin` is empty."""
 
     before: tuple[str, ...]
     name: re.Pattern[str]
@@ -73,13 +71,11 @@ class CallTags:
 
 @dataclass(frozen=True, slots=True)
 class CallList:
-    """How a tool call writes its arguments as a list with commas.
-
-    An argument is a key that `key` matches, in its group "key", then `separator` and a value;
-    `close` follows the last argument. A string stands between two equal marks from `quotes`; with
-    `escapes` it may contain Python's escapes. Commas inside brackets belong to the value; `opening`
-    and `closing` list the kinds of brackets in the same order.
-    """
+    """How a tool call writes its arguments as a list with commas. An argument is a key that `key`
+    matches, in its group "key", then `separator` and a value; `close` follows the last argument. A
+    string stands between two equal marks from `quotes`; with `escapes` it may contain Python's
+    escapes. Commas inside brackets belong to the value; `opening` and `closing` list the kinds of
+    brackets in the same order."""
 
     key: re.Pattern[str]
     separator: str
@@ -92,14 +88,12 @@ class CallList:
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How a model writes a tool call other than as a JSON object with the tool's name.
-
-    A call begins with `head`, although the model may still write a JSON object. The arguments are
-    JSON if `arguments` is None, and always after `json_head`. Any number of the texts in `between`
-    can end a call; each text in `ends` can end the last call, as the end mark does. `in_list` is
-    true if calls occur only in a list. At the beginning of a line, `unmarked` begins a call without
-    the start mark.
-    """
+    """How a model writes a tool call other than as a JSON object with the tool's name. A call
+    begins with `head`, although the model may still write a JSON object. The arguments are JSON if
+    `arguments` is None, and always after `json_head`. Any number of the texts in `between` can end
+    a call; each text in `ends` can end the last call, as the end mark does. `in_list` is true if
+    calls occur only in a list. At the beginning of a line, `unmarked` begins a call without the
+    start mark."""
 
     head: CallHead | None = None
     arguments: CallTags | CallList | None = None
@@ -112,15 +106,13 @@ class CallSpelling:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """An answer made of messages, each with a header that names its kind.
-
-    A header lasts from a text in `starts` to `end`, and the answer begins inside a header; a text
-    in `ends` ends a message. `thought` matches the header of reasoning. `call` matches the header
-    of a tool call, with the tool's name in its group "name"; the message is then the call's
-    arguments. The words of a header begin with a text in `begins`, and `known` matches an
-    unfinished header. `following` begins the next message after another. `answer` is the header of
-    an answer's text, and `remark` that of a text before a call.
-    """
+    """An answer made of messages, each with a header that names its kind. A header lasts from a
+    text in `starts` to `end`, and the answer begins inside a header; a text in `ends` ends a
+    message. `thought` matches the header of reasoning. `call` matches the header of a tool call,
+    with the tool's name in its group "name"; the message is then the call's arguments. The words of
+    a header begin with a text in `begins`, and `known` matches an unfinished header. `following`
+    begins the next message after another. `answer` is the header of an answer's text, and `remark`
+    that of a text before a call."""
 
     starts: tuple[str, ...]
     end: str

@@ -160,12 +160,10 @@ class BodyTarget(Protocol):
 
 
 class BatchBackend(Protocol):
-    """A loaded model that runs many sequences, each with a cache of its own.
-
-    A sequence opens empty or restored, gets its prompt in chunks, starts, and takes part in every
-    `decode` until it closes. One thread makes all calls. A call that fails raises BackendError and
-    leaves the other sequences as they were.
-    """
+    """A loaded model that runs many sequences, each with a cache of its own. A sequence opens empty
+    or restored, gets its prompt in chunks, starts, and takes part in every `decode` until it
+    closes. One thread makes all calls. A call that fails raises BackendError and leaves the other
+    sequences as they were."""
 
     @property
     def model_id(self) -> str:
@@ -264,14 +262,12 @@ class BatchBackend(Protocol):
         request that is not greedy has `params.seed`; `params.grammar` has passed its check."""
 
     def decode(self) -> list[SampledToken]:
-        """One decode step: one new token for each sequence started before the previous step.
-
-        A sequence started since the previous step may return its first token one step later. A
+        """One decode step: one new token for each sequence started before the previous step. A
+        sequence started since the previous step may return its first token one step later. A
         returned token counts as part of the cache: before every call, each started sequence needs
         capacity for one more token than it holds, and a newly started one for two more: its last
         prompt token and its first new token. If a sequence's grammar fails, its token has an error;
-        if its logits are NaN or infinite, its token is not finite; the other sequences continue.
-        """
+        if its logits are NaN or infinite, its token is not finite; the other sequences continue."""
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
         """Move the cache of `sequence` into `blocks` (per layer, in order) by setting their
@@ -287,14 +283,11 @@ class BatchBackend(Protocol):
         """Return how a sequence's cache is divided into block bodies."""
 
     def pause(self, sequence: SequenceId) -> SampledToken | None:
-        """Remove `sequence` from the decode batch; it stays open with its cache.
-
-        The caller may then export, prefill and start it again. Returns the token that the next
-        decode would have returned, which the cache lacks; None if it is not known. A caller that
-        accepts the token starts the sequence with it; otherwise the backend samples it again. A
-        token that is not finite is always returned, because the sequence may then hold invalid
-        values.
-        """
+        """Remove `sequence` from the decode batch; it stays open with its cache. The caller may
+        then export, prefill and start it again. Returns the token that the next decode would have
+        returned, which the cache lacks; None if it is not known. A caller that accepts the token
+        starts the sequence with it; otherwise the backend samples it again. A token that is not
+        finite is always returned, because the sequence may then hold invalid values."""
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """Return a copy of the body of tokens `start` to `stop`, all in one block. A deferred body

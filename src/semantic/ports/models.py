@@ -16,12 +16,10 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
     """The current status of a model. While it is loaded, `n_bytes` is the size of its weights and
-    its pool; weights that models share count for the first of these models.
-
-    `running` requests use it, `waiting` requests wait until it is loaded. Without another request
-    it unloads in `expires_in` seconds; None if it stays or the time is not known. It has been idle
-    for `idle_for` seconds; None while it is in use or not loaded.
-    """
+    its pool; weights that models share count for the first of these models. `running` requests use
+    it, `waiting` requests wait until it is loaded. Without another request it unloads in
+    `expires_in` seconds; None if it stays or the time is not known. It has been idle for `idle_for`
+    seconds; None while it is in use or not loaded."""
 
     served: ServedModel
     state: ModelState
@@ -78,8 +76,6 @@ class ModelsPort(Protocol):
         """Download a hub model, or complete its download, and serve it: a request that names the
         model loads it. Downloads run one at a time; does not download a model that is already
         served. Calls `on_arrived` on the event loop. A cancellation stops the download; the next
-        call continues it.
-
-        Raises ModelNotFoundError, OperatorError if the hub or the disk fails, and, before it
-        downloads anything, InvalidRequestError for an invalid hub id or a model that does not fit.
-        """
+        call continues it. Raises ModelNotFoundError, OperatorError if the hub or the disk fails,
+        and, before it downloads anything, InvalidRequestError for an invalid hub id or a model that
+        does not fit."""

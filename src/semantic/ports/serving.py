@@ -56,14 +56,12 @@ model's calls."""
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
     """A model's files, size and abilities. `digest` is the hash of its files in hexadecimal,
-    `stored_as` the type of its weights on disk ("4bit", "mxfp4", "bf16").
-
-    `file_bytes` is the size of its weights on disk, `memory_bytes` their size in memory, which is
-    GPU memory if `on_gpu`. `modified` is the newest modification time of its files, Unix time in
-    seconds. `trained_tokens` is the length of context that it was trained for; None if its
-    configuration does not say. `template` is its chat template; "" if it has none. `thinks` says
-    whether it has marks of reasoning. `call_parser` names the parser of its tool calls.
-    """
+    `stored_as` the type of its weights on disk ("4bit", "mxfp4", "bf16"). `file_bytes` is the size
+    of its weights on disk, `memory_bytes` their size in memory, which is GPU memory if `on_gpu`.
+    `modified` is the newest modification time of its files, Unix time in seconds. `trained_tokens`
+    is the length of context that it was trained for; None if its configuration does not say.
+    `template` is its chat template; "" if it has none. `thinks` says whether it has marks of
+    reasoning. `call_parser` names the parser of its tool calls."""
 
     architecture: str
     parameters: int
@@ -85,12 +83,10 @@ class ModelDetails:
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model of a server. Lists of models show its `names`, the id first; requests may also use
-    the `aliases`. `details` is None for a model without files.
-
-    `context_tokens` limits prompt and answer together: the model's own limit or the capacity of the
-    pool, whichever is less. `sampling` is the default for requests. `created` is Unix time in
-    seconds. `parent` is the id of the base model if this model is an adapter, else None.
-    """
+    the `aliases`. `details` is None for a model without files. `context_tokens` limits prompt and
+    answer together: the model's own limit or the capacity of the pool, whichever is less.
+    `sampling` is the default for requests. `created` is Unix time in seconds. `parent` is the id of
+    the base model if this model is an adapter, else None."""
 
     names: tuple[str, ...]
     context_tokens: int
@@ -162,14 +158,11 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """Figures of an engine at one moment.
-
-    `inbox` counts submissions that the engine has not validated yet, `waiting` the requests without
-    blocks. `queued` of these submissions and requests have never run; their caches may need
-    `queued_bytes`. `idle` counts agents that have a cache in the pool but no request. `pool_bytes`
-    is the pool's limit. `preemptions`, `rebuilds` and `restored_bytes` (for each tier of the store)
-    count from the start of the process.
-    """
+    """Figures of an engine at one moment. `inbox` counts submissions that the engine has not
+    validated yet, `waiting` the requests without blocks. `queued` of these submissions and requests
+    have never run; their caches may need `queued_bytes`. `idle` counts agents that have a cache in
+    the pool but no request. `pool_bytes` is the pool's limit. `preemptions`, `rebuilds` and
+    `restored_bytes` (for each tier of the store) count from the start of the process."""
 
     state: EngineState
     inbox: int = 0

@@ -120,15 +120,13 @@ class CacheStorePort(Protocol):
         is reached, or does not send them to other machines, because uploads fail or lag."""
 
     def put(self, block: StoredBlock) -> bool:
-        """Store `block`; does nothing if it is stored already.
-
-        Returns False if it stores nothing: pins fill the quota, writes back up, or the disk fails.
-        The quota holds at any time. To make room, the store evicts blocks of the tenant that has
-        most, as long as that tenant has more than the block's: least recently used first, and the
-        end of a chain before its start. So a tenant never loses an equal part of the quota to
-        others, and pins do not keep more than that. The store refers to `block` without a copy and
-        never changes it. While `holds_back` is true, an interim block stays in memory only.
-        """
+        """Store `block`; does nothing if it is stored already. Returns False if it stores nothing:
+        pins fill the quota, writes back up, or the disk fails. The quota holds at any time. To make
+        room, the store evicts blocks of the tenant that has most, as long as that tenant has more
+        than the block's: least recently used first, and the end of a chain before its start. So a
+        tenant never loses an equal part of the quota to others, and pins do not keep more than
+        that. The store refers to `block` without a copy and never changes it. While `holds_back` is
+        true, an interim block stays in memory only."""
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         """Delete blocks, even if they are in use or pinned; blocks that follow them stay."""

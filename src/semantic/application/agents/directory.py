@@ -236,12 +236,9 @@ class AgentDirectory:
         seen: Mapping[str, Activity] | None = None,
     ) -> tuple[Sequence[Manifest], bool, str | None]:
         """Return at most `limit` saved agents, last saved first; whether more follow; and the name
-        of the last agent that was read.
-
-        Starts after the agent `after`, reads as many agents as a page may, and returns those that
-        `only` accepts. `seen` has the agents with a request. Raises AgentNotFoundError if `after`
-        is not saved.
-        """
+        of the last agent that was read. Starts after the agent `after`, reads as many agents as a
+        page may, and returns those that `only` accepts. `seen` has the agents with a request.
+        Raises AgentNotFoundError if `after` is not saved."""
         scope, last = self.scope(tenant), None
         if after is not None:
             before = self._agents.manifest(scope, after)

@@ -54,12 +54,10 @@ def is_auto_named(agent_id: str) -> bool:
 
 
 class AgentFinder:
-    """Finds agents with generated names by their last prompt.
-
-    Never finds an agent that a client named: only a request with that name continues it. Looks
-    prompts up by the digest of their full blocks and then by the tokens after them, so that
-    thousands of agents with a common prefix cost no more than a few. Thread-safe.
-    """
+    """Finds agents with generated names by their last prompt. Never finds an agent that a client
+    named: only a request with that name continues it. Looks prompts up by the digest of their full
+    blocks and then by the tokens after them, so that thousands of agents with a common prefix cost
+    no more than a few. Thread-safe."""
 
     def __init__(self, tag: Callable[[str], bytes], max_agents: int = _MAX_AGENTS) -> None:
         """`tag` maps a tenant to its tag in manifests."""
@@ -81,12 +79,10 @@ class AgentFinder:
         origin: Origin | None = None,
         thread: str = "",
     ) -> str:
-        """Return the agent that a prompt of `tokens` continues, or a new name.
-
-        Takes the agent whose last prompt is the longest prefix of `tokens`; of several with the
-        same prompt, the most recently used; never a `busy` one. With an `origin`, takes an agent of
-        its identity, see `SessionAgents.find`. Call `remember` to record the match.
-        """
+        """Return the agent that a prompt of `tokens` continues, or a new name. Takes the agent
+        whose last prompt is the longest prefix of `tokens`; of several with the same prompt, the
+        most recently used; never a `busy` one. With an `origin`, takes an agent of its identity,
+        see `SessionAgents.find`. Call `remember` to record the match."""
         tag = self._tag(tenant)
         if origin is not None:
             with self._lock:

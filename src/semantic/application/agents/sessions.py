@@ -141,14 +141,12 @@ class SessionAgents:
         busy: Container[str],
         thread: str = "",
     ) -> str:
-        """Return the agent that a prompt of `tokens` continues, or a new agent's name.
-
-        Considers agents of the same origin, except `busy` ones, whose last prompt has a prefix in
-        common with `tokens` of at least half the shorter one. Takes the agent with the longest
-        common prefix; of equals, one whose whole prompt is the prefix, then the most recently used.
-        If none is left, takes the agent that shares most messages with `thread`: its system message
-        or its tools have changed.
-        """
+        """Return the agent that a prompt of `tokens` continues, or a new agent's name. Considers
+        agents of the same origin, except `busy` ones, whose last prompt has a prefix in common with
+        `tokens` of at least half the shorter one. Takes the agent with the longest common prefix;
+        of equals, one whose whole prompt is the prefix, then the most recently used. If none is
+        left, takes the agent that shares most messages with `thread`: its system message or its
+        tools have changed."""
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
         prompt, prefixes = digests_and_prefixes(tokens, lengths)

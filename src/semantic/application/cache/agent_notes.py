@@ -149,12 +149,10 @@ class Origin:
 
 
 def origin_of(identity: Identity, chat: Chat | None) -> Origin:
-    """Return the origin of a request for `chat`, or for a plain prompt if None.
-
-    Tools are part of the kind: clients request titles and summaries without tools under the
-    conversation's identity. The first messages are part of a shared identity's kind, as all its
-    conversations may have equal instructions.
-    """
+    """Return the origin of a request for `chat`, or for a plain prompt if None. Tools are part of
+    the kind: clients request titles and summaries without tools under the conversation's identity.
+    The first messages are part of a shared identity's kind, as all its conversations may have equal
+    instructions."""
     kind = _TOOLS if chat is not None and chat.tools else _NO_TOOLS
     if identity.shared and chat is not None:
         kind = f"{kind}-{_first_messages(chat).hex()}"

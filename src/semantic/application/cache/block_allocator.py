@@ -35,12 +35,10 @@ _DONE, _IDLE, _EXPECTED = range(3)
 
 
 class IdleCaches:
-    """Holds each agent's newest cache, in least recently used order.
-
-    The pool counts an agent as the holder of its cache's blocks, and these references as evictable.
-    Evicts from the tenant with most cached tokens. Hints change the order only among caches of
-    their own tenant. Not thread-safe: the caller locks.
-    """
+    """Holds each agent's newest cache, in least recently used order. The pool counts an agent as
+    the holder of its cache's blocks, and these references as evictable. Evicts from the tenant with
+    most cached tokens. Hints change the order only among caches of their own tenant. Not
+    thread-safe: the caller locks."""
 
     def __init__(
         self,
@@ -218,10 +216,8 @@ class BlockAllocator:
 
     def admit(self, request: Request, headroom: int = 0) -> bool:
         """Allocate blocks for the request's tokens and one more token, reusing a cached prefix.
-
         Leaves `headroom` more blocks free per growing layer. Evicts idle caches to make room;
-        returns False, with nothing changed, if that is not enough.
-        """
+        returns False, with nothing changed, if that is not enough."""
         spare = headroom * BLOCK_TOKENS
         if request.scoring:
             return self._extend(request, whole_blocks(request.n_tokens + 1), spare)

@@ -42,12 +42,10 @@ class Distances:
 
 
 def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
-    """Return the smallest distances at which checkpoints stay within their byte limits.
-
-    In the grid, a checkpoint may have as many bytes as the keys and values since the one before it
-    (of full attention, or else of windows); a chunk of `best_chunk` tokens has at most two
-    checkpoints.
-    """
+    """Return the smallest distances at which checkpoints stay within their byte limits. In the
+    grid, a checkpoint may have as many bytes as the keys and values since the one before it (of
+    full attention, or else of windows); a chunk of `best_chunk` tokens has at most two
+    checkpoints."""
     per_token = _bytes_per_token(spec, LayerKind.FULL)
     if not per_token:
         per_token = _bytes_per_token(spec, LayerKind.SLIDING_WINDOW)
@@ -77,11 +75,9 @@ def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
 
 class Junctions:
     """Chooses checkpoints at junctions: positions at which other requests continue differently.
-
     Requests with a common beginning share a limit: eight times the bytes of the keys and values
     that they compute, plus a few checkpoints of any size. The junctions that save most tokens are
-    chosen first.
-    """
+    chosen first."""
 
     def __init__(self, spec: ModelCacheSpec, apart: Distances) -> None:
         self._spec = spec
@@ -149,11 +145,8 @@ def _most_useful(
     near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
 ) -> list[tuple[int, int, int, int]]:
     """Return the junction between the chosen junctions `left` and `right` that saves most tokens in
-    total.
-
-    The only tuple has minus the tokens saved, minus the junction's index, left, and right; none if
-    no junction is far enough from both. `up_to[i]` requests diverge before junction i.
-    """
+    total. The only tuple has minus the tokens saved, minus the junction's index, left, and right;
+    none if no junction is far enough from both. `up_to[i]` requests diverge before junction i."""
     before = near[left] if left >= 0 else start
     last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
     saved = (
@@ -179,13 +172,11 @@ def _bytes_per_token(spec: ModelCacheSpec, kind: LayerKind) -> int:
 def checkpoint_positions(
     prompt_tokens: int, *, start: int, end: int, apart: Distances, junctions: Iterable[int]
 ) -> tuple[int, ...]:
-    """Return the positions of checkpoints for computing the tokens from `start` to `end`.
-
-    A checkpoint exists at `start`. At each of the `junctions`, another request continues with other
+    """Return the positions of checkpoints for computing the tokens from `start` to `end`. A
+    checkpoint exists at `start`. At each of the `junctions`, another request continues with other
     tokens. The grid lies between them, at the same positions in all prompts. The last checkpoint is
     where the agent's next prompt should continue. A checkpoint never leaves a single token after
-    it: some models compute a chunk of one token differently.
-    """
+    it: some models compute a chunk of one token differently."""
     near = sorted(_junctions_between(junctions, start, end))
     first = (start // apart.grid + 1) * apart.grid
     grid = range(first, end - FEWEST_TOKENS + 1, apart.grid)

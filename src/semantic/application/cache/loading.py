@@ -147,12 +147,9 @@ class BreakEven:
 
     def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms | None:
         """Return the terms for loading `n_bytes` (by tier); None if computing the `n_tokens` tokens
-        should be faster.
-
-        An unknown tier counts as free, so that loads measure it. Occasionally a load measures a
-        slower tier again; such a load begins with a single body, as does a load over an unmeasured
-        network.
-        """
+        should be faster. An unknown tier counts as free, so that loads measure it. Occasionally a
+        load measures a slower tier again; such a load begins with a single body, as does a load
+        over an unmeasured network."""
         seconds = self._prefill_seconds(n_tokens)
         if seconds is None:
             return NEVER_GIVEN_UP
@@ -199,10 +196,8 @@ def total(n_bytes: Mapping[Tier, int]) -> int:
 
 def _likely_lines(loads: list[tuple[float, float]]) -> list[Line]:
     """Return the lines through one or two of `loads` (oldest first) that fit all loads best.
-
     Minimizes the weighted sum of absolute deviations, not of squares: a line through loads attains
-    the minimum, and a load that other work slowed down a lot does not move it.
-    """
+    the minimum, and a load that other work slowed down a lot does not move it."""
     weights = [_OLDER**age for age in range(len(loads) - 1, -1, -1)]
     errors = [
         (

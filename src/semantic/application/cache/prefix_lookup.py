@@ -35,14 +35,11 @@ from semantic.ports.store import CacheStorePort, LookUpPort, StorePort
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """The first `length` tokens of a prompt, as bodies to read.
-
-    `full` has the blocks from position `start` on; the last one may have more tokens than needed.
-    The store has FULL blocks for `known` tokens, which is more than `length` if it lacks a
-    checkpoint at their end. `junction` is the position where the prompt differs from all stored
-    tokens; None unless a checkpoint there is worthwhile. `is_public` says whether all tenants share
-    the bodies.
-    """
+    """The first `length` tokens of a prompt, as bodies to read. `full` has the blocks from position
+    `start` on; the last one may have more tokens than needed. The store has FULL blocks for `known`
+    tokens, which is more than `length` if it lacks a checkpoint at their end. `junction` is the
+    position where the prompt differs from all stored tokens; None unless a checkpoint there is
+    worthwhile. `is_public` says whether all tenants share the bodies."""
 
     length: int
     start: int = 0

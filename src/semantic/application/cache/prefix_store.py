@@ -41,12 +41,10 @@ memory."""
 
 
 class PrefixStore:
-    """Shares computed blocks between requests with equal prefixes, and across restarts.
-
-    Called by the stepping thread. Submitting threads may call `find` and `decline` under the
-    engine's lock, and the methods for agents without it. `shared` decides which request computes
-    missing blocks.
-    """
+    """Shares computed blocks between requests with equal prefixes, and across restarts. Called by
+    the stepping thread. Submitting threads may call `find` and `decline` under the engine's lock,
+    and the methods for agents without it. `shared` decides which request computes missing
+    blocks."""
 
     def __init__(
         self,

@@ -31,12 +31,10 @@ _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 
 @dataclass(slots=True)
 class _Group:
-    """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens.
-
-    `version` changes with each addition or removal. `compared` are the requests to compare prompts
-    with, as of version `compared_at`. `allowance` is the number of bytes that checkpoints may take
-    where requests diverge.
-    """
+    """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens. `version` changes
+    with each addition or removal. `compared` are the requests to compare prompts with, as of
+    version `compared_at`. `allowance` is the number of bytes that checkpoints may take where
+    requests diverge."""
 
     allowance: int
 
@@ -279,13 +277,10 @@ class SharedPrefill:
 
     def claim(self, request: Request) -> bool:
         """Return whether `request` may compute its next block; False while another request computes
-        it.
-
-        The claiming request computes the block for all, and the others read it from the store. A
-        request in the middle of a block always continues. If sequences resume only at checkpoints,
-        the others wait for the last checkpoint that the first request takes in their common prefix.
-        A request with `keep` off waits for others, but computes only for itself.
-        """
+        it. The claiming request computes the block for all, and the others read it from the store.
+        A request in the middle of a block always continues. If sequences resume only at
+        checkpoints, the others wait for the last checkpoint that the first request takes in their
+        common prefix. A request with `keep` off waits for others, but computes only for itself."""
         if self._needs_checkpoint:
             return not self._waits(request)
         self.release(request)

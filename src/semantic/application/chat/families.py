@@ -17,14 +17,12 @@ from semantic.ports.chat import OBJECTS, CallForm, CallSpelling, Headers, Marks
 @dataclass(frozen=True, slots=True)
 class Family:
     """How models of a family write calls: between `marks`, in JSON or in a `spelling` of their own.
-
     `names` are the names of its parser; `models` describes the models. All texts of `template` must
     occur in the chat template, or else all `tokens` in the vocabulary. `bare` says that an answer
     may begin with a call without its mark. `thought` has the marks of reasoning if they are not in
     `_THOUGHTS`. With `numbered_ids`, ids of calls consist of the tool's name and a number. `form`
     is how a grammar spells a call: if the arguments are JSON, as the model does. `silent` are marks
-    around text without a meaning.
-    """
+    around text without a meaning."""
 
     names: tuple[str, ...]
     models: str

@@ -29,16 +29,13 @@ _Next = Literal["object", "value", "first item", "key", "first key", "colon", "c
 
 
 class ObjectText:
-    """The text of one JSON object, pushed in any pieces.
-
-    The results of `push`, joined, are the written text up to the brace that closes the object,
-    except that an escape replaces a control character in a string, and U+FFFD half a surrogate
-    pair. At any time they end after a value, after an opening bracket or inside a string that is a
-    value, so that a caller can close the object, and a parser of partial JSON can read it.
-    `n_taken` counts the source's characters returned so far. `is_broken` says that the next
-    characters are not JSON, not a finite number, or deeper than `MAX_DEPTH`. Then, and after the
-    object's end, `push` returns nothing more.
-    """
+    """The text of one JSON object, pushed in any pieces. The results of `push`, joined, are the
+    written text up to the brace that closes the object, except that an escape replaces a control
+    character in a string, and U+FFFD half a surrogate pair. At any time they end after a value,
+    after an opening bracket or inside a string that is a value, so that a caller can close the
+    object, and a parser of partial JSON can read it. `n_taken` counts the source's characters
+    returned so far. `is_broken` says that the next characters are not JSON, not a finite number, or
+    deeper than `MAX_DEPTH`. Then, and after the object's end, `push` returns nothing more."""
 
     def __init__(self) -> None:
         self.is_closed = False

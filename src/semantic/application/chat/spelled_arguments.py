@@ -29,15 +29,13 @@ _Part = Literal["start", "string", "after", "other"]
 
 
 class SpelledArguments(ABC):
-    """Converts a call's arguments, pushed in any pieces, to JSON.
-
-    The results of `push`, joined, are the `json.dumps` of the object that the model's parser finds
-    in the whole call, but with repeated keys. `push` returns a string while the model writes it,
-    other values at their end. A value that the parser refuses, such as a word for a number, becomes
-    a string. `n_ended` counts the finished arguments; once the arguments are closed, `n_taken`
-    counts their characters in the source. `is_broken` says that an argument cannot be read. After
-    that, or once closed, `push` returns nothing more.
-    """
+    """Converts a call's arguments, pushed in any pieces, to JSON. The results of `push`, joined,
+    are the `json.dumps` of the object that the model's parser finds in the whole call, but with
+    repeated keys. `push` returns a string while the model writes it, other values at their end. A
+    value that the parser refuses, such as a word for a number, becomes a string. `n_ended` counts
+    the finished arguments; once the arguments are closed, `n_taken` counts their characters in the
+    source. `is_broken` says that an argument cannot be read. After that, or once closed, `push`
+    returns nothing more."""
 
     def __init__(self) -> None:
         self.is_closed = False

@@ -127,13 +127,11 @@ class PassCost:
 
 
 class PrefillBudget:
-    """Sizes prefill chunks to bound the time between two tokens of a running request.
-
-    `target_gap` is that bound, and also limits a chunk while more requests may come; `idle_gap`
-    limits a chunk of a request that is alone. Both are in seconds; passes have `smallest` to
-    `largest` tokens. Prompts get at least half of their share of the device, and a pass spends at
-    least as long on its tokens as its fixed cost, up to half of the target gap.
-    """
+    """Sizes prefill chunks to bound the time between two tokens of a running request. `target_gap`
+    is that bound, and also limits a chunk while more requests may come; `idle_gap` limits a chunk
+    of a request that is alone. Both are in seconds; passes have `smallest` to `largest` tokens.
+    Prompts get at least half of their share of the device, and a pass spends at least as long on
+    its tokens as its fixed cost, up to half of the target gap."""
 
     def __init__(
         self,
@@ -168,14 +166,11 @@ class PrefillBudget:
 
     def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
         """Return the pass over several prompts that saves most time; None if prompts should run one
-        by one.
-
-        Alone, the next pass over prompt i would have `chunks[i]` tokens, at most `left`. Every
-        shared pass includes the first prompt; with `even`, all its prompts must have equally many
-        tokens in it. A token of another prompt costs the measured share. Each other prompt saves a
-        pass of its own and gains half of that time: together, all wait for the last; one by one,
-        each waits for half of the others on average.
-        """
+        by one. Alone, the next pass over prompt i would have `chunks[i]` tokens, at most `left`.
+        Every shared pass includes the first prompt; with `even`, all its prompts must have equally
+        many tokens in it. A token of another prompt costs the measured share. Each other prompt
+        saves a pass of its own and gains half of that time: together, all wait for the last; one by
+        one, each waits for half of the others on average."""
         rate = self._cost.rate
         if rate is None or len(chunks) <= 1:
             return None

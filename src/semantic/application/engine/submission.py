@@ -183,14 +183,12 @@ class Submission:
 
 @dataclass(eq=False, slots=True)
 class RequestHandle:
-    """The handle of a submission that an engine thread has queued.
-
-    `accepted` resolves to the request's uid once the engine has validated it. It raises the same
-    errors as `GenerationEnginePort.submit`, plus OverloadedError or BackendError if the engine ends
-    earlier. Cancelling the request before its validation cancels the future. After an error,
-    `listener` is never called; otherwise it receives the request's end exactly once. The other
-    fields are the thread's.
-    """
+    """The handle of a submission that an engine thread has queued. `accepted` resolves to the
+    request's uid once the engine has validated it. It raises the same errors as
+    `GenerationEnginePort.submit`, plus OverloadedError or BackendError if the engine ends earlier.
+    Cancelling the request before its validation cancels the future. After an error, `listener` is
+    never called; otherwise it receives the request's end exactly once. The other fields are the
+    thread's."""
 
     submission: Submission
     listener: Listener
