@@ -108,8 +108,7 @@ class Embeddings:
             self._room.give(tenant, 1)
 
     async def _encoded(self, texts: Sequence[str], tenant: str, *, truncate: bool) -> list[Row]:
-        """Return the keys and tokens of `texts`. Works in parts, so that other requests get the
-        workers in between."""
+        """Return the keys and tokens of `texts`; between parts, other requests get the workers."""
         found: list[Row] = []
         for part in parts(texts):
             work = partial(self._part, len(found), part, truncate=truncate)
@@ -179,8 +178,7 @@ def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def parts(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield `texts` in parts of at most `_PART_CHARACTERS` characters; a longer text is its own
-    part."""
+    """Yield `texts` in parts of at most `_PART_CHARACTERS`; a longer text is its own part."""
     part: list[str] = []
     n_characters = 0
     for text in texts:

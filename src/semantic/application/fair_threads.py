@@ -112,8 +112,7 @@ class FairThreads:
         return future
 
     async def run(self, tenant: str, function: Callable[[], T], *, is_short: bool) -> T:
-        """Return the result of `function`. Cancelling the caller removes a task that still
-        waits."""
+        """Return the result of `function`. A cancelled caller's waiting task is removed."""
         return await asyncio.wrap_future(self.submit(tenant, function, is_short=is_short))
 
     def close(self) -> None:

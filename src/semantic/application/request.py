@@ -88,8 +88,7 @@ class StreamingDetokenizer:
         return text
 
     def _shorten(self) -> None:
-        """Forget all pieces except the last; call it rarely, as their text must be decoded
-        again."""
+        """Forget all pieces except the last; rarely, as these must be decoded again."""
         cut = self._ends[-_CONTEXT_PIECES - 1]
         del self._tokens[:cut]
         self._ends = [end - cut for end in self._ends[-_CONTEXT_PIECES:]]

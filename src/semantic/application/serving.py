@@ -60,21 +60,17 @@ from semantic.ports.store import MOST_WAIT
 T = TypeVar("T")
 
 _CALL_ID_BYTES = 18
-"""The number of random bytes in a call's id: in base64 they have 24 characters, as clients
-expect."""
+"""Random bytes in a call's id: 24 characters in base64, as clients expect."""
 _COMPLETE = ("stop", "length", "tool_calls")
 """Finish reasons after which the client has the whole answer."""
 _MOST_CHECKS = 4
-"""How many times a request's grammars are checked at most: more would help only if verdicts were
-forgotten at once."""
+"""The most checks of a request's grammars: more help only if verdicts are forgotten at once."""
 _SHORT = 1 << 16
 """As many characters of a text, or tokens, as can be prepared in about a tenth of a second."""
 _PART = 256
-"""How many characters each message or tool counts as in addition, as each is rendered and looked
-up."""
+"""Each message or tool counts as this many more characters: each is rendered and looked up."""
 _AT_ONCE = 128
-"""The texts of this many tokens, such as those of log-probabilities, can be looked up in under a
-millisecond."""
+"""It takes under a millisecond to look up the texts of this many tokens."""
 _PUBLIC_NAME = 16
 """The number of characters of the digest in a public prefix's name."""
 
@@ -83,8 +79,8 @@ class Serving:
     """Answers requests with the engine of one engine thread."""
 
     models: ModelsPort | None = None
-    """See `RunnableServing.models`. This serving serves one of these models; None if it serves the
-    only model."""
+    """See `RunnableServing.models`: the models that this one belongs to; None if it is the only
+    one."""
 
     def __init__(
         self,
@@ -413,8 +409,7 @@ class EventQueue:
 
 
 async def _ended(uploading: Future[None] | None) -> None:
-    """Return once the upload is done or late. The upload continues even if the caller is
-    cancelled."""
+    """Return once the upload is done or late. It continues if the caller is cancelled."""
     if uploading is not None:
         await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
 

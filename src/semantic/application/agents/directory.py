@@ -51,12 +51,10 @@ from semantic.ports.store import StorePort
 MAX_ID_LENGTH = 256
 """Most characters in an agent's name."""
 _LOOKED = 200
-"""The most saved agents to read for one page, unless the page's limit is higher: each agent is a
-file."""
+"""The most saved agents to read for a page, unless its limit is higher: each is a file."""
 
 Owner: TypeAlias = str | bytes
-"""A tenant's name, or its tag if the name is not known; the engine then has nothing of the
-tenant."""
+"""A tenant's name; its tag if the name is unknown and the engine has nothing of the tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +260,7 @@ class AgentDirectory:
         return found, next(walked, None) is not None, after
 
     def _saved_of(self, scope: Scope, names: Collection[str]) -> list[Manifest]:
-        """Return the manifests of the agents in `names`, last saved first, without agents that have
-        none."""
+        """Return the manifests of agents in `names`, last saved first; skip agents without one."""
         saved = [one for name in names if (one := self._agents.manifest(scope, name)) is not None]
         return sorted(saved, key=lambda one: one.place, reverse=True)
 
@@ -410,8 +407,7 @@ _RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
 
 
 def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
-    """Return the index's entry of the block's first stored body, which says the tier of all its
-    bodies."""
+    """Return the index's entry of the block's first stored body: it has the tier of all."""
     bodies = (footprint.found.get(block.key(part)) for part in Part)
     return next((one for one in bodies if one is not None), None)
 

@@ -202,8 +202,8 @@ class _Tails:
                 del self._lengths[len(tail)]
 
     def longest(self, packed: bytes, busy: Container[str]) -> str | None:
-        """Return the agent with the longest tail that `packed` begins with. Searches once per
-        length of tails."""
+        """Return the agent with the longest tail that `packed` begins with: one search per
+        length."""
         for length in sorted(self._lengths, reverse=True):
             names = self._names.get(packed[:length], ()) if length <= len(packed) else ()
             found = next((name for name in reversed(names) if name not in busy), None)

@@ -39,8 +39,7 @@ def chain_of(manifest: Manifest) -> Chain:
 
 
 class Chains:
-    """A cache of agents' hash chains, with a limited number of blocks, fair between tenants. Not
-    thread-safe."""
+    """A cache of agents' hash chains, of limited length, fair between tenants. Not thread-safe."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._chains: FairLru[tuple[str, int, float], Chain] = FairLru(max_blocks)
@@ -89,8 +88,7 @@ class AgentFootprint:
 def footprints(
     store: StorePort, manifests: Sequence[Manifest], chain: Callable[[Manifest], Chain] = chain_of
 ) -> list[AgentFootprint]:
-    """Return the footprints of the agents of `manifests`. The cost does not depend on other
-    agents."""
+    """Return the footprints of these agents. The cost does not depend on other agents."""
     chains = [chain(manifest) for manifest in manifests]
     users = store.agents.users(list({block.hash: None for blocks in chains for block in blocks}))
     stored = store.find([key for blocks in chains for key in _keys(blocks)])
@@ -113,8 +111,7 @@ _PAGE = 64
 def walk(
     agents: AgentIndexPort, scope: Scope, page: int = _PAGE, after: Place | None = None
 ) -> Iterator[Manifest]:
-    """Yield a scope's manifests that come after the place `after`, newest first; read `page` of
-    them at a time."""
+    """Yield a scope's manifests after the place `after`, newest first; read `page` at a time."""
     while found := agents.page(scope, page, after):
         yield from found
         if len(found) < page:

@@ -30,8 +30,7 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class PromptDigests:
-    """The digests of a prompt of `n_tokens`: those of its prefixes, concatenated, and the one of
-    the whole prompt."""
+    """The digests of a prompt's prefixes, concatenated, and the digest of the whole prompt."""
 
     n_tokens: int
     prefixes: bytes
@@ -112,7 +111,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Agents:
-    """A group: its agents by name, least recently used first. New agents get numbers above
+    """A group's agents by name, least recently used first. New agents get numbers above
     `dropped`."""
 
     members: OrderedDict[str, _Member] = field(default_factory=OrderedDict)

@@ -45,7 +45,7 @@ _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
 def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
-    """Return a note of up to three lines: `origin` (see `Origin.note`; may be ""), the parts, and
+    """Return a note of up to three lines: `origin` (from `Origin.note`, or ""), the parts,
     `last`."""
     lines = [origin] if origin else []
     if parts is not None:
@@ -83,8 +83,7 @@ def _written(parts: Parts) -> dict[str, object]:
 
 
 def _read(fields: object, max_messages: int) -> Parts | None:
-    """Return the parts in `fields`. Raises KeyError, TypeError or ValueError unless `_written`
-    wrote them."""
+    """Return the parts in `fields`. Raises KeyError, TypeError or ValueError if malformed."""
     if not isinstance(fields, dict) or fields["parts"] != _AGENT_NOTE_VERSION:
         return None
     read = _is(list, fields["messages"])[:max_messages]
@@ -123,8 +122,7 @@ _TOOLS, _NO_TOOLS = "tools", "plain"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A client identity and a `kind`: requests of different kinds belong to different
-    conversations."""
+    """A client identity and a `kind`: requests of two kinds belong to two conversations."""
 
     identity: Identity
     kind: str
@@ -179,8 +177,8 @@ def session_and_client_in(note: str) -> tuple[str | None, str | None]:
 
 
 def parent_of(manifest: Manifest) -> str | None:
-    """Return the agent that the agent of `manifest` was forked from, or else the parent that its
-    client named."""
+    """Return the agent that this agent was forked from, or else the parent that its client
+    named."""
     return manifest.parent if manifest.parent is not None else parent_in(manifest.note)
 
 
@@ -390,7 +388,7 @@ def _part(request: Request, shared: int) -> Difference | None:
 
 
 def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
-    """Return why the reused prefix ended; the first `shared` tokens equal the agent's previous
+    """Return why the reused prefix ended; the agent's previous tokens share `shared` first
     tokens."""
     end = request.reuse.end
     if request.params.prompt_logprobs is not None and not request.cached_tokens:

@@ -199,8 +199,7 @@ class BlockAllocator:
 
     def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
         """Raise PoolExhaustedError if `request` could not finish even if it were alone in the pool.
-        Blocks of holders outside the engine's `agents` count as used: the engine cannot free
-        them."""
+        Blocks of holders outside `agents` count as used: the engine cannot free them."""
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
         if self._pool.can_allocate(counts, after_eviction=True):
             return
@@ -233,8 +232,7 @@ class BlockAllocator:
         return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def grow(self, request: Request) -> bool:
-        """Allocate room for one more token of a decoding request. Returns False if the pool is
-        full."""
+        """Allocate room for a decoding request's next token. Returns False if the pool is full."""
         if request.n_tokens < request.capacity:
             return True
         return self._extend(request, whole_blocks(request.n_tokens + 1))
@@ -266,7 +264,7 @@ class BlockAllocator:
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
     def give_back(self, request: Request) -> None:
-        """Undo the admission of a request that computed nothing. The cache that it adopted is idle
+        """Undo the admission of a request that computed nothing: the cache it adopted is idle
         again."""
         restore = request.restore
         if restore is None or not restore.exclusive:
@@ -337,8 +335,8 @@ class BlockAllocator:
         return " and ".join(parts)
 
     def _find_cache(self, request: Request) -> Restore | None:
-        """Return the longest usable prefix from the cache given with the request or its agent's
-        idle cache."""
+        """Return the longest usable prefix, from the request's own cache or its agent's idle
+        cache."""
         cache = self._idle.get(self.key(request.agent_id, request.tenant))
         best: Restore | None = None
         for blocks in (cache, request.given_cache):
@@ -356,8 +354,7 @@ class BlockAllocator:
         return best
 
     def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
-        """Return whether the stored prefix is longer than the one in the pool by at least a
-        block."""
+        """Return whether the stored prefix is at least a block longer than the pool's."""
         prefix = None if self._prefixes is None else self._prefixes.find(request)
         if self._prefixes is None or prefix is None:
             return False
@@ -391,8 +388,8 @@ class BlockAllocator:
         return False
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
-        """Raise the request's capacity to `capacity` tokens if room for `spare` more blocks is
-        left."""
+        """Raise the request's capacity to `capacity` tokens if that leaves room for `spare`
+        blocks."""
         blocks = request.blocks or [[] for _ in self._spec.layers]
         missing = self._missing(blocks, capacity)
         if not self._make_room(self._missing(blocks, capacity + spare)):
@@ -409,8 +406,7 @@ class BlockAllocator:
         return True
 
     def _missing(self, blocks: list[list[KVBlock]], capacity: int) -> list[int]:
-        """Return how many blocks each layer of `blocks` lacks for a capacity of `capacity`
-        tokens."""
+        """Return how many blocks each layer lacks for a capacity of `capacity` tokens."""
         wanted = self._spec.blocks_for(capacity)
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
 

@@ -19,17 +19,14 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpe
 FEWEST_TOKENS = 64
 """The fewest tokens that are worth a checkpoint: to compute fewer again costs less."""
 MOST_TOKENS = 4096
-"""The largest distance in the grid, in tokens: after an edit in a long prompt, at most these are
-computed again."""
+"""The largest distance in the grid: after an edit, at most these tokens are computed again."""
 _TIMES_WHERE_LIKELY = 8
 """Where requests are likely to continue, checkpoints may use this many times the bytes of keys and
 values: of those before it, at a prompt's end; of those computed, at all junctions together."""
 _FREE_JUNCTIONS = 4
-"""How many checkpoints a group of requests may take at junctions before it has computed
-anything."""
+"""How many checkpoints requests may take at junctions before they have computed anything."""
 _STATES_ALONE = 512
-"""The distance in the grid, in tokens, of a model that caches only states and so stores only
-checkpoints."""
+"""The distance in the grid, in tokens, of a model that stores only checkpoints of states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +59,7 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
 
 
 def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
-    """Return the bytes that a checkpoint adds `distance` tokens after another; their windows share
-    blocks."""
+    """Return the bytes of a checkpoint `distance` tokens after another, without shared blocks."""
     return sum(
         layer.state_bytes
         if layer.window is None
@@ -76,8 +72,8 @@ def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
 class Junctions:
     """Chooses checkpoints at junctions: positions at which other requests continue differently.
     Requests with a common beginning share a limit: eight times the bytes of the keys and values
-    that they compute, plus a few checkpoints of any size. The junctions that save most tokens are
-    chosen first."""
+    that they compute, plus a few checkpoints of any size. Those that save most tokens come
+    first."""
 
     def __init__(self, spec: ModelCacheSpec, apart: Distances) -> None:
         self._spec = spec
@@ -87,14 +83,13 @@ class Junctions:
 
     @property
     def least_bytes(self) -> int:
-        """The bytes of checkpoints that requests with a common beginning may take before they have
-        computed anything."""
+        """The bytes of checkpoints that a group of requests may take before it computes
+        anything."""
         whole = 2 * MOST_TOKENS - 1  # after a whole window, in the middle of a block
         return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
 
     def budget(self, n_tokens: int) -> int:
-        """Return the bytes of checkpoints that requests may take in return for computing
-        `n_tokens`."""
+        """Return the bytes of checkpoints that computing `n_tokens` pays for."""
         if self._per_token:
             return _TIMES_WHERE_LIKELY * self._per_token * n_tokens
         grid = self._apart.grid  # states alone
@@ -190,8 +185,7 @@ def checkpoint_positions(
 
 
 def _junctions_between(positions: Iterable[int], start: int, end: int) -> Counter[int]:
-    """Return the checkpoint positions for the junctions at `positions`, and how many requests
-    diverge at each."""
+    """Return the junctions' checkpoint positions, and how many requests diverge at each."""
     moved = Counter(_leaving_several(one, end) for one in positions)
     return Counter({one: n for one, n in moved.items() if start + FEWEST_TOKENS <= one <= end})
 

@@ -36,8 +36,7 @@ slows loads down."""
 _ABOVE = 2.0
 """A line above a load counts as wrong this many times as much as a line that is as far below it."""
 _ALIKE = 0.05
-"""Lines count as equally likely if their errors differ by less than this fraction of the loads'
-seconds."""
+"""Lines are equally likely if their errors differ by less than this part of the loads' time."""
 _TRIALS = 3
 """A local tier may count as slower than computing only after this many loads: it rarely is slower,
 but a process' first loads often are."""
@@ -418,8 +417,7 @@ class Loader:
         return {key: body for key, body in found.items() if len(body) == sizes[key]}
 
     def _read_group(self, group: list[Target]) -> list[bool]:
-        """Read a group of bodies into their targets; return, for each, whether it passed
-        verification."""
+        """Read a group of bodies into their targets; return which of them passed verification."""
         try:
             here = self._resident([header for header, _ in group])
             for header, target in group:

@@ -88,8 +88,7 @@ class StoredPrefix:
 
 
 def window_start(layout: BlockLayout, length: int) -> int:
-    """Return the first position whose keys and values window layers need to compute the token at
-    `length`."""
+    """Return the first position that window layers attend to from the token at `length`."""
     return max(0, length - (layout.window_tokens or 1) + 1)
 
 
@@ -142,8 +141,7 @@ class PrefixLookup:
         tokens: Sequence[int],
         known: int,
     ) -> StoredPrefix | None:
-        """Return `prefix` with its junction: the position where `tokens` differ from all stored
-        tokens."""
+        """Return `prefix` with the junction where `tokens` differ from all stored tokens."""
         parent = _hash_before(scope, links, known // BLOCK_TOKENS)
         junction = known + self._tail(parent, tokens[known:])[1]
         if prefix is not None:
@@ -155,8 +153,7 @@ class PrefixLookup:
     def _at_checkpoint(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], n_blocks: int
     ) -> StoredPrefix | None:
-        """Return the prefix up to the last usable checkpoint if the store has the first `n_blocks`
-        FULL bodies."""
+        """Return the prefix up to the last usable checkpoint within the first `n_blocks` blocks."""
         for k in range(n_blocks, -1, -1):
             rest = tokens[k * BLOCK_TOKENS : (k + 1) * BLOCK_TOKENS]
             for checkpoint in self._checkpoints(_hash_before(scope, links, k), rest):
@@ -203,14 +200,13 @@ class PrefixLookup:
         )
 
     def _longer(self, link: BlockLink) -> BlockHeader | None:
-        """Return a stored block that begins with the tokens of `link`; None if the store has
-        none."""
+        """Return a stored block that begins with the tokens of `link`; None if there is none."""
         tail, n_tokens = self._tail(link.parent, link.tokens)
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """Return the block after `parent` that shares most first tokens with `rest`, and how many
-        these are."""
+        """Return the block after `parent` that shares most first tokens with `rest`, and how
+        many."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0

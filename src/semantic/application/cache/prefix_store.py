@@ -36,8 +36,7 @@ from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import StorePort
 
 _READ_PART = 16
-"""Data that loads have read but not yet copied may take one part in this many of the process'
-memory."""
+"""Data that loads have read but not copied may take one part in this many of the memory."""
 
 
 class PrefixStore:
@@ -84,8 +83,7 @@ class PrefixStore:
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def keep_within(self, n_bytes: int) -> None:
-        """Limit the data that loads have read but not yet copied to a sixteenth of the process'
-        `n_bytes`."""
+        """Let data that loads have not copied yet take a sixteenth of the process' `n_bytes`."""
         self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
@@ -112,8 +110,7 @@ class PrefixStore:
         return self._store.agents.manifest(self.scope(tenant), agent_id)
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Let the agent `new_agent_id`, a fork of `agent_id`, find the blocks that were imported
-        with `agent_id`."""
+        """Let a fork find the blocks that were imported with the agent it is forked from."""
         salt = self._salt(agent_id, tenant, self.manifest(agent_id, tenant))
         if salt:
             self._salts[tenant, new_agent_id] = salt
@@ -144,14 +141,13 @@ class PrefixStore:
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Record that the request uses the pool's prefix, which is about as long; the stored prefix
-        stays the fallback."""
+        """Record that the request uses the pool's prefix; the stored one stays its fallback."""
         state = self._state(request)
         if state.prefix is not None:
             self.shared.continues_from(request, state.prefix.length)
 
     def begin_load(self, request: Request) -> bool:
-        """Start to read the prefix that `find` returned. Returns False if it found none. Raises
+        """Start to read the result of `find`. Returns False if that is None. Raises
         BackendError."""
         state = self._state(request)
         prefix, state.prefix = state.prefix, None
@@ -321,8 +317,7 @@ class PrefixStore:
     # Life of a request, and of the store
 
     def close_sequence(self, request: Request) -> None:
-        """Release the request's claim on a block and cancel its load, because its sequence is
-        closing."""
+        """Release the request's claim and cancel its load, because its sequence is closing."""
         self.shared.release(request)
         state = self._state(request)
         load, state.load = state.load, None
@@ -330,8 +325,7 @@ class PrefixStore:
             self._loader.give_up(load)
 
     def preempt(self, request: Request) -> None:
-        """Record that the request was preempted: `find` looks its prefix up again, as the store may
-        evict it meanwhile."""
+        """Let `find` look the prefix up again, since the store may evict it meanwhile."""
         state = self._state(request)
         state.prefix, state.searched, state.load = None, False, None
         state.unread = state.preferred = 0
@@ -360,8 +354,7 @@ class PrefixStore:
         return self._states.setdefault(request.uid, RequestState()) if state is None else state
 
     def _scope_of(self, request: Request) -> Scope:
-        """Return the scope of the request's blocks, with a salt if its agent came from an
-        import."""
+        """Return the scope of the request's blocks, with the salt of an imported agent."""
         state = self._state(request)
         if state.scope is None:
             scope = self.scope(request.tenant)
@@ -397,8 +390,7 @@ class PrefixStore:
         return state.links[number].hash
 
     def _blocks_to_compute(self, request: Request) -> int:
-        """Return the number of full blocks of the request's tokens that other requests may
-        reuse."""
+        """Return how many of the request's full blocks other requests may reuse."""
         return self._spec.reusable(request.n_tokens - 1) // BLOCK_TOKENS
 
     def _search(self, request: Request, start: int) -> StoredPrefix | None:

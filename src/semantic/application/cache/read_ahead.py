@@ -31,8 +31,7 @@ _REST = 3
 """Rest after reading a body, as a multiple of the reading time: on a CPU, decoding gets its cores
 back, and the drive is free for urgent reads."""
 _PATIENCE = 0.05
-"""How many seconds to wait for the loads of requests before looking again whether the agent is
-back."""
+"""Seconds to wait for loads of requests before looking again whether the agent is back."""
 
 
 class Prefixes(Protocol):
@@ -48,14 +47,12 @@ class Prefixes(Protocol):
     def prefetch(self, header: BlockHeader) -> bool: ...
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """Wait until all loads of requests have ended, at most `seconds`; return whether they
-        have."""
+        """Wait at most `seconds` for all loads of requests to end; return whether they have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A prefix to read at the time `due`. If it is None, it is the stored prefix of the agent's
-    last turn."""
+    """A prefix to read at the time `due`; None for the stored prefix of the agent's last turn."""
 
     due: float
     prefix: StoredPrefix | None = None
@@ -108,8 +105,7 @@ class ReadAhead:
             self._thread.join()
 
     def read_due(self) -> float | None:
-        """Run all jobs that are due; return the seconds until the next job is due, None without
-        one."""
+        """Run all jobs that are due; return the seconds until the next job; None without one."""
         while (found := self._take()) is not None:
             self._read(*found)
         return self._seconds()
@@ -173,8 +169,7 @@ class ReadAhead:
                 self._changed.wait_for(lambda: self._reading != key, rest)
 
     def _left(self, key: CacheKey) -> int:
-        """Return how many bytes may be read for an agent, next to the unused reads for other
-        agents."""
+        """Return how many bytes may be read for an agent, given other agents' unused reads."""
         now, most = self._clock(), self._prefixes.ahead_bytes  # without the lock: this may be slow
         with self._changed:
             others = ((one, *held) for one, held in self._held.items() if one != key)

@@ -47,12 +47,11 @@ class RequestState:
     is_ahead: bool = False
     """True if a thread reads `prefix` ahead, so its bodies may change tiers."""
     unread: int = 0
-    """The length of a prefix that was not readable. The request looks for a shorter prefix or other
-    bodies."""
+    """The length of an unreadable prefix: the request looks for a shorter one or other bodies."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
-        """Return the links of the full blocks of `tokens`, which must extend the tokens of earlier
-        calls."""
+        """Return the links of the full blocks of `tokens`, which must extend earlier calls'
+        tokens."""
         n_full = len(tokens) // BLOCK_TOKENS
         if len(self.links) < n_full:
             self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])

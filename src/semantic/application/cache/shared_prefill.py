@@ -24,8 +24,7 @@ from semantic.domain.block_hash import BlockHash
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _MOST_COMPARED = 128
-"""A prompt is compared with at most this many requests of its group: running ones, then the
-oldest."""
+"""The most requests of its group to compare a prompt with: running ones, then the oldest."""
 _HEAD_BYTES = FEWEST_TOKENS * array("I").itemsize
 
 
@@ -62,8 +61,7 @@ class CommonPrefixes:
     stepping thread may call the other methods."""
 
     def __init__(self, allowance: int = 0) -> None:
-        """`allowance` is the initial allowance, in bytes, of each group of requests with a common
-        beginning."""
+        """Each group of requests with a common beginning starts with `allowance` bytes."""
         self._allowance = allowance
         self._live: dict[str, _Live] = {}
         self._groups: dict[tuple[str, bytes], _Group] = {}
@@ -244,8 +242,7 @@ class SharedPrefill:
             self._common.add(request)
 
     def parts_at(self, request: Request, junction: int | None) -> None:
-        """Record that the prompt differs from all stored tokens at `junction`, or that this is
-        unknown (None)."""
+        """Record where the prompt differs from all stored tokens; None if unknown."""
         self._plan(request).junction = junction
 
     def continues_from(self, request: Request, position: int) -> None:
@@ -304,8 +301,7 @@ class SharedPrefill:
     # Waiting for a checkpoint
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request that this one waits for, directly or through others that wait; None if
-        it does not wait."""
+        """Return the request at the end of this one's chain of waits; None if it does not wait."""
         first, plan = None, self._plans.get(request.uid)
         while plan is not None and plan.waits_for is not None:
             first = plan.waits_for[0]
@@ -318,8 +314,7 @@ class SharedPrefill:
         plan.looks_again = plan.in_vain < _MOST_IN_VAIN
 
     def looks_again(self, request: Request) -> bool:
-        """Return whether others may have saved more blocks since the request's look-up; True only
-        once."""
+        """Return, True only once, whether others may have saved blocks since the look-up."""
         plan = self._plan(request)
         looks, plan.looks_again = plan.looks_again, False
         return looks
@@ -331,8 +326,7 @@ class SharedPrefill:
         plan.waited = 0
 
     def read_in_vain(self, request: Request, *, look_again: bool) -> None:
-        """Record that the request read a damaged body. With `look_again`, it looks for the rest
-        again."""
+        """Record that the request read a damaged body; with `look_again`, it looks again."""
         plan = self._plan(request)
         plan.in_vain += 1
         if look_again:
@@ -431,8 +425,7 @@ class SharedPrefill:
         return plan.waits_for is not None
 
     def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
-        """Yield each request that computes tokens which `request` needs, and how many tokens both
-        share."""
+        """Yield each request that computes tokens for `request`, and how many tokens both share."""
         for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
             if self._leads(other, shared, request):
                 yield other, shared

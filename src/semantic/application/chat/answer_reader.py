@@ -321,8 +321,7 @@ class AnswerReader:
         return all(call.name in self._syntax.tools for call in read.calls)
 
     def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
-        """Emit the certain parts of calls, but only of the first call if the answer may have just
-        one."""
+        """Emit the certain parts of calls; if the answer may have only one, of the first call."""
         for part in parts:
             if part.name is not None:
                 self._calls += 1
@@ -372,8 +371,7 @@ def _syntax(chat_format: ChatFormat, chat: Chat) -> CallSyntax:
 
 
 class AnswerMessage:
-    """Collects the pieces of an answer into a message, as the client's next request will repeat
-    it."""
+    """Collects an answer's pieces into a message, as the client's next request will repeat it."""
 
     def __init__(self) -> None:
         self._text: list[str] = []

@@ -40,8 +40,7 @@ class TokenText:
         return TokenText(self.text + other.text, self.logprobs + moved)
 
     def split(self, at: int) -> tuple[TokenText, TokenText]:
-        """Return the part before character `at`, and the rest; a token belongs to the part in which
-        it begins."""
+        """Split before character `at`; a token belongs to the part in which it begins."""
         before = tuple(entry for entry in self.logprobs if entry[0] < at)
         rest = tuple((start - at, value) for start, value in self.logprobs if start >= at)
         return TokenText(self.text[:at], before), TokenText(self.text[at:], rest)
@@ -208,8 +207,7 @@ class ReadCall:
 
 
 class CallText:
-    """Reads the calls of an answer: the text between two marks, and after its end the next such
-    text."""
+    """Reads the calls of an answer: the text between two marks, then the next such text."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
@@ -236,8 +234,7 @@ class CallText:
         return certain
 
     def next(self) -> ReadCall | None:
-        """If the end of the calls has arrived, return the result and start again; else return
-        None."""
+        """Return the result and start again if the end of the calls has arrived, else None."""
         if self._whole is not None:
             return self._done(self._whole.next())
         calls = self._streamed

@@ -36,8 +36,7 @@ _LITERAL_ERRORS: Final = (ValueError, SyntaxError, TypeError, MemoryError, Recur
 
 class ArgumentTypes:
     def __init__(self, parameters: JsonSchema, *, untyped_is_text: bool = True) -> None:
-        """With `untyped_is_text`, an argument without a type is text; otherwise it is read as
-        JSON."""
+        """With `untyped_is_text`, an argument without a type is text, otherwise JSON."""
         found = parameters.get("properties")
         self._root = parameters
         self._properties = found if isinstance(found, Mapping) else {}
@@ -158,8 +157,7 @@ def _json_of(text: str, kinds: Kinds) -> str | None:
 
 
 def _loaded(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value of a JSON text, and its JSON, spelled as in the text if all clients can read
-    that."""
+    """Yield the value of a JSON text, and its JSON: the text itself if all clients can read it."""
     try:
         value = json.loads(text, strict=False, parse_constant=refuse_constant)
         written = portable_json(value)
@@ -170,8 +168,7 @@ def _loaded(text: str) -> Iterator[tuple[object, str]]:
 
 
 def _evaluated(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value of a Python literal, as some models write, which may contain JSON's words,
-    and its JSON."""
+    """Yield the value and the JSON of a Python literal, which may contain JSON's words."""
     if len(text) > _LONGEST_LITERAL:
         return
     try:

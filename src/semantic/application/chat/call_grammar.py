@@ -31,12 +31,10 @@ _CHOSEN: Final = {"$number": "/[0-9]{1,3}/", "$id": "/[a-zA-Z0-9]{9}/"}
 """The parts before a call's arguments that the model chooses, and what they must match."""
 
 MOST_FORCED_CALLS = 16
-"""The most calls in an answer that must call a tool: a model out of ideas repeats itself up to
-max_tokens."""
+"""The most calls in an answer that must call: a model out of ideas repeats itself forever."""
 
 JSON_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
-"""An "x-guidance" for schemas: it limits white space between the parts of JSON, with enough to
-indent."""
+"""An "x-guidance" for schemas: limited white space in JSON, enough to indent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +150,8 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 
 def enforced_schemas(chat: Chat) -> list[JsonSchema]:
-    """Return the schemas that an answer to `chat` must follow: the schema of its format, and those
-    of calls."""
+    """Return the schemas that an answer must follow: the schema of its format, and those of
+    calls."""
     tools = _callable(chat)
     wanted = chat.answer_format
     answer = [] if wanted is None or wanted.grammar else [wanted.schema or ANY_OBJECT]
@@ -177,8 +175,7 @@ def _answer(wanted: AnswerFormat) -> str:
 
 
 def _json(schema: JsonSchema) -> str:
-    """Return a rule, in Lark, for JSON that fits `schema`; overrides the schema's own
-    "x-guidance"."""
+    """Return a rule, in Lark, for JSON that fits `schema`; ignores the schema's "x-guidance"."""
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_SPACE})}"
 
 
@@ -217,8 +214,7 @@ class _Rules:
             self.add("thought_rest[lazy]", f"TEXT {_dumps(end.text)}")
 
     def mixed(self) -> None:
-        """Add rules for free text with only valid calls: the text ends where a call's mark
-        begins."""
+        """Add rules for text with only valid calls: text ends where a call's mark begins."""
         if self._headers is not None:
             self.add("mixed", "head TEXT | calls")
             return
@@ -240,8 +236,7 @@ class _Rules:
         self.add("call_start[lazy]", f"TEXT {_dumps(start.text)}")
 
     def calls(self, tools: Sequence[Tool], schema_of: Callable[[Tool], JsonSchema]) -> None:
-        """Add rules for one call between its marks, or a limited number if calls may be
-        parallel."""
+        """Add rules for one call between its marks, or for several if calls may be parallel."""
         language, form = self._language, self._language.form
         many = self._many and self._headers is None
         more = f"({{}}){{{{0,{MOST_FORCED_CALLS - 1}}}}}" if many else ""
@@ -295,8 +290,7 @@ _COMBINING = frozenset(
         "unevaluatedProperties",
     }
 )  # fmt: skip
-"""If a schema has one of these keywords, more than its `properties` may decide what an object
-contains."""
+"""In a schema with one of these, more than `properties` may decide what an object contains."""
 
 
 def closed(schema: JsonSchema) -> JsonSchema:

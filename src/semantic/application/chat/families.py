@@ -300,8 +300,7 @@ FAMILIES: Final = (
 def family_of(
     template: str, vocabulary: Container[str], parser: str | None = None
 ) -> Family | None:
-    """Return the family of a model; None if unknown. If `parser` is known, only its families
-    count."""
+    """Return a model's family; None if unknown. If `parser` is known, only its families count."""
     named = [family for family in FAMILIES if parser in family.names]
     for family in named or FAMILIES:
         if family.template and all(text in template for text in family.template):

@@ -42,8 +42,7 @@ class Verdicts:
         self._lock = threading.Lock()
 
     def problem(self, grammar: Grammar) -> str | None:
-        """Return the problem with `grammar`; empty if it has none, None if it was not checked or is
-        forgotten."""
+        """Return the problem with `grammar`; empty if it has none, None without a verdict."""
         with self._lock:
             return self._problems.get(grammar.tenant, _key(grammar))
 
@@ -68,8 +67,7 @@ class _Check:
     probe: GrammarProbe | None = None  # during its check
     has_ended: bool = False
     outcome: Future[str | Failure] = field(default_factory=Future)
-    """Done once the check has ended. Never raises, since asyncio would log an exception that no
-    request awaits."""
+    """Never raises: if no request awaited it, asyncio would log the exception."""
 
 
 class GrammarChecks:

@@ -16,8 +16,7 @@ from semantic.domain.errors import ToolCallError
 _NAMES: Final = ("name", "tool_name")
 _ARGUMENTS: Final = ("arguments", "parameters")
 _MAX_RENDERED_DEPTH: Final = 64
-"""The most levels of lists and objects in a call of the history, since templates recurse into each
-level."""
+"""The most levels of lists and objects in a call of the history: templates recurse into each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ ROW_BYTES: Final = 512
 
 
 class MemoryResponses:
-    """Implements `ResponsesPort` in memory. Stores responses encoded as bytes, which are immutable
-    and easy to count."""
+    """Implements `ResponsesPort` in memory, with encoded responses: bytes are easy to count."""
 
     def __init__(self, max_bytes: int) -> None:
         self._kept: FairLru[str, bytes] = FairLru(max_bytes)

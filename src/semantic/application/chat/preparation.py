@@ -183,8 +183,7 @@ class Preparation:
         )
 
     def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
-        """Return the reasoning in which stop strings have no effect; None without stop strings or
-        marks."""
+        """Return where in an answer stop strings have no effect; None without them or marks."""
         marks, headers = self._format.thought_marks, self._format.headers
         if headers is not None:
             return Thoughts(headers.starts[0], headers.answer, opened=True) if stop else None
@@ -271,8 +270,7 @@ def _beginning(prompt: Prompt, n: int) -> str:
 
 
 def length_of(prompt: Prompt) -> int:
-    """Return the number of characters of a text or of a conversation's messages; 0 for token
-    ids."""
+    """Return how many characters a text, or a conversation's messages, have; 0 for token ids."""
     if isinstance(prompt, tuple):
         return 0
     return prompt.length if isinstance(prompt, Chat) else len(prompt)

@@ -205,8 +205,7 @@ class Replay:
         return None
 
     def _joined(self, turns: Sequence[Turn]) -> _Known | None:
-        """Return the joined tokens of consecutive turns; None if a turn did not continue the tokens
-        recorded before it."""
+        """Return the joined tokens of consecutive turns; None if a turn continues other tokens."""
         tokens: list[int] = []
         for turn in turns:
             del tokens[turn.start :]
@@ -236,8 +235,7 @@ class _Turns:
 
 
 def _continues(turn: Turn, before: Turn) -> bool:
-    """Return whether `turn` continues all tokens of `before`, possibly without the last, its end
-    token."""
+    """Return whether `turn` continues all tokens of `before`, or all but the end token."""
     return before.end - 1 <= turn.start <= before.end
 
 
@@ -254,8 +252,7 @@ def _prefix_digests(tokens: Sequence[int], lengths: Sequence[int]) -> list[bytes
 
 
 def _answered(turn: Turn | None, message: Message) -> Answered:
-    """Return how the answer `message` relates to the generated answer, given the turn recorded for
-    it."""
+    """Return how the answer `message` relates to the generated answer, recorded in `turn`."""
     if turn is None:
         return Answered.OTHER
     if not agrees(turn, message):

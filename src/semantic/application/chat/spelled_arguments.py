@@ -96,8 +96,7 @@ class SpelledArguments(ABC):
 
 
 class ListedArguments(SpelledArguments):
-    """Reads the arguments of one call in a list. Only of a string is the type known before its
-    end."""
+    """Reads a call's arguments in a list. Only a string shows its type before its end."""
 
     def __init__(self, spelling: CallList) -> None:
         super().__init__()
@@ -230,8 +229,7 @@ class ListedArguments(SpelledArguments):
         self._written, self._sent = [], []
 
     def _end_of_argument(self) -> str | None:
-        """Return the JSON that ends the open argument; None if its value contradicts the emitted
-        part."""
+        """Return the JSON that ends the open argument; None if it contradicts the emitted part."""
         if self._part == "after":
             return '"' if self._sent else self._member("")
         value = "".join(self._written)
@@ -246,8 +244,7 @@ class ListedArguments(SpelledArguments):
 
 
 def _value(spelling: CallList, text: str) -> str | None:
-    """Return the JSON of a value without quotes, such as a number; None if `text` is no such
-    value."""
+    """Return the JSON of a value without quotes, such as a number; None if it is malformed."""
     if spelling.escapes:
         return any_json(text)
     try:
@@ -257,7 +254,7 @@ def _value(spelling: CallList, text: str) -> str | None:
 
 
 def _in_json(spelling: CallList, text: str) -> str:
-    """Return `text` with its keys and strings in JSON's quotes. Raises ValueError for an open
+    """Return `text` with JSON's quotes around keys and strings. Raises ValueError for an open
     string."""
     written, quote = [], spelling.quotes[0]
     for number, part in enumerate(text.split(quote)):
@@ -271,8 +268,7 @@ def _in_json(spelling: CallList, text: str) -> str:
 
 
 def _unescaped(escape: str) -> str:
-    """Return the text that an escape in a Python string stands for; an unknown escape stands for
-    itself."""
+    """Return the text that an escape of Python stands for; an unknown one stands for itself."""
     if escape[1] in "xu":
         return chr(int.from_bytes(bytes.fromhex(escape[2:]), "big"))
     return _ESCAPED.get(escape[1], escape)

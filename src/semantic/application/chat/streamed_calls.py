@@ -142,8 +142,7 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The form of the calls in a chat's answers: between `marks`, in JSON or in the model's
-    `spelling`."""
+    """The form of calls in a chat's answers: between `marks`, as JSON or in a `spelling`."""
 
     marks: Marks
     tools: Mapping[str, Tool]
@@ -217,8 +216,7 @@ class StreamedCalls:
 
     @property
     def rest(self) -> str:
-        """The text that was not read. If it is the rest of a list of objects, it begins with a
-        bracket again."""
+        """The text not read yet. If it is the rest of a list, it begins with a bracket again."""
         start = LIST_START if self.has_object and self._is_list else ""
         return start + self._text[self._at :]
 
@@ -285,8 +283,8 @@ class StreamedCalls:
         self._written.append(CallPart(name, ""))
 
     def _skip_end(self) -> bool | None:
-        """Skip text that ends a call. Returns False if it needs more text, None if a call may begin
-        here."""
+        """Skip text that ends a call. Returns False if more text is needed, None if a call may
+        begin."""
         self._at = behind_space(self._text, self._at)
         rest = self._text[self._at :]
         if not rest:
@@ -325,8 +323,7 @@ class StreamedCalls:
         return True
 
     def _repeated(self) -> tuple[str, ...]:
-        """Return the start mark, which may be repeated if only the answer's end ends the calls;
-        else nothing."""
+        """Return the start mark if it may be repeated: if only the answer's end ends the calls."""
         start = self._syntax.marks.start
         return (start,) if start and not self._end_marks else ()
 

@@ -134,8 +134,7 @@ class TaggedArguments(SpelledArguments):
         return True
 
     def _ends_value(self, at: int) -> bool | None:
-        """Return whether a value can end before the text from `at` on; None if it needs more
-        text."""
+        """Return whether the value can end before position `at`; None if it needs more text."""
         tags = self._tags
         marks = [mark for mark in (tags.start, tags.call_end) if mark]
         near = self._text[at : at + max(map(len, marks))]
@@ -166,8 +165,7 @@ class TaggedArguments(SpelledArguments):
         self._has_members = True
 
     def _rest_of_value(self, cut: str | None) -> str:
-        """Return the JSON that ends the open argument; if `cut` is given, it is the rest of the
-        value."""
+        """Return the JSON that ends the open argument; the value's rest is `cut`, if given."""
         value = self._value
         text = value.rest if cut is None else cut
         if value.is_sent:
@@ -221,8 +219,7 @@ class _Value:
         return bool(begin) and self._text.lstrip().startswith(begin) and end not in self._text
 
     def without_call_end(self) -> str | None:
-        """Return the rest of the value if the end of the call follows it without an end tag, else
-        None."""
+        """Return the rest of the value if the call ends after it without an end tag, else None."""
         end, text = self._tags.call_end, self._text.rstrip()
         return self._trimmed(text.removesuffix(end)) if end and text.endswith(end) else None
 

@@ -23,16 +23,14 @@ in this process only."""
 
 
 def transcript_of(messages: Sequence[Message]) -> str:
-    """Return a line of JSON that `messages_in` reads; "" if it would exceed `MAX_TRANSCRIPT`
-    characters."""
+    """Return a line of JSON that `messages_in` reads; "" beyond `MAX_TRANSCRIPT` characters."""
     fields = {_MESSAGES: [_written(message) for message in messages]}
     text = json.dumps(fields, ensure_ascii=False)
     return text if len(text) <= MAX_TRANSCRIPT else ""
 
 
 def messages_in(note: str) -> tuple[Message, ...] | None:
-    """Return the messages in a note, the last of them from the user or a tool; None if the note has
-    none."""
+    """Return the messages in a note, the last from the user or a tool; None if it has none."""
     line = note.rpartition("\n")[2]
     if not line.startswith(_START):  # other texts may be long
         return None

@@ -19,8 +19,7 @@ _TURN_BYTES = 768
 _QUEUE_BYTES = 16 << 20
 """The most bytes of turns that wait for the disk; further turns stay in memory only."""
 _CLOSE_SECONDS = 2.0
-"""The most seconds that `close` waits for writes, as another process may hold the file's lock for
-long."""
+"""The most seconds that `close` waits for writes: another process may lock the file."""
 _ANY = ""
 """The tenant of all turns in the cache: a point does not reveal its tenant."""
 _UPLOADS = 8
@@ -49,8 +48,8 @@ class Writes:
             return frozenset(self._waiting)
 
     def add(self, n_bytes: int, write: Callable[[], None]) -> Future[None] | None:
-        """Call `write`, which holds `n_bytes`, on a thread, and return its future; None if it has
-        no room."""
+        """Call `write`, which holds `n_bytes`, on a thread; return its future, None without
+        room."""
         with self._lock:
             if self._is_closed or self._n_bytes + n_bytes > self._max_bytes:
                 return None

@@ -22,8 +22,7 @@ _MIN_RETRY, _MAX_RETRY = 1, 60
 _DEFAULT_RETRY = 10
 """Retry-After in seconds: the least, the most, and the value before the first measurement."""
 _MEASURED = 32
-"""The rate is measured over this many of the latest departures, only since the queue was last
-empty."""
+"""The rate covers this many latest departures, only those since the queue was last empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +109,8 @@ class Admission:
             self._left.append((self._clock(), n_bytes))
 
     def _require_room_beside(self, tenant: str, n_bytes: int) -> None:
-        """Raise TenantLimitError unless, with `n_bytes` more, the queue would have as much free as
-        the tenant uses."""
+        """Raise TenantLimitError if a tenant, with `n_bytes` more, would use more than stays
+        free."""
         own, own_bytes = self._requests.of(tenant), self._bytes.of(tenant)
         if self._requests.leaves_room(tenant, 1) and self._bytes.leaves_room(tenant, n_bytes):
             return
@@ -123,8 +122,7 @@ class Admission:
         )
 
     def _retry_after(self, excess: int) -> int:
-        """Return how many seconds, at the recent rate, until a submission and `excess` bytes have
-        left."""
+        """Return in how many seconds a submission and `excess` bytes leave at the recent rate."""
         (since, _), *left = self._left
         if not left:
             return _DEFAULT_RETRY

@@ -197,8 +197,7 @@ class BlockPoolBatchEngine:
         self._scheduler.is_shared = by_tenants
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit the sizes of chunks and batch, and start only work that it has memory
-        for."""
+        """Let `guard` limit chunks and batch, and start only work that it has memory for."""
         self._scheduler.keep_within(guard)
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)
@@ -231,7 +230,7 @@ class BlockPoolBatchEngine:
         return self._idle
 
     def caches_of(self, tenant: str, names: Collection[str] | None = None) -> list[AgentBlocks]:
-        """Return the idle caches of a tenant's agents, of those in `names` or of all if None; read
+        """Return the idle caches of a tenant's agents, only of those in `names` if given; read
         only."""
         if names is None:
             keys = [key for key in self._idle.lru_order() if key.tenant == tenant]
@@ -306,8 +305,7 @@ class BlockPoolBatchEngine:
             self._ahead.expect(key, hints.back_in)
 
     def _read_ahead(self, request: Request) -> None:
-        """Record that the agent of `request` is back, and read the request's prefix ahead while it
-        waits."""
+        """Record that the request's agent is back; read its prefix ahead while it waits."""
         if self._ahead is None or self._prefixes is None:
             return
         key = self._allocator.key(request.agent_id, request.tenant)
@@ -341,8 +339,7 @@ class BlockPoolBatchEngine:
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
-        """Continue requests whose load is complete; wait for a load only if nothing else can
-        run."""
+        """Continue requests whose load is complete; wait for a load if nothing else can run."""
         loading = self._scheduler.in_phase(Phase.LOAD)
         if loading and len(loading) == self.n_running:
             self._sequences.wait_for_load(loading, _LOAD_WAIT)

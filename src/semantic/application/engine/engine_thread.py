@@ -48,7 +48,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """Tells the thread to stop: running requests may finish until `deadline`, or without a limit if
+    """Tells the thread to stop: running requests may finish until `deadline`, at any time if
     None."""
 
     deadline: float | None

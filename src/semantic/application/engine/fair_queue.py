@@ -220,8 +220,7 @@ class FairQueue:
             self._sort(place.request)
 
     def _leave(self, place: _Place, served: int | None = None) -> None:
-        """Remove a request. A tenant or agent without further requests counts as new when it
-        returns."""
+        """Remove a request. A tenant or agent without other requests counts as new later."""
         request = place.request
         del self._places[request.uid]
         self._step_out(place)

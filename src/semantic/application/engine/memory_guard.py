@@ -16,8 +16,7 @@ from semantic.ports.serving import MemoryFigures
 _INTERVAL = 0.25
 """Seconds between two measurements."""
 _PARTS = 16
-"""The guard keeps one part in this many of the limit free, and two such parts after it has freed
-something."""
+"""The guard keeps one part in this many of the limit free, and two after it frees memory."""
 _CALM = 60.0
 """How long memory pressure must be absent, in seconds, before a report says that it is over."""
 _FORGET = 0.98
@@ -109,8 +108,7 @@ class MemoryGuard:
         self._order.append((name, free))
 
     def lacks_room(self) -> int | None:
-        """Return the bytes in use before any request if they leave no room for requests, else
-        None."""
+        """Return the bytes in use before any request if they leave no room for one, else None."""
         used = self._memory.in_use()
         self._least = used + 2 * used // (_PARTS - 2)
         return used if used > self.max_bytes - self._part else None
@@ -300,8 +298,8 @@ class StepMemory:
         self._measured: dict[int, _Measured] = {}  # by the power of two of the context
 
     def observe(self, n_tokens: int, context: int, n_bytes: int) -> None:
-        """Record that a pass over `n_tokens`, up to position `context`, needed `n_bytes`; 0 if not
-        measured."""
+        """Record that a pass over `n_tokens` up to position `context` needed `n_bytes`, 0 if
+        unknown."""
         if n_tokens < 1 or n_bytes < 1:
             return
         place = context.bit_length()

@@ -28,11 +28,9 @@ _ASSUMED_BESIDE = 0.25
 """The cost of a token computed in one pass with another prompt's tokens, assumed before any
 measurement, as a fraction of the cost of a token alone."""
 _FIRST_BESIDE = 3
-"""The most other prompts in the first pass over several prompts; a later pass may have twice as
-many as any before."""
+"""The most other prompts in the first pass over several; a later pass may have twice as many."""
 _WORTH = 0.25
-"""The fraction of a pass that a pass over several prompts must save, because it has costs of its
-own."""
+"""The fraction of a pass that a pass over several prompts must save, as it has its own costs."""
 _FORGOTTEN = 0.995
 """Each pass over a single prompt multiplies the learned cost of tokens next to others by this: if
 that cost is too high, because the device was busy, it is eventually measured again."""

@@ -22,8 +22,7 @@ from semantic.domain.fair_share import FairRoom
 from semantic.ports.generation import Clock, StepObserver
 
 _PARTS = 7
-"""In a shared batch a tenant may use this many times as many places as stay free: a single tenant
-28 of 32."""
+"""In a shared batch a tenant may use this many times the free places: alone, 28 of 32."""
 _LONGEST_WAITING_EVERY = 4
 """One chunk in this many goes to the request that has waited longest, if all chunks since its last
 one went to others, so that a stream of short prompts cannot starve a long one."""
@@ -73,7 +72,7 @@ class PrefillOrder:
         return min(self._first_of_tenants(requests), key=self._least_computed, default=None)
 
     def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
-        """Return `requests`, all of them given to the last `next`, in the order in which they get
+        """Return `requests`, all given to the last `next`, in the order in which they get
         chunks."""
         return sorted(requests, key=self._least_computed)
 
@@ -192,8 +191,7 @@ class Scheduler:
         return [request for request in tuple(self.running) if request.phase is phase]
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Let `guard` limit the sizes of chunks and batch; admit requests only while it has memory
-        for them."""
+        """Let `guard` limit chunks and batch; admit requests only while it has memory."""
         self._guard, self._budget.narrowing = guard, guard.chunks
 
     # Admit
@@ -222,8 +220,7 @@ class Scheduler:
 
     @property
     def _most_running(self) -> int:
-        """The most requests that may run: only one while the memory limit is exceeded, so that it
-        can finish."""
+        """The most requests that may run: one beyond the memory limit, so that it can finish."""
         if self._guard is None:
             return self._max_batch
         return 1 if self._guard.is_exceeded else self._guard.batch.of(self._max_batch)
@@ -303,7 +300,7 @@ class Scheduler:
     def _side_by_side(
         self, step: Step, first: Request, rest: Sequence[Request], left: int, prompts: Prompts
     ) -> list[Chunk]:
-        """Return chunks of `first` and of requests that benefit from a pass with it; empty if none
+        """Return chunks of `first` and of requests that gain from a pass with it; empty if none
         do."""
         beside, even = prompts.side_by_side, not prompts.pads_chunks
         n_first = beside(first, left) if rest else 0
@@ -413,8 +410,7 @@ class Scheduler:
 
 
 def preemption_victim(requests: Sequence[Request]) -> Request | None:
-    """Return the youngest request, so that the oldest one always progresses and every request
-    finishes."""
+    """Return the youngest request, so that the oldest always progresses, and all finish."""
     return max(requests, key=lambda request: request.number, default=None)
 
 

@@ -108,8 +108,7 @@ class Sequences:
         return self._model.length(request.sequence)
 
     def resume(self, request: Request) -> None:
-        """Compute the new tokens of a paused request, and continue decoding. Raises
-        BackendError."""
+        """Compute a paused request's new tokens, and decode on. Raises BackendError."""
         if request.sequence is None:
             raise AssertionError("a paused request must be open")
         if given := request.tokens[request.computed : -1]:
@@ -118,8 +117,7 @@ class Sequences:
         self._start(request, request.sequence)
 
     def may_prefill(self, request: Request) -> bool:
-        """Return whether to compute the request's next tokens now, because no other request is
-        computing them."""
+        """Return whether to compute the request's next tokens: no other request computes them."""
         if request.sequence is None:
             return False
         return self._prefixes is None or request.scoring or self._prefixes.shared.claim(request)
@@ -279,8 +277,7 @@ class Sequences:
         return self._loads_checkpoint(request) or self._loads_blocks(request)
 
     def _loads_checkpoint(self, request: Request) -> bool:
-        """Return whether the request now loads everything up to a checkpoint that another request
-        took."""
+        """Return whether the request now loads everything up to another request's checkpoint."""
         prefixes = self._prefixes
         if prefixes is None or not request.to_prefill or not prefixes.has_next_checkpoint(request):
             return False

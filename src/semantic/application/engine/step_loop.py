@@ -59,8 +59,7 @@ Otherwise a stream would stop for seconds while another model has a hundred requ
 _REST = 2.0
 """Seconds that an exiting process waits for a turn to end."""
 _MORE_THAN_A_PIPE = 1 << 21
-"""A number of bytes that no pipe holds: on Linux, a pipe of an unprivileged process holds at most 1
-MiB."""
+"""More bytes than a pipe holds: on Linux, one of an unprivileged process holds 1 MiB."""
 
 
 class Lane(Protocol):
@@ -76,12 +75,11 @@ class Lane(Protocol):
         """Number of the lane's requests; None while it is building."""
 
     def turn(self) -> bool:
-        """Do one slice of work. Returns False once the lane has nothing more to do, ever. Never
-        raises."""
+        """Do one slice of work. Returns False once the lane is done for good. Never raises."""
 
     def evict_idle(self, n_bytes: int, room: int) -> bool:
-        """Evict `n_bytes` of idle caches, using at most `room` bytes of memory; return whether the
-        lane had any."""
+        """Evict `n_bytes` of idle caches within `room` bytes of memory; return whether it had
+        any."""
 
 
 class StepLoop:
@@ -131,8 +129,7 @@ class StepLoop:
         return bool(parked.poll(seconds * 1000))
 
     def others_work(self, lane: Lane) -> bool:
-        """Return whether a lane other than `lane` has something to do. Only for the loop's
-        thread."""
+        """Return whether another lane has something to do. Only for the loop's thread."""
         with self.changed:
             return any(one is not lane and one.is_ready for one in self._lanes)
 
@@ -163,8 +160,7 @@ class StepLoop:
         return await asyncio.wrap_future(self.call(limit))
 
     def evict_idle(self, n_bytes: int) -> bool:
-        """Evict idle caches of the first lane that has any, see `Lane.evict_idle`. On the loop's
-        thread only."""
+        """Call `Lane.evict_idle` of the first lane with idle caches. On the loop's thread only."""
         with self.changed:
             lanes = list(self._lanes)
         room = sys.maxsize if self.guard is None else self.guard.left()
@@ -239,8 +235,7 @@ class FairTurns(Generic[K]):
 
 @dataclass(slots=True)
 class _Wait:
-    """The time and the number of turns that others have had since a lane became ready or had its
-    last turn."""
+    """The time and turns that others have had since a lane became ready or had its last turn."""
 
     seconds: float = 0.0
     turns: int = 0

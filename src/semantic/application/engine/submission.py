@@ -79,8 +79,7 @@ class RequestValidator:
         )
 
     def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
-        """Return valid `params` with a seed, if sampling needs one, and with the tenant in the
-        grammar."""
+        """Return valid `params`, with a seed if sampling needs one, and the grammar's tenant."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:

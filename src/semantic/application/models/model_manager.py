@@ -89,8 +89,7 @@ class ModelLoader(Protocol):
         """Statistics of each tier of the store. Thread-safe."""
 
     async def close(self) -> None:
-        """Close the parts that the models share, after all models are closed. Raises
-        SemanticError."""
+        """Close the parts that the models share, after all models. Raises SemanticError."""
 
 
 class ModelManager:
@@ -128,8 +127,7 @@ class ModelManager:
         self._tasks.append(asyncio.create_task(self._run()))
 
     def preload(self, names: Sequence[str]) -> None:
-        """Load the models with the ids `names` in the background, as far as they fit next to loaded
-        ones."""
+        """Load the models with the ids `names` in the background, as far as they fit."""
         self._tasks.append(asyncio.create_task(self._preload(names)))
 
     # Names
@@ -311,8 +309,7 @@ class ModelManager:
             arrival.set_result(None)
 
     async def _run(self) -> None:
-        """Make the changes that the residency wants, one after another; wait while it wants
-        none."""
+        """Make the residency's changes one after another; wait while it wants none."""
         while True:
             now = self._clock()
             change = self._residency.next_change(now)
@@ -380,8 +377,7 @@ class ModelManager:
 
 
 async def _error_of(work: Coroutine[object, object, None]) -> BaseException | None:
-    """Return the exception of `work`, None if it has none: one model's failure must not affect
-    others."""
+    """Return the exception of `work`, or None: a model's failure must not affect others."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,))

@@ -1,5 +1,4 @@
-"""Suggests a model's name in place of an unknown name. Knows nothing about the models
-themselves."""
+"""Suggests a model's name in place of an unknown one. Knows nothing about models."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights that models with the same `key` share: while any of them is loaded, they are in
-    memory once."""
+    """The weights that models with the same `key` share: in memory once for all of them."""
 
     key: str
     n_bytes: int
@@ -152,13 +151,11 @@ class Residency:
         return model.uses, len(model.tickets)
 
     def expires(self, name: str) -> float | None:
-        """Return the time when the model will be unloaded if no request comes; None if not
-        known."""
+        """Return when the model will be unloaded if no request comes; None if not known."""
         return self._models[name].expires()
 
     def last_used(self, name: str) -> float | None:
-        """Return the time when its last request ended, or when it was loaded; None if it is in use
-        or unloaded."""
+        """Return when its last request ended, or when it was loaded; None if in use or unloaded."""
         model = self._models[name]
         return None if model.uses or model.state != "loaded" else model.last_used
 
@@ -213,8 +210,7 @@ class Residency:
         model.last_used = now
 
     def keep(self, name: str, ttl: float | None) -> None:
-        """Unload the model after `ttl` seconds without a request, counted from now on; None means
-        never."""
+        """Unload the model after `ttl` seconds without a request from now on; never if None."""
         self._models[name].ttl = ttl
 
     def unload(self, name: str) -> None:
@@ -267,8 +263,7 @@ class Residency:
     # Decisions
 
     def next_change(self, now: float) -> Change | None:
-        """Return the next change to make; None if none is needed or the last one is not
-        complete."""
+        """Return the next change to make; None if none is needed or one is in progress."""
         for model in self._loaded():
             expires = model.expires()
             is_old = expires is not None and expires <= now
@@ -288,8 +283,7 @@ class Residency:
         return None
 
     def next_time(self, now: float) -> float | None:
-        """Return the time from which `next_change` may return another change even without an event;
-        None if never."""
+        """Return when `next_change` may return another change without an event; None if never."""
         times = [expires for one in self._loaded() if (expires := one.expires()) is not None]
         wanted = self._wanted()
         if wanted is not None:
