@@ -103,8 +103,7 @@ def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
 def last_saved(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, limit: int
 ) -> tuple[list[Manifest], int]:
-    """Return at most `limit` agents that `only` accepts, last saved first, and how many more it
-    accepts."""
+    """Return at most `limit` agents that `only` accepts, last saved first, and how many remain."""
     if only != EVERY_AGENT:
         accepted = agents_where(store, scopes, only)
         return accepted[:limit], max(0, len(accepted) - limit)
@@ -121,8 +120,7 @@ def last_saved(
 def agents_where(
     store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, model_id: str | None = None
 ) -> list[Manifest]:
-    """Return the agents that `only` accepts, last saved first; `model_id` may be the beginning of a
-    model's id."""
+    """Return the agents that `only` accepts, last saved first; `model_id` may be cut short."""
     of_model = (model_id or "").lower()
     found = [
         manifest
@@ -137,8 +135,7 @@ def agents_where(
 def find_agent(
     store: DiskStore, name: str, model_id: str | None, tenant: str | None = None
 ) -> Manifest:
-    """Return a tenant's agent by name. Raises InvalidRequestError unless exactly one agent
-    matches."""
+    """Return a tenant's agent by name. Raises InvalidRequestError unless exactly one matches."""
     known = [store.manifest(scope, name) for scope in scopes_of(store, tenant)]
     named = [manifest for manifest in known if manifest is not None]
     if not named:
@@ -180,8 +177,7 @@ def save(agents: AgentIndexPort, manifest: Manifest) -> None:
 
 
 def shown_id(manifest: Manifest, *, whole: bool = False) -> str:
-    """Return the id of the model that computed the agent's blocks, shortened for text output unless
-    `whole`."""
+    """Return the id of the agent's model, shortened for text output unless `whole`."""
     digits = manifest.scope.namespace.hex()
     return digits if whole else digits[:ID_DIGITS]
 

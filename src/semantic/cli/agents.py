@@ -88,7 +88,7 @@ def rm(
 
 
 def _confirm(agents: Sequence[Manifest]) -> None:
-    """Ask on a terminal whether to forget `agents`. Raises Abort if the answer is no, and
+    """Ask on a terminal whether to forget `agents`. Raises Abort after a "no", and
     InvalidRequestError without a terminal."""
     shown = [show_name(agent.agent_id) for agent in agents[:_NAMED]]
     more = f" and {len(agents) - _NAMED} more" if len(agents) > _NAMED else ""

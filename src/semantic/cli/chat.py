@@ -75,8 +75,7 @@ def joined(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _continued(line: str, more: Callable[[], str]) -> str:
-    """Return `line`; while it ends with a backslash, replace that with the next line from
-    `more`."""
+    """Return `line`; while it ends with a backslash, replace that with a line from `more`."""
     while line.endswith("\\"):
         line = f"{line[:-1]}\n{more()}"
     return line

@@ -85,8 +85,7 @@ class Answer:
 
 
 class Batch(NamedTuple):
-    """The answers of a batch by agent, the seconds that the batch took, and the number of tokens in
-    all answers."""
+    """A batch's answers by agent, its seconds, and the number of tokens in all answers."""
 
     texts: dict[str, str]
     seconds: float
@@ -95,8 +94,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """An agent's answers: with its cache in the pool, in a new process, and the same two without a
-    cache."""
+    """An agent's answers: with its cache in the pool, in a new process, and without a cache."""
 
     agent: str
     question: str
@@ -187,8 +185,7 @@ def _compared(engine: Engine, role: Role, told: str, resumed: Answer, restored: 
 
 
 def table(recalls: Sequence[Recall], tokens_per_second: float) -> list[str]:
-    """Return a table of four lines: one for each way to answer, with all agents together, and one
-    for the batch."""
+    """Return four lines: one for each way to answer, over all agents, and one for the batch."""
     ways = {
         "without a cache": [one.cold[0] for one in recalls],
         "resumed": [one.resumed for one in recalls],
@@ -222,8 +219,7 @@ def _said(text: str) -> Message:
 
 
 def _asked(engine: Engine, agent: str, said: str | Sequence[Message]) -> Answer:
-    """Return an agent's answer to `said`; if that is a whole conversation, the agent keeps
-    nothing."""
+    """Return an agent's answer to `said`; the agent does not keep a whole conversation."""
     keep, begun, seconds = isinstance(said, str), time.perf_counter(), 0.0
     options: ChatOptions = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "keep": keep}
     with engine.chat(agent, said, stream=True, **options) as stream:

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 Verdict = Literal["ok", "warning", "failed"]
 
 SUPPORTED = {"mlx": ((0, 32, 4), (0, 33)), "mlx-lm": ((0, 32, 2), (0, 33))}
-"""The lowest supported version of each package, and the first version above it that is not
-supported."""
+"""The lowest supported version of each package, and the first that is too high."""
 
 _NAME = "Ada"
 _QUESTION = (
@@ -171,8 +170,7 @@ def check_blas() -> Finding:
 
 
 def check_kernels() -> Finding:
-    """Report the folder in which MLX compiles. Raises BackendError if other users can write to
-    it."""
+    """Report the folder in which MLX compiles. Raises BackendError if others can write to it."""
     return Finding("kernels", "ok", f"compiled in {kernel_folder()}, for this user alone")
 
 
@@ -258,8 +256,7 @@ def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings
 
 
 def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
-    """Check each model, with the pool that it has next to the others in one server, then all of
-    them together."""
+    """Check each model, with its pool next to the others in one server, then all together."""
     from semantic.serve_models import ModelsSettings, plan_models
 
     if len(models) == 1:
@@ -376,8 +373,7 @@ def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
 
 
 def check_caches(model: MLXBackend) -> Finding:
-    """Report the form that caches have in a batch on this device, with the measurements if these
-    decided it."""
+    """Report the form of a batch's caches on this device, and measurements that decided it."""
     name = "caches"
     if model.in_pages:
         return Finding(name, "ok", "in pages")

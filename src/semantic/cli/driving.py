@@ -1,5 +1,4 @@
-"""Steps an engine until its requests have finished, and measures latency. Knows only the engine's
-port."""
+"""Steps an engine until its requests have finished, and measures latency."""
 
 from __future__ import annotations
 

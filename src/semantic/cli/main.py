@@ -155,8 +155,7 @@ def _takes_several(function: Command) -> bool:
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Return whether the command line itself has the option `name`: a default must not hide other
-    sources of a value."""
+    """Return whether the command line has this option: a default must not hide other sources."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

@@ -183,8 +183,7 @@ def gib(option: str, given: float | None) -> int | None:
 
 
 def terabytes(given: float | None) -> int | None:
-    """Return `given` terabytes in bytes. A terabyte has 10^12 bytes, as in the ratings of
-    drives."""
+    """Return `given` terabytes in bytes: 10^12 bytes each, as drives are rated."""
     return None if given is None else int(given * 10**12)
 
 

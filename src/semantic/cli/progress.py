@@ -22,16 +22,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 _WIDE, _NARROW = 100, 50
-"""Widths of terminals: bars have their full length from the first on, and show no rates below the
-second."""
+"""Terminal widths: bars are full from the first on, and show no rates below the second."""
 _BAR, _SHORT_BAR = 40, 12
 _NAME_CHARACTERS = 40
 """The most characters of an agent's name that stand before its bar."""
 
 
 class ProgressBar:
-    """One bar for a whole command, which vanishes at its end. Hidden unless stderr is a
-    terminal."""
+    """One bar for a command, gone at its end. Hidden unless stderr is a terminal."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -62,8 +60,7 @@ class ProgressBar:
         self._show(_plain(words), 0, None)
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
-        """Add a request's prompt to the total, without its last token, which prefill does not
-        compute."""
+        """Add a request's prompt to the total, without the last token: prefill omits it."""
         self._total[uid] = prompt_tokens - 1
 
     def update(self, event: EngineEvent) -> None:
@@ -222,6 +219,5 @@ def _token_speed() -> ProgressColumn:
 
 
 def _plain(words: str) -> str:
-    """Return a client's or user's text with control characters removed and rich's markup
-    escaped."""
+    """Return a client's or user's text without control characters and square brackets."""
     return "".join(c for c in words if c.isprintable()).replace("[", "(")

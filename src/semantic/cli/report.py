@@ -1,5 +1,4 @@
-"""Formats output: sizes, times, names and tables as text, and answers as JSON. Knows nothing about
-engines."""
+"""Formats output: sizes, times, names and tables as text, and answers as JSON."""
 
 from __future__ import annotations
 
@@ -53,15 +52,13 @@ def show_age(since: float) -> str:
 
 
 def show_name(name: str, *, whole: bool = False) -> str:
-    """Return a user's text for the terminal: control characters escaped, cut after 60 characters
-    unless `whole`."""
+    """Return a user's text with control characters escaped, and cut to 60 unless `whole`."""
     plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
     return plain if whole or len(plain) <= _NAME_CHARACTERS else f"{plain[:_NAME_CHARACTERS]}…"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns, each as wide as necessary and neither wrapped nor
-    cut."""
+    """Return rows as lines of aligned columns, as wide as necessary, not wrapped or cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

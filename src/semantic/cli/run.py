@@ -130,8 +130,7 @@ class Job:
 
 
 def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:
-    """Return the requests that the command line gives. Raises InvalidRequestError for a malformed
-    request."""
+    """Return the command line's requests. Raises InvalidRequestError for a malformed request."""
     if (prompt is None) == (file is None):
         raise InvalidRequestError("expected either a PROMPT (- for stdin) or --file")
     if file is not None:

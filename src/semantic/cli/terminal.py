@@ -1,5 +1,4 @@
-"""Reads text from stdin and files, writes text to stdout, and handles Ctrl-C. Knows nothing about
-models."""
+"""Reads text from stdin and files, writes text to stdout, and handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def write(text: str) -> None:
 
 
 def escape_unencodable() -> None:
-    """From now on, escape characters that the output's encoding cannot represent, instead of
-    raising."""
+    """From now on, escape characters that the output's encoding lacks, instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -75,8 +73,7 @@ def require_text(prompt: str) -> str:
 
 @contextmanager
 def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` on Ctrl-C instead of raising KeyboardInterrupt, which might interrupt a step of
-    the engine."""
+    """Call `action` on Ctrl-C; KeyboardInterrupt might interrupt a step of the engine."""
     previous = signal.signal(signal.SIGINT, lambda *_: action())
     try:
         yield

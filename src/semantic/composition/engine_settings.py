@@ -1,5 +1,4 @@
-"""Settings: which engine to build, and the command-line flags for it. Knows nothing about the
-engine's parts."""
+"""Settings: which engine to build, and the command-line flags for it."""
 
 from __future__ import annotations
 

@@ -143,8 +143,7 @@ def _weights_of(model: str | None) -> int:
 
 
 def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
-    """Let the guard free caches so that the process stays below its `process_bytes`, if these are
-    set."""
+    """Let the guard free caches so that the process stays below `process_bytes`, if set."""
     from semantic.application.engine.memory_guard import Memory, MemoryGuard
 
     if settings.process_bytes is None:
@@ -166,8 +165,7 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
 
 def memory_left(settings: Settings) -> int:
-    """Return the bytes that a process with these settings may still use; negative if it uses too
-    many."""
+    """Return the bytes that the process may still use; negative if it uses too many."""
     from semantic.adapters.mlx.device import memory_in_use, memory_to_spare
 
     left = sys.maxsize if settings.process_bytes is None else settings.process_bytes

@@ -111,8 +111,7 @@ def suggesting(model: str) -> Iterator[None]:
 
 
 def similar_model(name: str) -> str | None:
-    """Return the known alias or model most similar to `name`, see `most_similar`; None if none is
-    similar."""
+    """Return the known alias or model that is `most_similar` to `name`; None if none is."""
     from semantic.adapters.hub.aliases import read_aliases
     from semantic.adapters.hub.hub_cache import cached_ids
 

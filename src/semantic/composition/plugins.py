@@ -24,8 +24,7 @@ OPENERS: Final[Mapping[str, tuple[str, str]]] = {
     "kv_events": ("semantic_fleet.fleet_store", "open_publisher"),
     "ranks": ("semantic_fleet.ranks.launched", "placed"),
 }
-"""Where the openers are, each as its module and its name: an `OpensShared`, an `OpensEvents` and a
-`Places`."""
+"""Module and name of each opener: an `OpensShared`, an `OpensEvents` and a `Places`."""
 
 
 def tables() -> list[object]:

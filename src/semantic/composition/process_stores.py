@@ -131,8 +131,7 @@ def shared_store(settings: Settings) -> SharedStorePort | None:
 
 
 def require_shared(settings: Settings) -> SharedStorePort:
-    """Return the same store as `shared_store`. Raises InvalidRequestError if the settings have no
-    URL."""
+    """Return the result of `shared_store`. Raises InvalidRequestError without a URL."""
     shared = shared_store(settings)
     if shared is None:
         raise InvalidRequestError("remote_store: expected a URL")
@@ -169,8 +168,7 @@ def new_step_observer(store: StorePort) -> StepObserver | None:
 
 
 def remote_tier(store: StorePort) -> LookUpPort | None:
-    """Return the tier in which to look a request up before it is queued; None if `store` has no
-    such tier."""
+    """Return the tier in which to look up a request before it is queued; None without one."""
     return next((one for one in _parts(store) if isinstance(one, LookUpPort)), None)
 
 
@@ -200,8 +198,7 @@ def local_tiers(store: StorePort) -> dict[Tier, MemoryStore | DiskStore]:
 
 
 def _parts(store: StorePort) -> Iterator[StorePort]:
-    """Yield a store and all its parts, fastest tier first; a queue comes before the tier it writes
-    to."""
+    """Yield a store and all its parts, fastest tier first; a queue precedes its tier."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.tiered import TieredStore
 
@@ -335,8 +332,7 @@ FEWEST_BYTES = 32
 _MOST_BYTES = 4096
 _FEWEST_DIFFERENT = 8
 _FOR_OTHERS = 0o037
-"""The permission bits that a secret's file must not have; its group may read it, as with mounted
-secrets."""
+"""Permissions that a secret's file must not have; its group may read it, as when mounted."""
 
 
 def read_fleet_secret(path: Path) -> bytes:

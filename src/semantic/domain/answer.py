@@ -71,8 +71,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """The text between the marks of a tool call is not a call, for this reason. The text itself
-    comes next."""
+    """Why the text between a call's marks is not a call. The text itself comes next."""
 
     problem: str
 

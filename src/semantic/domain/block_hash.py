@@ -25,8 +25,7 @@ HEAD_TOKENS = 16
 """The number of tokens that `begins_like` compares."""
 _ID_BYTES = 8
 _LAYOUT_VERSION = b"1"
-"""Increment it when the meaning of a body's bytes changes: lookups then no longer find older
-blocks."""
+"""Increment it when the meaning of a body's bytes changes: older blocks are then missed."""
 
 
 ANY_CHIP = "any-chip:"
@@ -34,12 +33,10 @@ ANY_CHIP = "any-chip:"
 
 
 class Part(StrEnum):
-    """The part of a block's cache that a stored body contains. The values belong to the file
-    format."""
+    """The part of a block's cache in a stored body. The values are part of the file format."""
 
     FULL = "full"
-    """Keys and values of the block's tokens in all full-attention layers; empty without such
-    layers."""
+    """Keys and values of the block's tokens in full-attention layers; empty without these."""
     WINDOW = "window"
     """Keys and values in the sliding-window layers, stored only where a sequence may resume."""
     CHECKPOINT = "checkpoint"

@@ -50,8 +50,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def numbered_call(number: int) -> str:
-    """Return an id for a tool call that has none: call `number` of its conversation, counted from
-    0."""
+    """Return an id for a call that has none: call `number` of its conversation, from 0."""
     return f"call_{number}"
 
 

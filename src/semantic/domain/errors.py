@@ -35,8 +35,7 @@ from collections.abc import Sequence
 from semantic.domain.grammar import Grammar
 
 GRAMMAR_FAILED = "the grammar failed"
-"""The message of an answer whose own grammar failed begins so. Clients may read the whole
-message."""
+"""Begins the message of an answer whose grammar failed. Clients may read all of it."""
 NOT_FINITE = "the model computed NaN or infinite values; nothing computed for this answer is kept"
 """The message of an answer that ended for this reason. Clients may read it."""
 
@@ -142,8 +141,7 @@ class BackendError(OperatorError, RuntimeError):
 
 
 class NotFiniteError(BackendError):
-    """The model computed NaN or infinite values from a request; its later values are not valid
-    either."""
+    """The model computed NaN or infinite values from a request, whose cache is now invalid."""
 
     def __init__(self) -> None:
         super().__init__(NOT_FINITE)

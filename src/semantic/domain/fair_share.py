@@ -58,8 +58,7 @@ class FairShare:
 
 
 class RoundRobin(Generic[V]):
-    """Queues values by tenant: the tenants take turns, and each tenant's values keep their order of
-    arrival."""
+    """Queues values by tenant: tenants take turns, and each tenant's values stay in order."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[V]] = OrderedDict()  # the next tenant first
@@ -146,8 +145,7 @@ class FairLru(Generic[K, V]):
         return None if found is None else found[0]
 
     def put(self, tenant: Hashable, key: K, value: V, weight: int = 1) -> None:
-        """Set the value of `key`, dropping other values to make room. Does not keep a value heavier
-        than the limit."""
+        """Set a value, dropping others to make room; drop it if it alone exceeds the limit."""
         self.remove(tenant, key)
         if weight > self._most:
             return

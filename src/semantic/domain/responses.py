@@ -27,8 +27,7 @@ def key_of(tenant: str, response_id: str) -> bytes:
 
 
 def owner_of(tenant: str) -> bytes:
-    """Return the 16-byte key under which a store counts a tenant's responses; it does not reveal
-    the name."""
+    """Return the 16-byte key that a tenant's responses count under; it hides the name."""
     return digest("response-owner-v1", _utf8(tenant))[:_OWNER_BYTES]
 
 

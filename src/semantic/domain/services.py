@@ -14,8 +14,7 @@ from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExha
 from semantic.domain.value_objects import ModelCacheSpec, PoolView
 
 _numbers = itertools.count()
-"""The next numbers for blocks: all pools take theirs here, so that no two blocks have the same
-number."""
+"""Numbers for the blocks of all pools, so that no two blocks have the same number."""
 
 
 class BlockPool:
@@ -214,8 +213,7 @@ class BlockPool:
     # Checking
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless the pool's references, holders, layers and bytes agree with
-        each other."""
+        """Raise IntegrityError unless references, holders, layers and bytes agree."""
         with self._lock:
             counted: Counter[BlockId] = Counter()
             for held in self._held.values():

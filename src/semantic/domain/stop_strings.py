@@ -12,8 +12,7 @@ from typing import Final
 from semantic.domain.value_objects import Thoughts
 
 _LINE: Final = 64
-"""How many characters before a mark, in its line, decide whether the mark is only a word in a
-sentence."""
+"""How many characters before a mark, in its line, decide whether it is only a mention."""
 MENTIONS: Final = re.compile(r"""\S[ \t]+\Z|["'(\[{]\Z""")
 """Matches the text of a line before a mark if the mark is only a word in it and does not open
 reasoning."""
@@ -38,8 +37,8 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
 
 class StopStrings:
     """Cuts a stream of text at the first stop string outside `thoughts`. A mark that the text only
-    mentions, as a word in a line, does not open reasoning. Of two stop strings that end at the same
-    character, the one that began first counts, no matter in what pieces the text arrives."""
+    mentions, as a word in a line, does not open reasoning. If two stop strings end at the same
+    character, the one that began first counts."""
 
     def __init__(self, stops: Sequence[str], thoughts: Thoughts | None = None) -> None:
         self._stops = tuple(stops)
@@ -55,8 +54,7 @@ class StopStrings:
         return self.matched is not None
 
     def push(self, text: str) -> str:
-        """Add `text` and return the text that can be sent now; set `matched` once a stop string is
-        complete."""
+        """Add `text`; return the text that can be sent; set `matched` at a whole stop string."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._pending += text

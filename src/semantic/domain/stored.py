@@ -121,8 +121,7 @@ class Found:
 
 
 OnProgress = Callable[[int, int], None]
-"""Called with how much of a long task is finished, and the size of the whole task, in the same
-unit."""
+"""Called with the finished amount and the whole amount of a long task."""
 
 
 def no_progress(done: int, total: int) -> None:

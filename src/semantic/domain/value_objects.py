@@ -335,8 +335,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log-probability (natural logarithm) of a token, and those of the likeliest tokens in its
-    place."""
+    """The natural log-probabilities of a token and of the likeliest tokens in its place."""
 
     token: int
     logprob: float

@@ -204,8 +204,7 @@ class AgentsPort(Protocol):
         """Return the ids of the tenants that have a saved agent or a request, sorted."""
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
-        """Return the running and waiting requests of `tenant`, or of all tenants if None, in order
-        of arrival."""
+        """Return the requests of `tenant`, or of all tenants if None, in order of arrival."""
 
     async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
         """End a request of `tenant` (of any tenant if None) at the next step and keep its tokens.

@@ -13,8 +13,7 @@ from semantic.domain.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Texts that enclose a part of an answer. If `end` is empty, the part lasts until the answer
-    ends."""
+    """Texts that enclose a part of an answer; if `end` is empty, the answer's end ends it."""
 
     start: str
     end: str
@@ -151,8 +150,7 @@ class ChatFormat(Protocol):
 
     @property
     def thought_end_tokens(self) -> tuple[int, ...]:
-        """The tokens of the end mark of reasoning, as they occur within an answer; empty without
-        such marks."""
+        """The tokens that the end mark of reasoning has within an answer; empty without marks."""
 
     @property
     def call_marks(self) -> Marks:

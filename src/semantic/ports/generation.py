@@ -105,8 +105,7 @@ class Detokenizer(Protocol):
     """Turns one list of tokens into text as the tokens arrive."""
 
     def push(self, token: int) -> str:
-        """Add `token` and return the text that it completes; empty while a character is
-        incomplete."""
+        """Add `token` and return the text that it completes, which may be empty."""
 
     def flush(self) -> str:
         """Return the text not returned yet; an incomplete character becomes U+FFFD, as in
@@ -128,8 +127,7 @@ class Tokenizer(Protocol):
         """Return the text of `tokens`. Bytes that form no complete character become U+FFFD."""
 
     def text_of(self, token: int) -> str:
-        """Return the text that `token` has inside a text; the first token of a text may lack a
-        space."""
+        """Return the text that `token` has after other tokens."""
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """Return a new detokenizer for tokens that follow the tokens `after`. Its pieces, joined,
@@ -175,8 +173,7 @@ class BatchBackend(Protocol):
 
     @property
     def best_chunk(self) -> int:
-        """The number of tokens per `prefill` call beyond which the time per token no longer
-        falls."""
+        """The tokens per `prefill` call beyond which the time per token stays the same."""
 
     @property
     def peak_bytes(self) -> int:
@@ -317,8 +314,7 @@ class BatchBackend(Protocol):
 
 
 class GrammarProbe(Protocol):
-    """Compiles one grammar at a time, within limits of time and memory, to find out whether it is
-    usable."""
+    """Compiles one grammar at a time, within limits, to find out whether it is usable."""
 
     def problem(self, grammar: Grammar) -> str:
         """Return the reason why `grammar` is not usable, such as its cost; empty if it is usable.

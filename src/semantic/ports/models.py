@@ -49,8 +49,7 @@ class ModelsPort(Protocol):
     of a model, and raise ModelNotFoundError for an unknown name."""
 
     def serving_of(self, name: str | None = None) -> ServingPort:
-        """Return the model called `name`. Its requests load it if necessary, and wait until it is
-        loaded."""
+        """Return the model `name`. Its requests load it if necessary, and wait for that."""
 
     def agents_of(self, name: str | None = None) -> AgentsPort:
         """Return the agents of a model. Calls that need the model load it; `requests` lists the

@@ -115,8 +115,8 @@ class TierCost:
         self._lines = _likely_lines(list(self._loads))
 
     def seconds(self, n_bytes: float) -> float:
-        """Return the expected seconds of a load of `n_bytes`; 0 before the first load. Of the
-        likely values this is the smallest: a larger load may cost no more, and can stop early."""
+        """Return the expected seconds of a load of `n_bytes`; 0 before the first load. It is the
+        smallest of the likely values: a larger load may cost no more, and can stop early."""
         return min((line.seconds(n_bytes) for line in self._lines), default=0.0)
 
     def is_worth_it(self) -> None:

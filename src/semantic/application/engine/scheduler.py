@@ -147,8 +147,8 @@ class Prompts(Protocol):
         """Return False for a request that waits for another one."""
 
     def waits_for(self, request: Request) -> Request | None:
-        """Return the request that this one waits for; None if it waits for none. That request is
-        then as urgent as this one, so that short prompts do not wait for a long prompt's turn."""
+        """Return the request that this one waits for; None if it waits for none. The other is then
+        as urgent as this one, so that short prompts do not wait for a long prompt's turn."""
 
     def may_join(self, request: Request) -> bool:
         """Return whether one pass can compute the rest of this prompt together with others."""

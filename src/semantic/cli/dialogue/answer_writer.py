@@ -1,5 +1,4 @@
-"""Writes an answer to stdout as it streams, plain or as Markdown. Knows nothing about agents or
-events."""
+"""Writes an answer to stdout as it streams, plain or as Markdown. Knows no agents or events."""
 
 from __future__ import annotations
 
@@ -134,8 +133,7 @@ def complete_blocks(text: str) -> tuple[str, str]:
 
 
 def answer_writer() -> AnswerWriter:
-    """Return the writer for stdout: a `MarkdownWriter` if stdout is a terminal that can move its
-    cursor."""
+    """Return the writer for stdout: for Markdown on a terminal that can move its cursor."""
     if not sys.stdout.isatty():
         return PlainWriter()
     from rich.console import Console

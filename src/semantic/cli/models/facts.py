@@ -93,8 +93,7 @@ class ModelFacts:
 
 
 def local_models(folders: Sequence[Path], pool_bytes: int | None) -> Iterator[ModelFacts]:
-    """Yield the facts about the package's model and the models in the hub's cache, in `folders` and
-    behind aliases."""
+    """Yield facts of the package's model and models in the hub's cache, `folders` and aliases."""
     names = aliases_of_models()
     for place in _local_places(folders, names):
         yield facts_of(place, names, pool_bytes)

@@ -48,8 +48,7 @@ def complete_models(incomplete: str) -> list[str]:
 
 
 def _given_store(ctx: typer.Context) -> Path | None:
-    """Return the folder that the option --store names, before or after the command; None without
-    it."""
+    """Return the folder of --store, given before or after the command; None without it."""
     contexts = [ctx, *([ctx.parent] if ctx.parent else []), ctx.find_root()]
     given = (one.params.get("store") for one in contexts)
     return next((Path(store) for store in given if isinstance(store, str | Path)), None)
@@ -77,8 +76,7 @@ def _cached_models() -> Iterator[str]:
 
 
 def _hub_cache() -> Path:
-    """Return the folder in which huggingface_hub keeps models, without importing that package,
-    which is too slow."""
+    """Return huggingface_hub's folder of models; to import that package is too slow."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given)
     if given := os.environ.get("HF_HOME"):
