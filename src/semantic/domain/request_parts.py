@@ -23,7 +23,7 @@ from semantic.domain.chat import (
 from semantic.domain.identity import digest
 
 MAX_MESSAGES = 4096
-"""The most messages that are compared; longer conversations exceed today's contexts."""
+"""The most messages to compare; longer conversations exceed today's contexts."""
 _MAX_NAMED = 512
 _MAX_LABEL_LENGTH = 64
 _DIGEST_BYTES = 6

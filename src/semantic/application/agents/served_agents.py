@@ -155,7 +155,7 @@ class AgentTransfers:
             incoming.close()
 
     def _require_free(self, name: str, owner: str) -> None:
-        """Raise InvalidRequestError if an agent has this name. Waits for the engine."""
+        """Raise InvalidRequestError unless a new agent may have this name. Waits for the engine."""
         require_id(name)
         directory = self._directory
         seen = self._thread.call(lambda engine: directory.activity(engine, owner, (name,))).result()

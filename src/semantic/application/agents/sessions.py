@@ -89,7 +89,7 @@ def _length(at: int) -> int:
 
 
 _MAX_SIBLINGS = 64
-"""The most agents of one identity that are compared: a user may have thousands."""
+"""The most agents of one identity to compare: a user may have thousands."""
 _WITH_TOOLS = frozenset({"claude-code", "codex", "opencode"})
 """Clients whose conversations have tools: their first request without tools asks for a title."""
 

@@ -72,7 +72,7 @@ def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
 class Junctions:
     """Chooses checkpoints at junctions: positions at which other requests continue differently.
     Requests with a common beginning share a limit: eight times the bytes of the keys and values
-    that they compute, plus a few checkpoints of any size. Those that save most tokens come
+    that they compute, plus a few checkpoints of any size. Junctions that save most tokens come
     first."""
 
     def __init__(self, spec: ModelCacheSpec, apart: Distances) -> None:

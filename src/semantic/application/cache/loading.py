@@ -125,8 +125,8 @@ class TierCost:
 
     def is_probed(self, loss: float, seconds: float) -> bool:
         """Return whether to measure the tier again at an expected `loss`: only if the loss is small
-        compared to the time spent on computing skipped prefixes. To compute this one takes
-        `seconds`."""
+        compared to the time spent on computing skipped prefixes. This one takes `seconds` to
+        compute."""
         if loss > self._probe * self._skipped:
             self._skipped += seconds
             return False
@@ -174,8 +174,8 @@ class BreakEven:
 
     def observe(self, n_bytes: Mapping[Tier, int], seconds: float, n_reads: int = 1) -> None:
         """Record a load of `n_bytes` (by tier) that took `seconds` in `n_reads` sequential reads.
-        The tiers with shorter expected times are charged these; the tier with the longest is
-        charged the rest."""
+        The tiers with shorter expected times account for these; the one with the longest for the
+        rest."""
         costs = {tier: self._costs[tier] for tier in _SLOWEST_FIRST if n_bytes.get(tier)}
         if not costs or seconds <= 0:
             return

@@ -110,7 +110,7 @@ class PrefixStore:
         return self._store.agents.manifest(self.scope(tenant), agent_id)
 
     def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
-        """Let a fork find the blocks that were imported with the agent it is forked from."""
+        """Let a fork find the blocks that came with the import of its original."""
         salt = self._salt(agent_id, tenant, self.manifest(agent_id, tenant))
         if salt:
             self._salts[tenant, new_agent_id] = salt

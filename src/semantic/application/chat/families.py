@@ -83,7 +83,7 @@ HERMES: Final = Family(
     None,
     ("<tool_call>",),
 )
-"""The form of calls that most open models are trained to write."""
+"""The form of calls that most open models learn to write."""
 
 FAMILIES: Final = (
     Family(

@@ -43,8 +43,8 @@ _ALWAYS_TOKENIZED = 1 << 18
 """Prompts of at most this many characters are always tokenized, which takes up to 0.3 s, so that a
 refusal can say by how much the prompt exceeds the context."""
 _SAMPLED = 8
-"""The beginning of a longer prompt is sampled: this many characters for each token of the context.
-Usual text has 2 or 3 characters per token."""
+"""The sample of a longer prompt: this many of its first characters per token of the context. Usual
+text has 2 or 3 characters per token."""
 _DENSE = 2
 """A text cannot fit if its beginning fills this many contexts. The beginning's last tokens may
 merge with the text that follows, but that does not halve the number of tokens."""

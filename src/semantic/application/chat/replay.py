@@ -1,4 +1,4 @@
-"""Verbatim replay: a known conversation continues with the tokens that were computed for it. Knows
+"""Verbatim replay: a known conversation continues with the tokens computed for it earlier. Knows
 points and tokens; knows nothing about engines.
 
 A template may render an answer as other tokens than the model generated: it drops reasoning,

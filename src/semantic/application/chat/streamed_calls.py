@@ -24,7 +24,7 @@ Read = Literal["all", "some", "none"]
 
 LONGEST_SPACE: Final = 256
 """The most white space in one place before the arguments, since the reader reads it again with
-every token. If there is more, or the name is longer, the call is parsed only as a whole."""
+every token. If there is more, or the name is longer, the reader parses the call only as a whole."""
 _LONGEST_NAME: Final = 200
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 

@@ -23,7 +23,7 @@ _CLOSE_SECONDS = 2.0
 _ANY = ""
 """The tenant of all turns in the cache: a point does not reveal its tenant."""
 _UPLOADS = 8
-"""The number of turns that are uploaded at the same time."""
+"""The number of turns to upload at the same time."""
 
 _Packed = tuple[Turn, bytes]
 """A turn without its tokens, and the packed tokens: a tuple of integers needs ten times as much."""
