@@ -207,7 +207,7 @@ def _is_filled_text(value: object) -> bool:
 class ThinkingBudget:
     """Limits the reasoning between the marks `start` and `end` to `tokens` in the whole answer. At
     the limit, the answer continues with `end_tokens`, the tokens of `end`. `opened` says that the
-    prompt ends inside reasoning, of which at least one more token follows. Text from `call_start`
+    prompt ends inside reasoning, and at least one more token of it follows. Text from `call_start`
     to `call_end` or the answer's end is a call, not reasoning. With `only_first`, as for an answer
     with a grammar, only reasoning at the answer's beginning counts, and later marks are text.
     Raises InvalidRequestError if `tokens` is too small (0, or 1 if `opened`) or a mark is

@@ -26,7 +26,7 @@ class RequestState:
     links: list[BlockLink] = field(default_factory=list)
     """The hash chain of the request's full blocks, as far as it has been computed."""
     stored_blocks: int = 0
-    """The number of the request's first blocks that the saver has put, or the store had."""
+    """The number of the request's first blocks that the store has or refused."""
     prefix: StoredPrefix | None = None
     """The stored prefix to restore when the request opens."""
     searched: bool = False
