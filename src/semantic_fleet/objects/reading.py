@@ -279,7 +279,6 @@ class Reader:
 
 
 def _scatter(pieces: Iterable[memoryview], segments: Sequence[memoryview]) -> None:
-    """Copy consecutive pieces into consecutive segments of the same total size."""
     waiting = iter(segments)
     room = memoryview(b"")
     for piece in pieces:

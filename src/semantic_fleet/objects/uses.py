@@ -282,7 +282,6 @@ def _identity(path: str) -> bytes:
 
 
 def _age(listed: Listed) -> tuple[datetime, str]:
-    """Sort key: oldest first, then by number."""
     return listed.written, listed.path
 
 

@@ -80,7 +80,6 @@ def with_header(name: bytes, value: bytes, piece: Piece) -> Piece:
 
 
 def _joined(waiting: list[Piece | None]) -> list[Piece]:
-    """Return all heads, then all bytes as one piece."""
     heads: list[Piece] = [one for one in waiting if isinstance(one, ResponseHead)]
     body = b"".join(one for one in waiting if isinstance(one, bytes))
     return [*heads, body] if body else heads
