@@ -205,7 +205,7 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
     block = spec.bytes_for(BLOCK_TOKENS)
     if settings.use_disk and settings.disk_bytes is not None and settings.disk_bytes < block:
         logger.warning(
-            "disk_bytes: a block of this model has %d bytes, the limit is %d: none is kept",
+            "disk_bytes: the disk keeps no block of this model: one has %d bytes, the limit is %d",
             block, settings.disk_bytes,
         )  # fmt: skip
     if max_bytes is None and settings.pool_blocks is None:

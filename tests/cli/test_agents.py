@@ -307,7 +307,10 @@ def test_rm_takes_several_names_and_asks_once(
 ) -> None:
     refused = agents("rm", "b", "a1")
     assert (refused.code, refused.out) == (2, "")
-    assert refused.err == "error: this would forget 2 agents: b, a1; --yes confirms it\n"
+    assert (
+        refused.err
+        == "error: cannot ask whether to forget 2 agents: b, a1: no terminal; add --yes\n"
+    )
     monkeypatch.setattr(agents_command, "is_interactive", lambda: True)
     no = semantic("agents", "rm", "b", "a1", stdin="n\n")
     assert no.code == 1

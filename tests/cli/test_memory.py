@@ -81,7 +81,7 @@ def test_the_limit_is_shown_lowered_and_reset() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--limit", "99"), "expected at most 16, all memory"),
+        (("--limit", "99"), "the limit must be at most all memory, 16 GiB, got 99 GiB"),
         (("--limit", "-1"), "--limit must be above 0"),
         (("--limit", "4", "--reset"), "expected either --limit or --reset"),
     ],

@@ -173,8 +173,8 @@ def test_an_import_that_is_refused_says_why_and_leaves_nothing(
     whole = file.read_bytes()
     for spoilt, message in (
         (whole[:-3000] + b"#" + whole[-2999:], "is damaged: its checksum does not match"),
-        (whole[:-2000], "the archive ends before"),
-        (bytes(8 << 20), "expected agent.json in a tar file"),  # refused before it is sent
+        (whole[:-2000], "the archive is truncated"),
+        (bytes(8 << 20), "cannot read the tar header of agent.json"),  # refused before it is sent
     ):
         file.write_bytes(spoilt)
         ran = agents("import", there, str(file))

@@ -226,7 +226,7 @@ def test_a_batch_is_answered_in_its_order(engine: semantic.Engine) -> None:
     known = {one.id: one for one in engine.agents()}
     with pytest.raises(InvalidRequestError, match="'b' has two requests in one batch"):
         engine.run_batch([("a", "Hello!"), ("b", "Hello!"), ("b", "Hello!")])
-    with pytest.raises(InvalidRequestError, match="expected a text or a list"):
+    with pytest.raises(InvalidRequestError, match="expected a string or a list"):
         engine.run_batch([("batch-3", "What is my name?"), ("b", "")])
     assert len(engine.agent("batch-3").history()) == 4  # the others have ended
     assert {one.id for one in engine.agents()} == known.keys()
@@ -358,9 +358,9 @@ def test_an_agent_of_a_server_is_saved_without_its_messages(
 @pytest.mark.parametrize(
     ("messages", "options", "words"),
     [
-        ("", {}, "expected a text or a list of messages, got ''"),
-        ([], {}, "expected a text or a list of messages"),
-        (7, {}, "expected a text or a list of messages, got 7"),
+        ("", {}, "expected a string or a list of messages, got ''"),
+        ([], {}, "expected a string or a list of messages"),
+        (7, {}, "expected a string or a list of messages, got 7"),
         ([{"role": "user"}], {}, 'expected a Message or an object with "role" and "content"'),
         ("a", {"done": 1}, "done must be True or False, got 1"),
         ("a", {"back_in": "5"}, "back_in must be a number of seconds, got '5'"),
@@ -369,7 +369,7 @@ def test_an_agent_of_a_server_is_saved_without_its_messages(
         ("a", {"priority": 9}, "priority: expected -8 to 8, got 9"),
         ("a", {"size": 1}, "unknown option 'size'; expected one of max_tokens, "),
         ("a", {"temperature": -1.0}, "temperature must be 0 or more"),
-        ("a", {"stop": "b"}, "stop must be a list of texts, got 'b'"),
+        ("a", {"stop": "b"}, "stop must be a list of strings, got 'b'"),
         ("a", {"tools": ["b"]}, "tools must be a list of semantic.Tool"),
         ("a", {"max_tokens": 0}, "max_tokens must be at least 1"),
         (
@@ -399,7 +399,7 @@ def test_tokens_and_tiers_are_counted(engine: semantic.Engine) -> None:
     answer = engine.chat("counted", "What is 3 plus 4?")
     assert engine.count_tokens("What is 3 plus 4?") == answer.prompt_tokens
     assert engine.count_tokens([{"role": "system", "content": "a"}, answer.message]) > 2
-    with pytest.raises(InvalidRequestError, match="expected a text or a list of messages"):
+    with pytest.raises(InvalidRequestError, match="expected a string or a list of messages"):
         engine.count_tokens([])
     (memory,) = engine.stores()
     assert memory.n_agents >= 1
@@ -441,7 +441,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing(
         engine.agent("exported").export(tmp_path / "folder")
     assert [one.name for one in tmp_path.iterdir()] == ["folder"]
     (tmp_path / "file").write_bytes(b"no archive" * 100)
-    with pytest.raises(InvalidRequestError, match=r"expected agent\.json in a tar file"):
+    with pytest.raises(InvalidRequestError, match=r"cannot read the tar header of agent\.json"):
         engine.import_agent(tmp_path / "file")
     with pytest.raises(InvalidRequestError, match=r"cannot read .*: No such file"):
         engine.import_agent(tmp_path / "none")

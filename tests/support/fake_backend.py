@@ -602,7 +602,7 @@ class FakeBackend:
         if start % BLOCK_TOKENS or not 0 <= start < stop or part in state.landings:
             raise BackendError(f"cannot load {part} tokens {start} to {stop}")
         if whole_blocks(stop) > state.capacity:
-            raise BackendError(f"there is room for {state.capacity} tokens, not for {stop}")
+            raise BackendError(f"cannot load {stop} tokens into a buffer for {state.capacity}")
         if part is Part.FULL and start != state.length:
             raise BackendError(f"loading from {start} into a sequence of {state.length}")
         if state.length and self._layers.layout.needs_checkpoint:
@@ -632,7 +632,7 @@ class FakeBackend:
         if full is None or not state.length <= length <= full.stop:
             raise CacheReconstructionError(f"{length} tokens were not loaded")
         if checkpoint is None and self._layers.layout.needs_checkpoint and length > state.length:
-            raise CacheReconstructionError(f"{length} tokens came without a checkpoint")
+            raise CacheReconstructionError(f"cannot use {length} tokens without a checkpoint")
         self._enter("loaded")
         values = {i: full.numbers(i, range(full.start, length)) for i in self._layers.full}
         if checkpoint is not None:
@@ -679,10 +679,10 @@ class FakeBackend:
         head = [self._layers.number, length, *sizes]
         numbers = array("q")
         if len(checkpoint) != _NUMBER * (len(head) + sum(sizes)):
-            raise CacheReconstructionError("a checkpoint of another size")
+            raise CacheReconstructionError("checkpoint: has another size")
         numbers.frombytes(checkpoint)
         if list(numbers[: len(head)]) != head:
-            raise CacheReconstructionError("a checkpoint of another model or position")
+            raise CacheReconstructionError("checkpoint: has another model or position")
         values: dict[int, array[int]] = {}
         at = len(head)
         for i, size in zip(layers, sizes, strict=True):

@@ -94,7 +94,7 @@ def _confirm(agents: Sequence[Manifest]) -> None:
     more = f" and {len(agents) - _NAMED} more" if len(agents) > _NAMED else ""
     what = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}: {', '.join(shown)}{more}"
     if not is_interactive():
-        raise InvalidRequestError(f"this would forget {what}; --yes confirms it")
+        raise InvalidRequestError(f"cannot ask whether to forget {what}: no terminal; add --yes")
     typer.confirm(f"Forget {what}?", abort=True, err=True)
 
 

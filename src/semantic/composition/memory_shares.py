@@ -127,9 +127,9 @@ def promised(
     most = promise - promise // _UNPLANNED_FRACTION
     if weights > most:
         raise CapacityError(
-            f"the weights of {settings.model} need {weights / _GIB:.3g} GiB: expected at most "
-            f"{most / _GIB:.3g} of the {promise / _GIB:.3g} GiB that the process may use, of "
-            f"{device.memory_bytes / _GIB:.3g} GiB of memory"
+            f"the weights of {settings.model} must fit in {most / _GIB:.3g} GiB, got "
+            f"{weights / _GIB:.3g} GiB (the process may use {promise / _GIB:.3g} of "
+            f"{device.memory_bytes / _GIB:.3g} GiB of memory)"
         )
     return replace(settings, process_bytes=promise)
 
@@ -205,8 +205,8 @@ def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
         return
     if (used := guard.lacks_room()) is not None:
         raise InvalidRequestError(
-            f"--memory-gb {guard.max_bytes / _GIB:.3g}: expected clearly more than the "
-            f"{used / _GIB:.3g} that the process uses without a request"
+            f"--memory-gb must be well above {used / _GIB:.3g}, the process's memory without a "
+            f"request, got {guard.max_bytes / _GIB:.3g}"
         )
     tier = store
     while isinstance(tier, TieredStore):

@@ -68,7 +68,7 @@ class Request:
 def conversation(messages: Messages) -> tuple[Message, ...]:
     """Return a conversation's messages. Raises InvalidRequestError if it is empty or malformed."""
     if not isinstance(messages, list | tuple) or not messages:
-        raise InvalidRequestError(f"expected a text or a list of messages, got {messages!r:.80}")
+        raise InvalidRequestError(f"expected a string or a list of messages, got {messages!r:.80}")
     return tuple(message_of(one) for one in messages)
 
 
@@ -86,7 +86,7 @@ def check_options(options: ChatOptions) -> None:
         raise InvalidRequestError("tools must be a list of semantic.Tool")
     stop = options.get("stop", ())
     if isinstance(stop, str) or not all(isinstance(one, str) for one in stop):
-        raise InvalidRequestError(f"stop must be a list of texts, got {stop!r:.80}")
+        raise InvalidRequestError(f"stop must be a list of strings, got {stop!r:.80}")
     _hints(options)
 
 

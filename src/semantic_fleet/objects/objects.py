@@ -266,7 +266,7 @@ class Objects:
     @contextmanager
     def _attempt(self, what: str = "", *, writes: bool = False) -> Iterator[None]:
         if self.is_open:
-            raise UnavailableError("not asked again yet after a failure")
+            raise UnavailableError("the object store failed a moment ago: wait before a retry")
         try:
             if self._folder is not None:
                 self._folder.require()
@@ -321,7 +321,7 @@ class SharedFolder:
         self._path = path
         if not path.is_dir():
             raise InvalidRequestError(
-                f"remote_store: expected a folder, {path} does not exist: mount it, or make it"
+                f"remote_store: folder {path} does not exist; mount or create it"
             )
         real = path.resolve()
         self._mount = next(one for one in (real, *real.parents) if os.path.ismount(one))

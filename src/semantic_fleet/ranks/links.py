@@ -144,7 +144,7 @@ class Links:
         keys = join(sock, _joined(secret, token), self._ranks.rank)
         if keys is None:
             raise BackendError(
-                "rank 0 has another secret: expected the same --fleet-secret-file for all ranks"
+                "rank 0 has another secret: start all ranks with the same --fleet-secret-file"
             )
         return [self._channel(sock, 0, silence, keys)]
 

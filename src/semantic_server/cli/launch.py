@@ -166,7 +166,7 @@ def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json:
         return True
     if arguments:
         raise InvalidRequestError(
-            "--write, --show and --json start nothing: expected no arguments for the agent"
+            "cannot pass arguments to the agent: --write, --show and --json do not start it"
         )
     return False
 

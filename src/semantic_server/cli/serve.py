@@ -123,8 +123,8 @@ def follow_rank(settings: ServerSettings) -> bool:
 
     if settings.has_managed_models or settings.embedding_model is not None:
         raise InvalidRequestError(
-            "several ranks compute one model: expected one --model, and neither adapters, models "
-            "on demand nor an embedding model"
+            "several ranks serve exactly one --model: remove adapters, models on demand and the "
+            "embedding model"
         )
     engine = engine_settings(settings)
     if engine.ranks is None or engine.ranks.rank == 0:

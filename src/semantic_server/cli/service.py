@@ -102,14 +102,12 @@ def require_known_to_the_service(loaded: LoadedSettings) -> None:
     for name, origin in loaded.origins.items():
         flag = f"--{KEY_FILES.get(name, name).replace('_', '-')}"
         if name in KEY_FILES and (origin.startswith("flag")):
-            raise InvalidRequestError(
-                f"a key would be readable in the service's file: expected {flag} FILE"
-            )
+            raise InvalidRequestError(f"the service's file would show the key: pass {flag} FILE")
         if origin.startswith("env "):
             variable = origin.split()[1]
             raise InvalidRequestError(
-                f"the service does not see this shell's {variable}: expected {flag}, or a line in "
-                f"{loaded.file}, and the variable unset"
+                f"the service does not see this shell's {variable}: pass {flag} or add a line to "
+                f"{loaded.file}, and unset the variable"
             )
 
 

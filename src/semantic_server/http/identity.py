@@ -87,7 +87,7 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
         if named is None:
             return None
         if not isinstance(named, str):
-            raise FieldError("agent_id must be a text", param=AGENT_FIELD)
+            raise FieldError("agent_id must be a string", param=AGENT_FIELD)
         given, param = named, AGENT_FIELD
     if not 1 <= len(given) <= _LONGEST_AGENT or not given.isprintable():
         raise FieldError(

@@ -225,9 +225,9 @@ class _DecodedBody:
         is_full = len(body) == _DECODED_STEP and not self._decoder.eof
         self._has_more = is_full or bool(self._left)
         if self._decoder.unused_data:
-            raise _not_decoded("data follows its end")
+            raise _not_decoded("other data follows the compressed data")
         if self._is_last and not self._has_more and not self._decoder.eof:
-            raise _not_decoded("it is truncated")
+            raise _not_decoded("the compressed data is truncated")
         return body
 
 

@@ -292,7 +292,7 @@ _LONE_LOW: Final = re.compile(rb"(?<!" + _HIGH + rb")" + _LOW)
 
 _KINDS: Final[dict[type, str]] = {
     list: "a list",
-    str: "a text",
+    str: "a string",
     bool: "a truth value",
     type(None): "null",
 }

@@ -224,9 +224,9 @@ def _in_bodies(change: Callable[[list[dict[str, object]]], None]) -> Callable[..
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (_set("format", "else"), "expected the format 'semantic-agent', got 'else'"),
-        (_set("version", 2), "its format has version 2, this program reads version 1"),
-        (_set("version", "1"), "version '1'"),
+        (_set("format", "else"), "format must be 'semantic-agent', got 'else'"),
+        (_set("version", 2), "version must be 1, got 2"),
+        (_set("version", "1"), "got '1'"),
         (_set("version", True), "version"),
         (_set("namespace", "ff"), "namespace must be 64 hexadecimal digits"),
         (_set("namespace", "zz" * 32), "namespace must be 64 hexadecimal digits"),
@@ -246,8 +246,8 @@ def _in_bodies(change: Callable[[list[dict[str, object]]], None]) -> Callable[..
         (_set("prompt_tokens", -1), "prompt_tokens must hold"),
         (_set("bodies", {}), "bodies must be a list"),
         (_set("bodies", [1]), "bodies must be objects"),
-        (_in_bodies(list.reverse), "bodies must be in order"),
-        (_in_bodies(lambda b: b.insert(0, b[0])), "bodies must be in order"),
+        (_in_bodies(list.reverse), "bodies must be in ascending order"),
+        (_in_bodies(lambda b: b.insert(0, b[0])), "bodies must be in ascending order"),
         (_in_bodies(lambda b: b[0].update(block=3)), "block must hold whole numbers below 3"),
         (_in_bodies(lambda b: b[0].update(part="../full")), "part must be one of full"),
         (_in_bodies(lambda b: b[0].update(part=["full"])), "part must be one of full"),
@@ -277,7 +277,7 @@ def test_what_is_no_json_is_refused_whatever_its_checksum(
     opening = b'{"checksum": "'
     made = opening + checksum(opening + b"0" * 32 + rest).encode() + rest
     exported.document.write_bytes(made)
-    assert "not a JSON document" in refused(exported)
+    assert "the document is not JSON" in refused(exported)
 
 
 def test_a_document_of_any_size_is_not_read(
@@ -303,7 +303,7 @@ def test_a_link_a_folder_or_a_pipe_is_no_file(exported: AgentFiles, which: str) 
 
 
 @pytest.mark.parametrize(
-    ("n_bytes", "complaint"), [(6000, "quota is 6000"), (15_000, "exceeds the store")]
+    ("n_bytes", "complaint"), [(6000, "quota of 6000"), (15_000, "cannot store block")]
 )
 def test_a_store_without_room_is_a_matter_of_capacity(
     exported: AgentFiles, n_bytes: int, complaint: str

@@ -44,7 +44,7 @@ def test_only_so_many_may_wait() -> None:
     of = admission(FakeClock())
     for name in "abc":
         of.enter(name, 1)
-    assert "at most 3 requests may wait" in str(refusal(of))
+    assert "at most 3 requests" in str(refusal(of))
     assert (of.waiting, of.n_bytes) == (3, 3 * BLOCK)
     of.leave("b")
     of.enter("d", 1)
@@ -163,7 +163,7 @@ def test_the_room_of_a_tenant_names_only_its_own() -> None:
     of = shared(12, 1000 * BLOCK)
     entered(of, "a")
     entered(of, "b")
-    with pytest.raises(TenantLimitError, match="3 of your requests are waiting") as raised:
+    with pytest.raises(TenantLimitError, match=r"3 of your requests \(.*\) are waiting") as raised:
         of.enter("one more", 1, "b")
     assert raised.value.retry_after == 10
 

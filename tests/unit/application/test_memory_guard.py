@@ -231,7 +231,7 @@ def test_a_limit_that_is_lowered_while_it_works_is_kept_at_once_and_can_be_raise
     assert process.in_use() <= 1000 - 2 * (1000 // 16)
     guard.limit(None)
     assert guard.max_bytes == LIMIT
-    for wrong, expected in ((400, "expected at least"), (2 * LIMIT + 1, "expected at most")):
+    for wrong, expected in ((400, "must be at least"), (2 * LIMIT + 1, "must be at most")):
         with pytest.raises(InvalidRequestError, match=expected):
             guard.limit(wrong)
     assert guard.max_bytes == LIMIT

@@ -185,9 +185,9 @@ class Incoming:
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
         if self._document is None or self._file is None or not self._is_whole:
-            raise InvalidRequestError(f"the archive ends before {CONTAINER} does")
+            raise InvalidRequestError(f"the archive is truncated inside {CONTAINER}")
         if self._unread:
-            raise InvalidRequestError(f"expected whole blocks of {_BLOCK} bytes to its end")
+            raise InvalidRequestError(f"the archive's size must be a multiple of {_BLOCK} bytes")
         document = self._document
         manifest = replace(manifest_of(document, tenant, name), model=self._model)
         require_intact(self._file, document)
@@ -246,13 +246,13 @@ def _size(name: str, header: bytes) -> int:
     try:
         member = tarfile.TarInfo.frombuf(header, "ascii", "surrogateescape")
     except tarfile.HeaderError as error:
-        raise InvalidRequestError(f"expected {name} in a tar file: {error}") from error
+        raise InvalidRequestError(f"cannot read the tar header of {name}: {error}") from error
     if member.name != name or member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE}:
         raise InvalidRequestError(
-            f"expected the file {name} in a tar file of {DOCUMENT} and {CONTAINER}, in this order"
+            f"the archive must hold the files {DOCUMENT} and {CONTAINER}, in this order"
         )
     if member.size < 0:
-        raise InvalidRequestError(f"{name}: expected a size, got {member.size}")
+        raise InvalidRequestError(f"the size of {name} must be 0 or more, got {member.size}")
     return member.size
 
 
@@ -269,7 +269,7 @@ def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
     """Open a new file that vanishes when it closes or its process ends. Raises CapacityError if the
     file system has too little room."""
     if shutil.disk_usage(folder or tempfile.gettempdir()).free < n_bytes:
-        raise CapacityError(f"the disk has no room for {n_bytes} bytes more")
+        raise CapacityError(f"the disk has no room for {n_bytes} more bytes")
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder))
 
 

@@ -102,11 +102,9 @@ def read_document(data: bytes) -> AgentDocument:
     fields = _verified(data)
     kind, version = fields.get("format"), fields.get("version")
     if kind != FORMAT:
-        raise InvalidRequestError(f"expected the format {FORMAT!r}, got {kind!r:.40}")
+        raise InvalidRequestError(f"format must be {FORMAT!r}, got {kind!r:.40}")
     if type(version) is not int or version != VERSION:
-        raise InvalidRequestError(
-            f"its format has version {version!r:.40}, this program reads version {VERSION}"
-        )
+        raise InvalidRequestError(f"version must be {VERSION}, got {version!r:.40}")
     token_ids = tuple(_number("token_ids", one, _TOKEN_IDS) for one in _list("token_ids", fields))
     n_blocks = -(-len(token_ids) // BLOCK_TOKENS)
     bodies = tuple(_body(one, n_blocks) for one in _list("bodies", fields))
@@ -151,11 +149,11 @@ def _verified(data: bytes) -> dict[str, object]:
     given = data[len(_OPENING) : _SUM_END]
     zeroed = _OPENING + _ZEROS + data[_SUM_END:]
     if not data.startswith(_OPENING) or given != checksum(zeroed).encode("ascii"):
-        raise InvalidRequestError("it is damaged: its checksum does not match")
+        raise InvalidRequestError("the checksum does not match: the document is damaged")
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError("it is not a JSON document") from error
+        raise InvalidRequestError("the document is not JSON") from error
     if not isinstance(fields, dict):
         raise InvalidRequestError("expected a JSON object")
     return fields
@@ -177,7 +175,7 @@ def _body(value: object, n_blocks: int) -> BodyEntry:
 def _require_order(bodies: Sequence[BodyEntry]) -> None:
     places = [(body.block, _PARTS[body.part]) for body in bodies]
     if any(after <= before for before, after in itertools.pairwise(places)):
-        raise InvalidRequestError("bodies must be in order, each once")
+        raise InvalidRequestError("bodies must be in ascending order without duplicates")
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:

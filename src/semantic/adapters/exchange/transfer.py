@@ -254,8 +254,8 @@ def put_agent(
             keys.append(header.key)
             if not store.put(StoredBlock(header, body)):
                 raise CapacityError(
-                    f"block {entry.block} of {len(links)} exceeds the store's quota, or its "
-                    "disk is full; a larger --disk-gb, or unpinned agents, free space"
+                    f"cannot store block {entry.block} of {len(links)}: the store's quota or its "
+                    "disk is full; raise --disk-gb or unpin agents"
                 )
             unsynced += len(body)
             if unsynced >= _SYNC_BYTES:
@@ -306,8 +306,7 @@ def _require_room(store: StorePort, document: AgentDocument) -> None:
     needed, room = document.n_bytes, max(tier.max_bytes for tier in store.stats())
     if needed > room:
         raise CapacityError(
-            f"the agent's blocks have {needed} bytes, the store's quota is {room}; "
-            "a larger --disk-gb makes room"
+            f"the agent's {needed} bytes exceed the store's quota of {room} bytes; raise --disk-gb"
         )
 
 

@@ -119,12 +119,12 @@ def _parse(path: Path, text: str) -> dict[Origin, dict[str, str]]:
         raise InvalidRequestError(f"{path} is not TOML: {error}") from error
     unknown = found.keys() - set(_TABLES)
     if unknown:
-        raise InvalidRequestError(f"{path}: expected [aliases] and [served], got {min(unknown)}")
+        raise InvalidRequestError(f"{path}: unknown table [{min(unknown)}], not aliases or served")
     tables: dict[Origin, dict[str, str]] = {}
     for table in _TABLES:
         names = found.get(table, {})
         if not isinstance(names, dict) or not all(isinstance(m, str) for m in names.values()):
-            raise InvalidRequestError(f'{path}: expected lines of name = "model" in [{table}]')
+            raise InvalidRequestError(f'{path}: [{table}] must have only lines like name = "model"')
         tables[table] = names
     return tables
 

@@ -152,8 +152,8 @@ def _file(entry: RepoFile) -> RemoteFile:
     are_hashes = _GIT_HASH.fullmatch(entry.blob_id) and _SHA256.fullmatch(sha256 or _NO_HASH)
     if not (are_hashes and parts and parts[0] != "/" and ".." not in parts):
         raise OperatorError(
-            f"cannot use what the hub at {hub.ENDPOINT} says of {entry.path!r:.80}: expected a "
-            "path inside the model's folder and hashes in hexadecimal; use another hub"
+            f"the hub at {hub.ENDPOINT} lists an invalid file {entry.path!r:.80}: expected a path "
+            "inside the model's folder and hexadecimal hashes; use another hub"
         )
     return RemoteFile(entry.path, entry.size, entry.blob_id, sha256)
 

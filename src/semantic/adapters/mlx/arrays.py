@@ -65,7 +65,7 @@ def bytes_of(array: mx.array) -> memoryview:
     # For an array that is not contiguous, MLX would return a view of a copy, and writing to the
     # copy would change nothing.
     if not _is_contiguous(array) or _address(_as_buffer(array)) != _address(view):
-        raise BackendError(f"an array of shape {array.shape} must be in one piece")
+        raise BackendError(f"the array of shape {array.shape} must be contiguous")
     return view.cast("B")
 
 
@@ -77,7 +77,7 @@ def ordered_bytes_of(array: mx.array) -> memoryview:
 def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
     """Return a new array with a copy of `data`. Raises ValueError for a wrong length."""
     if len(data) != math.prod(shape) * dtype.size:
-        raise ValueError(f"{len(data)} bytes for {dtype} of shape {tuple(shape)}")
+        raise ValueError(f"{dtype} of shape {tuple(shape)} cannot have {len(data)} bytes")
     if not data:
         return mx.zeros(tuple(shape), dtype)
     raw = mx.zeros((len(data),), mx.uint8)

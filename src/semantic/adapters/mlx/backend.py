@@ -296,7 +296,7 @@ class MLXBackend:
         state = self._sequences[sequence]
         staging, state.staging = state.staging, None
         if staging is None:
-            raise CacheReconstructionError("this sequence has loaded nothing")
+            raise CacheReconstructionError("the sequence has no loaded blocks")
         with self._computing():
             if not length:
                 state.caches.clear()  # first, because there may be few pages

@@ -218,7 +218,7 @@ class Transfers:
                 body = self.memory.take(n_bytes)
             with place.address() as device:
                 if device is None:
-                    raise RuntimeError("the place has lost its device memory")
+                    raise RuntimeError("the device memory of this body is free already")
                 host = address_of(body)
                 for one in rows:
                     self.driver.to_host(host, device, one)

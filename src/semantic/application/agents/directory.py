@@ -90,7 +90,7 @@ class AgentDirectory:
             return tenant
         owners = self.owners(engine)
         if tenant not in owners:
-            raise AgentNotFoundError(f"there is no tenant {tenant.id!r:.80} with agents")
+            raise AgentNotFoundError(f"tenant {tenant.id!r:.80} has no agents")
         return owners[tenant]
 
     def owners(self, engine: BlockPoolBatchEngine) -> dict[TenantId, Owner]:
@@ -217,8 +217,8 @@ class AgentDirectory:
         (footprint,) = self._footprints([saved])
         if part.n_bytes + footprint.n_bytes > part.max_bytes:
             raise PinLimitError(
-                f"agent {agent_id!r:.300} has {footprint.n_bytes} bytes and {part.n_bytes} are "
-                f"pinned: expected at most {part.max_bytes} together, your part of the store"
+                f"cannot pin agent {agent_id!r:.300} of {footprint.n_bytes} bytes: you have pinned "
+                f"{part.n_bytes} of at most {part.max_bytes} bytes; unpin another agent"
             )
 
     def stores(self) -> Sequence[StoreStats]:

@@ -95,7 +95,7 @@ class AgentTransfers:
 
     async def export(self, agent_id: str, tenant: Owner) -> AgentArchive:
         if self._n_exports >= _MOST_EXPORTS:
-            raise _busy(f"{_MOST_EXPORTS} exports are running")
+            raise _busy(f"{_MOST_EXPORTS} exports are already running")
         stopped = threading.Event()
 
         def begin() -> OutgoingArchive:
@@ -113,7 +113,7 @@ class AgentTransfers:
         """See `AgentsPort.import_`. Returns the agent's name."""
         owner = self._receiving(tenant)
         if self._is_importing:
-            raise _busy("an import is running")
+            raise _busy("an import is already running")
         self._is_importing = True
         try:
             return await self._import(pieces, owner, name)

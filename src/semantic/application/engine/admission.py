@@ -85,8 +85,8 @@ class Admission:
         with self._lock:
             if self._waiting and not (self._requests.fits(1) and self._bytes.fits(n_bytes)):
                 raise OverloadedError(
-                    f"the queue is full: at most {self._requests.most} requests may wait, "
-                    f"for {self._bytes.most} bytes",
+                    f"the queue is full: it holds at most {self._requests.most} requests and "
+                    f"{self._bytes.most} bytes",
                     retry_after=self._retry_after(self._bytes.used + n_bytes - self._bytes.most),
                 )
             if self._shared:
@@ -116,8 +116,8 @@ class Admission:
             return
         excess = own_bytes + 2 * n_bytes + self._bytes.used - self._bytes.most
         raise TenantLimitError(
-            f"{own} of your requests are waiting, for {own_bytes} bytes: expected less, so that as "
-            "much stays free for others",
+            f"{own} of your requests ({own_bytes} bytes) are waiting: the rest of the queue stays "
+            "free for other tenants",
             retry_after=self._retry_after(excess),
         )
 

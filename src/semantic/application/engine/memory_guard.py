@@ -118,15 +118,15 @@ class MemoryGuard:
         and frees the excess. Raises InvalidRequestError if the process needs more even without
         requests, or the machine has less."""
         wanted = self._first if n_bytes is None else n_bytes
-        given = f"a limit of {wanted / _GIB:.3g} GiB"
+        given = f"{wanted / _GIB:.3g} GiB"
         if wanted < self._least:
             raise InvalidRequestError(
-                f"{given}: expected at least {self._least / _GIB:.3g}, most of which the process "
-                "uses even without requests"
+                f"the limit must be at least {self._least / _GIB:.3g} GiB, mostly in use without "
+                f"requests, got {given}"
             )
         if self._most is not None and wanted > max(self._most, self._first):
             raise InvalidRequestError(
-                f"{given}: expected at most {self._most / _GIB:.3g}, all memory"
+                f"the limit must be at most all memory, {self._most / _GIB:.3g} GiB, got {given}"
             )
         self.max_bytes = self._limit = wanted
         self.on_limit(wanted)

@@ -144,7 +144,7 @@ def rm(
     question = f"delete {hub_id} from the hub's cache and free {show_bytes(n_bytes)}?"
     if not yes:
         if not is_interactive() or as_json:
-            raise InvalidRequestError(f"{question} expected --yes, as this is not a terminal")
+            raise InvalidRequestError(f"cannot ask: {question} Add --yes")
         typer.confirm(question, abort=True)
     remove_cached(hub_id)
     document: Json = {"name": hub_id, "removed": True, "freed_bytes": n_bytes}

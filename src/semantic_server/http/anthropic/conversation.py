@@ -137,7 +137,7 @@ class ConversationReader:
         clear_at = message.get("clear_at")
         if clear_at not in (None, "never", "next_user_message"):
             at = f"{path}.clear_at"
-            raise FieldError(f"{at}: expected never or next_user_message", param=at)
+            raise FieldError(f"{at}: expected 'never' or 'next_user_message'", param=at)
         if message.get("content") is None or (passed and clear_at == "next_user_message"):
             return
         blocks = _content(message, path)
@@ -249,7 +249,7 @@ def _as_blocks(content: object, path: str) -> Sequence[object]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        raise FieldError(f"{path}: expected a text or a list of blocks", param=path)
+        raise FieldError(f"{path}: expected a string or a list of blocks", param=path)
     return content
 
 

@@ -123,7 +123,7 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "seed": refused(_ELSEWHERE),
     "stop": refused("use stop_sequences", "", []),
     "stop_token_ids": refused("answers stop only at texts: use stop_sequences", []),
-    "suffix": refused("this model can only append to a text", ""),
+    "suffix": refused("this model can only append to text", ""),
     "top_logprobs": refused(_ELSEWHERE, 0),
     "truncation": refused("this server never truncates input", "disabled"),
     "verbosity": refused("this model has no such setting", "medium"),
@@ -270,11 +270,11 @@ def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
 def _sampling(more: _More, stop: tuple[str, ...], sampling: SamplingParams) -> SamplingParams:
     if len(stop) > _MAX_STOPS:
         raise FieldError(
-            f"stop_sequences must have at most {_MAX_STOPS} texts, got {len(stop)}",
+            f"stop_sequences must have at most {_MAX_STOPS} strings, got {len(stop)}",
             param="stop_sequences",
         )
     if "" in stop:
-        raise FieldError("stop_sequences must not have empty texts", param="stop_sequences")
+        raise FieldError("stop_sequences must not have empty strings", param="stop_sequences")
     return replace(
         sampling,
         stop=stop or sampling.stop,

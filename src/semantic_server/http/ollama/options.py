@@ -55,7 +55,7 @@ GENERATE_FIELDS: Final[dict[str, Field]] = {
     "height": refused(_NO_IMAGES),
     "images": refused(_NO_IMAGES, []),
     "steps": refused(_NO_IMAGES),
-    "suffix": refused("this model can only append to a text", ""),
+    "suffix": refused("this model can only append to text", ""),
     "template": refused(NO_TEMPLATE, ""),
     "width": refused(_NO_IMAGES),
 }
@@ -136,7 +136,7 @@ OTHER_WIRES: Final[dict[str, Field]] = {
     "raw": refused("a field of /api/generate", False),
     "repetition_penalty": refused("use options.repeat_penalty", 1, 1.0),
     "stream_options": IGNORED,
-    "suffix": refused("this model can only append to a text", ""),
+    "suffix": refused("this model can only append to text", ""),
     "system": refused("send a message with the role system", ""),
     "template": refused(NO_TEMPLATE, ""),
     "tool_choice": refused("not in this API; use /v1/chat/completions", "auto"),

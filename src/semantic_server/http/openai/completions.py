@@ -314,7 +314,7 @@ def _prompt(path: str, value: object, vocab_size: int) -> TextPrompt:
         _check_ids(path, value, vocab_size)
         return tuple(value)
     empty = value in ("", [])
-    expected = "it must not be empty" if empty else "expected a text or token ids"
+    expected = "it must not be empty" if empty else "expected a string or token ids"
     raise FieldError(f"{path}: {expected}", param=path)
 
 

@@ -99,7 +99,7 @@ def texts_at(path: str, value: object) -> tuple[str, ...]:
         return (value,)
     given = list_at(path, value)
     if len(given) > MAX_INPUTS and not _are_ids(given):
-        raise FieldError(f"{path}: expected at most {MAX_INPUTS} texts", param=path)
+        raise FieldError(f"{path}: expected at most {MAX_INPUTS} strings", param=path)
     return tuple(_text(f"{path}[{i}]", one) for i, one in enumerate(given))
 
 

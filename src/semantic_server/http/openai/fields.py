@@ -82,7 +82,7 @@ COMPLETION_FIELDS: Final[dict[str, Field]] = {
     **dict.fromkeys(CONSTRAINTS, SUPPORTED),
     "add_special_tokens": refused("send token ids for a prompt without them", True),
     **supported("best_of echo prompt"),
-    "suffix": refused("this model can only append to a text", ""),
+    "suffix": refused("this model can only append to text", ""),
 }
 
 EMBEDDING_FIELDS: Final[dict[str, Field]] = {

@@ -213,7 +213,7 @@ def _grammar_form(path: str, value: object) -> AnswerFormat:
 def _choice_form(path: str, value: object) -> AnswerFormat:
     choices = [_text_of_form(f"{path}[{i}]", one) for i, one in enumerate(list_at(path, value))]
     if not choices:
-        raise FieldError(f"{path}: expected at least one text", param=path)
+        raise FieldError(f"{path}: expected at least one string", param=path)
     return AnswerFormat(grammar=choice_grammar(choices))
 
 
@@ -296,9 +296,9 @@ def _stops(stop: object) -> tuple[str, ...]:
     given = [stop] if isinstance(stop, str) else list_at("stop", stop)
     stops = tuple(text_at(f"stop[{i}]", one) for i, one in enumerate(given))
     if len(stops) > _MAX_STOPS:
-        raise FieldError(f"stop must have at most {_MAX_STOPS} texts", param="stop")
+        raise FieldError(f"stop must have at most {_MAX_STOPS} strings", param="stop")
     if not all(stops):
-        raise FieldError("stop must not have empty texts", param="stop")
+        raise FieldError("stop must not have empty strings", param="stop")
     return stops
 
 

@@ -229,7 +229,7 @@ def list_at(path: str, value: object) -> Sequence[object]:
 def text_at(path: str, value: object) -> str:
     """Return `value`. Raises FieldError unless it is a string."""
     if not isinstance(value, str):
-        raise FieldError(f"{path}: expected a text", param=path)
+        raise FieldError(f"{path}: expected a string", param=path)
     return value
 
 

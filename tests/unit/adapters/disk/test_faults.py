@@ -304,12 +304,12 @@ def test_the_log_counts_what_a_disk_refuses(caplog: pytest.LogCaptureFixture) ->
     counts = Counts()
     for _ in range(120):
         counts.add_error("write_errors", OSError(errno.ENOSPC, "No space left on device"))
-    assert [message.split(" times")[0].rsplit(" ", 1)[-1] for message in caplog.messages] == [
+    assert [message.split("):")[0].rsplit(" ", 1)[-1] for message in caplog.messages] == [
         "1",
         "10",
         "100",
     ]
     assert caplog.messages[0] == (
-        "cannot write to the store, 1 times so far: No space left on device (ENOSPC); a restart "
-        "computes missing blocks again"
+        "cannot write to the store (failure 1): No space left on device (ENOSPC); after a restart, "
+        "agents prefill the missing blocks"
     )

@@ -196,25 +196,40 @@ def test_an_import_reuses_what_it_brought_and_gives_it_to_no_other(
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda _: b"", f"the archive ends before {CONTAINER} does"),
-        (lambda _: b"x" * 1024, f"expected {DOCUMENT} in a tar file: invalid header"),
-        (lambda _: bytes(1024), f"expected {DOCUMENT} in a tar file: end of file header"),
-        (lambda data: data[:-2000], f"the archive ends before {CONTAINER} does"),
-        (lambda data: data + b"x", "expected whole blocks of 512 bytes to its end"),
+        (lambda _: b"", f"the archive is truncated inside {CONTAINER}"),
+        (lambda _: b"x" * 1024, f"cannot read the tar header of {DOCUMENT}: invalid header"),
+        (lambda _: bytes(1024), f"cannot read the tar header of {DOCUMENT}: end of file header"),
+        (lambda data: data[:-2000], f"the archive is truncated inside {CONTAINER}"),
+        (lambda data: data + b"x", "the archive's size must be a multiple of 512 bytes"),
         (lambda data: data + b"x" * 512, f"expected the end of the archive after {CONTAINER}"),
         (lambda data: data + bytes(2 << 20), f"expected the end of the archive after {CONTAINER}"),
-        (lambda data: data[:700] + b"#" + data[701:], f"{DOCUMENT}: it is damaged"),
+        (lambda data: data[:700] + b"#" + data[701:], f"{DOCUMENT}: the checksum"),
         (
             lambda data: data[:-3000] + b"#" + data[-2999:],
             "is damaged: its checksum does not match",
         ),
-        (lambda data: tar(dict(reversed(members(data).items()))), f"expected the file {DOCUMENT}"),
-        (lambda data: tar({"../x": b"", **members(data)}), f"expected the file {DOCUMENT}"),
-        (lambda data: tar(members(data), type=tarfile.SYMTYPE), f"expected the file {DOCUMENT}"),
-        (lambda data: tar(members(data), type=tarfile.GNUTYPE_SPARSE), "expected the file"),
-        (lambda data: tar(members(data), form=tarfile.PAX_FORMAT, mtime=0.5), "expected the file"),
+        (
+            lambda data: tar(dict(reversed(members(data).items()))),
+            f"the archive must hold the files {DOCUMENT}",
+        ),
+        (
+            lambda data: tar({"../x": b"", **members(data)}),
+            f"the archive must hold the files {DOCUMENT}",
+        ),
+        (
+            lambda data: tar(members(data), type=tarfile.SYMTYPE),
+            f"the archive must hold the files {DOCUMENT}",
+        ),
+        (
+            lambda data: tar(members(data), type=tarfile.GNUTYPE_SPARSE),
+            "the archive must hold the files",
+        ),
+        (
+            lambda data: tar(members(data), form=tarfile.PAX_FORMAT, mtime=0.5),
+            "the archive must hold the files",
+        ),
         (lambda data: tar({**members(data), CONTAINER: b""}), f"{CONTAINER}: expected "),
-        (negative, f"{DOCUMENT}: expected a size, got -1"),
+        (negative, f"the size of {DOCUMENT} must be 0 or more, got -1"),
         (lambda data: claimed(17 << 20) + data[512:], f"{DOCUMENT} has more than 16777216 bytes"),
         (lambda data: altered(data, namespace=bytes(32)), "this agent belongs to another model ('"),
         (lambda data: altered(data, layout="x"), "body 000000.full does not have the layout"),
@@ -372,7 +387,7 @@ def test_of_two_imports_at_once_one_comes_later(
     with half_an_import(server, archive) as first:
         until(lambda: served.transfers._is_importing)
         second = server.ask("POST", IMPORT, archive)
-        assert error(second) == (503, "an import is running: retry later")
+        assert error(second) == (503, "an import is already running: retry later")
         assert second.headers["retry-after"]
         first.sendall(archive[len(archive) // 2 :])
         assert b"200 OK" in first.recv(1000)

@@ -293,7 +293,7 @@ def test_an_operator_manages_the_agents_of_a_key_that_is_gone(served: AgentsWorl
         assert tenants.ask(OPERATOR, "DELETE", f"/v1/agents/ada?tenant={of}").status == 200
         assert tenants.listed() == {}
         gone = tenants.ask(OPERATOR, "DELETE", f"/v1/agents/ada?tenant={of}")
-        assert error(gone) == (404, f"there is no tenant {of!r} with agents")
+        assert error(gone) == (404, f"tenant {of!r} has no agents")
 
 
 def test_an_operator_reads_no_text_and_forks_nothing(tenants: Tenants) -> None:
@@ -420,8 +420,8 @@ def test_beside_others_a_tenant_pins_no_more_than_its_part(tenants: Tenants) -> 
     store._order.max_bytes = 2 * n_bytes - 1
     refused = tenants.ask(KEYS[0], "POST", "/v1/agents/ada/pin", {"pinned": True})
     message = (
-        f"agent 'ada' has {n_bytes} bytes and 0 are pinned: "
-        f"expected at most {n_bytes - 1} together, your part of the store"
+        f"cannot pin agent 'ada' of {n_bytes} bytes: you have pinned 0 of at most {n_bytes - 1} "
+        "bytes; unpin another agent"
     )
     assert error(refused) == (403, message)
     assert refused.json["error"]["code"] == "pin_limit_exceeded"  # type: ignore[index]  # an object

@@ -449,7 +449,7 @@ def test_a_raw_prompt_is_a_text_in_no_template() -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"suffix": "end"}, "suffix: this model can only append to a text"),
+        ({"suffix": "end"}, "suffix: this model can only append to text"),
         ({"template": "{{ .Prompt }}"}, "template: this server uses the model's own template"),
         ({"images": ["aGk="]}, "images: "),
         ({"raw": True, "system": "Be brief."}, "system: not allowed with a raw prompt"),
@@ -458,7 +458,7 @@ def test_a_raw_prompt_is_a_text_in_no_template() -> None:
         ({"context": list(b"semantic-1\n" + b"[" * 100_000)}, "context must be"),
         ({"context": list(b'semantic-1\n[["tool","x",""]]')}, "context must be"),
         ({"context": list(b'semantic-1\n{"a":1}')}, "context must be"),
-        ({"prompt": 7}, "prompt: expected a text"),
+        ({"prompt": 7}, "prompt: expected a string"),
         ({"messages": HELLO}, "messages: a field of /api/chat"),
     ],
 )

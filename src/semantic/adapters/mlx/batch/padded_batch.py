@@ -210,7 +210,7 @@ def new_batch(
     if not all(layers.ragged):
         if agree is not None:
             raise UnsupportedModelError(
-                "batches of this model need mlx-lm's own caches: start it on one device"
+                "cannot batch this model on several ranks: start it on one device"
             )
         return GeneratorBatch(model)
     return ContinuousBatch(model, agree=agree) if pads is None else PaddedBatch(model, pads)

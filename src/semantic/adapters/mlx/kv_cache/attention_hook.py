@@ -72,7 +72,7 @@ def _latent_attention(call: _Call) -> _Call:
     ) -> object:
         if cache is not None and isinstance(cache[1], RaggedBatch):
             if not isinstance(cache[0], RaggedBatch):
-                raise RuntimeError("index keys are in rows and the latents they choose are not")
+                raise RuntimeError("index keys and latents must have batches of the same kind")
             cache[1].chosen_from = cache[0]
         return call(self, x, mask, cache)
 

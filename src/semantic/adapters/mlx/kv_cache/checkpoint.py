@@ -100,10 +100,10 @@ def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tr
     table, end = _table_of(body)
     for name, value in (("layout", layout), ("length", length)):
         if type(table.get(name)) is not type(value) or table[name] != value:
-            raise CacheReconstructionError(f"a checkpoint of another {name}: expected {value!r}")
+            raise CacheReconstructionError(f"checkpoint: {name} must be {value!r}")
     layers = table.get("layers")
     if not isinstance(layers, list) or len(layers) != len(expected):
-        raise CacheReconstructionError(f"expected a checkpoint of {len(expected)} layers")
+        raise CacheReconstructionError(f"checkpoint: must have {len(expected)} layers")
     reader = _Reader(memoryview(body), end)
     trees = [reader.match(*pair) for pair in zip(layers, expected, strict=True)]
     reader.finish()
@@ -127,7 +127,7 @@ def arrays_in(body: bytes) -> list[mx.array]:
 def _table_of(body: bytes) -> tuple[dict[str, object], int]:
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     if not _LENGTH_BYTES < end <= min(len(body), _MOST_TABLE_BYTES):
-        raise CacheReconstructionError("a checkpoint without a table")
+        raise CacheReconstructionError("checkpoint: has no table")
     return _parse(body[_LENGTH_BYTES:end]), end
 
 
@@ -135,9 +135,9 @@ def _parse(head: bytes) -> dict[str, object]:
     try:
         table: object = json.loads(head)
     except (ValueError, RecursionError) as error:
-        raise CacheReconstructionError(f"a checkpoint with a broken table: {error}") from error
+        raise CacheReconstructionError(f"checkpoint: the table is not JSON: {error}") from error
     if not isinstance(table, dict):
-        raise CacheReconstructionError("a checkpoint whose table is not an object")
+        raise CacheReconstructionError("checkpoint: the table is not an object")
     return table
 
 
@@ -148,7 +148,7 @@ def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
     if isinstance(tree, tuple | list):
         return [_to_json(item, arrays) for item in tree]
     if isinstance(tree, ArrayForm | Anything):
-        raise TypeError("an expectation has no bytes")
+        raise TypeError("a placeholder has no bytes")
     return tree
 
 
@@ -167,13 +167,13 @@ class _Reader:
             return self._take(found, expected)
         if isinstance(expected, tuple | list):
             if not isinstance(found, list) or len(found) != len(expected):
-                raise CacheReconstructionError(f"expected {len(expected)} values in a checkpoint")
+                raise CacheReconstructionError(f"checkpoint: expected {len(expected)} values")
             items = [self.match(*pair) for pair in zip(found, expected, strict=True)]
             return items if isinstance(expected, list) else tuple(items)
         if isinstance(expected, int) and type(found) is int:
             return found
         if found != expected or type(found) is not type(expected):
-            raise CacheReconstructionError(f"expected {expected!r} in a checkpoint")
+            raise CacheReconstructionError(f"checkpoint: expected {expected!r}")
         return expected
 
     def _any(self, found: object) -> Tree:
@@ -182,28 +182,28 @@ class _Reader:
         if isinstance(found, dict):
             form = _read_form(found)
             if form is None:
-                raise CacheReconstructionError("an array without a form in a checkpoint")
+                raise CacheReconstructionError("checkpoint: an array has no dtype or shape")
             return self._take(found, form)
         if found is None or isinstance(found, int | float | str):
             return found
-        raise CacheReconstructionError(f"a {type(found).__name__} in a checkpoint")
+        raise CacheReconstructionError(f"checkpoint: cannot hold a {type(found).__name__}")
 
     def finish(self) -> None:
         """Raise CacheReconstructionError if there are bytes left."""
         if self._at != len(self._body):
             left = len(self._body) - self._at
-            raise CacheReconstructionError(f"a checkpoint with {left} bytes too many")
+            raise CacheReconstructionError(f"checkpoint: {left} bytes follow the last array")
 
     def _take(self, found: object, expected: ArrayForm) -> StoredArray:
         form = _read_form(found)
         if form is None or not expected.fits(form):
             raise CacheReconstructionError(
-                f"expected {expected.dtype} of shape {expected.shape} in a checkpoint"
+                f"checkpoint: expected {expected.dtype} of shape {expected.shape}"
             )
         start = self._at + -self._at % _ALIGNMENT
         stop = start + form.nbytes
         if stop > len(self._body):
-            raise CacheReconstructionError("a checkpoint that ends too early")
+            raise CacheReconstructionError("checkpoint: truncated")
         self._at = stop
         return StoredArray(form, [self._body[start:stop]])
 

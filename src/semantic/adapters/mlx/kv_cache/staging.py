@@ -43,16 +43,16 @@ class Staging(Generic[MemoryT]):
     def require_no_window(self) -> None:
         """Raise BackendError unless WINDOW bodies can be loaded."""
         if self.length or self.window_tokens:
-            raise BackendError("WINDOW bodies load once, into an empty sequence")
+            raise BackendError("WINDOW bodies can load only once and only into an empty sequence")
 
     def require_loaded(self, length: int, checkpoint: bytes | None, layout: BlockLayout) -> None:
         """Raise CacheReconstructionError unless the sequence can hold `length` tokens now."""
         if not self.length <= length <= self.full_stop:
             raise CacheReconstructionError(
-                f"got tokens {self.length} to {self.full_stop}, expected tokens up to {length}"
+                f"cannot use {length} tokens: tokens {self.length} to {self.full_stop} are loaded"
             )
         if layout.needs_checkpoint and checkpoint is None:
-            raise CacheReconstructionError(f"{length} tokens came without a checkpoint")
+            raise CacheReconstructionError(f"cannot use {length} tokens without a checkpoint")
 
     def require_window(self, tokens: range) -> None:
         """Raise CacheReconstructionError unless WINDOW bodies with these tokens are loaded."""
@@ -133,4 +133,4 @@ def require_bodies(part: Part, start: int, stop: int) -> None:
     if start % BLOCK_TOKENS or not 0 <= start < stop:
         raise BackendError(f"tokens {start} to {stop} do not begin at a block's edge")
     if part is Part.CHECKPOINT:
-        raise BackendError("pass a checkpoint to `loaded` as it is")
+        raise BackendError("a checkpoint is not a block body; pass it to `loaded`")

@@ -133,29 +133,29 @@ class _Config:
         for one in cast("tuple[Kind, ...]", get_args(Kind)):
             if given == one:
                 return one
-        raise self._wrong("fine_tune_type lora, dora or full", given)
+        raise self._wrong("fine_tune_type to be lora, dora or full", given)
 
     def layers(self) -> int:
         """Return how many of the last layers have low-rank layers."""
         given = self._fields.get("num_layers")
         if type(given) is not int:
-            raise self._wrong("num_layers, a number of layers", given)
+            raise self._wrong("num_layers to be an integer", given)
         return given
 
     def parameters(self) -> dict[str, object]:
         """Return the parameters for mlx-lm's low-rank layers."""
         given = self._fields.get("lora_parameters")
         if not isinstance(given, dict):
-            raise self._wrong("lora_parameters with rank, scale and dropout", given)
+            raise self._wrong("lora_parameters to have rank, scale and dropout", given)
         rank, keys = given.get("rank"), given.get("keys")
         if type(rank) is not int or rank < 1:
-            raise self._wrong("a rank of at least 1 in lora_parameters", rank)
-        scale = self._number(given.get("scale"), "a finite scale in lora_parameters")
-        dropout = self._number(given.get("dropout", 0.0), "a dropout below 1 in lora_parameters")
+            raise self._wrong("lora_parameters.rank to be at least 1", rank)
+        scale = self._number(given.get("scale"), "lora_parameters.scale to be finite")
+        dropout = self._number(given.get("dropout", 0.0), "lora_parameters.dropout to be below 1")
         if not 0 <= dropout < 1:
-            raise self._wrong("a dropout below 1 in lora_parameters", dropout)
+            raise self._wrong("lora_parameters.dropout to be below 1", dropout)
         if keys is not None and not _are_texts(keys):
-            raise self._wrong("keys in lora_parameters that are names of layers", keys)
+            raise self._wrong("lora_parameters.keys to be names of layers", keys)
         return {"rank": rank, "scale": scale, "dropout": dropout, "keys": keys}
 
     def _number(self, given: object, expected: str) -> float:

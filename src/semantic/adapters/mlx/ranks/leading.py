@@ -386,7 +386,7 @@ class LeadingBackend(MLXBackend):
             at = start + int.from_bytes(checkpoint[at:start], "little")
             parts.append(checkpoint[start:at])
         if at != len(checkpoint) or len(parts) != self.ranks.size:
-            raise CacheReconstructionError(f"not a checkpoint of {self.ranks.size} ranks")
+            raise CacheReconstructionError(f"the checkpoint must come from {self.ranks.size} ranks")
         return parts
 
 
@@ -397,7 +397,7 @@ def shard_backend(
     different calls for this model, and BackendError if the ranks' caches differ in form."""
     if form.spec.reusable_tokens is not None:
         raise UnsupportedModelError(
-            "this model's keys depend on its prompts' chunks: start it on one device"
+            "the keys of this model depend on prefill's chunks: start it on one device"
         )
     layers = form.layers
     kind = f"{type(layers).__name__} {layers.ragged} {layers.together}"

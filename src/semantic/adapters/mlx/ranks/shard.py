@@ -92,7 +92,7 @@ def shard_model(model: Module, ranks: Ranks) -> None:
     for name, n_heads in _heads_of(model).items():
         if n_heads % ranks.size:
             raise UnsupportedModelError(
-                f"{name} is {n_heads}: expected a number of ranks that divides it, got {ranks.size}"
+                f"the number of ranks must divide {name} ({n_heads}), got {ranks.size}"
             )
     shard(ranks.group)
     for module in cast("Callable[[], list[Module]]", model.modules)():

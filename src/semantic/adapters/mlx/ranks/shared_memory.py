@@ -90,7 +90,7 @@ class MappedMemory:
             return None
         view = self.view(*where)
         if view.nbytes != n_bytes:
-            raise RuntimeError(f"rank 0 has room for {view.nbytes} bytes, not for {n_bytes}")
+            raise RuntimeError(f"rank 0 expects {view.nbytes} bytes, got {n_bytes}")
         return view
 
     def leave(self, call: int) -> None:

@@ -134,8 +134,8 @@ class Counts:
         is_write = name == "write_errors" and kind not in {"ENOENT", "ESTALE"}
         if is_write and str(n).strip("0") == "1":
             logger.warning(
-                "cannot write to the store, %d times so far: %s (%s); a restart computes missing "
-                "blocks again", n, error.strerror or error, kind
+                "cannot write to the store (failure %d): %s (%s); after a restart, agents prefill "
+                "the missing blocks", n, error.strerror or error, kind
             )  # fmt: skip
 
     def snapshot(self) -> Mapping[str, int]:

@@ -349,7 +349,7 @@ def number(db: sqlite3.Connection, name: str) -> int:
     """Return a number that the triggers maintain: "agents", "blocks", "bytes" or "pinned"."""
     row = db.execute("SELECT value FROM numbers WHERE name = ?", (name,)).fetchone()
     if row is None:
-        raise IndexBrokenError(f"the index has no number of {name}")
+        raise IndexBrokenError(f"the index has no count of {name}")
     return whole(row[0])
 
 

@@ -69,7 +69,7 @@ def input_of(value: object, tools: ToolSet, kept: KeptItems | None = None) -> Re
     if isinstance(value, str):
         return ResponseInput((Message("user", value),))
     if not isinstance(value, list):
-        raise FieldError(f"{_PATH}: expected a text or a list of items", param=_PATH)
+        raise FieldError(f"{_PATH}: expected a string or a list of items", param=_PATH)
     reader = _Reader(tools)
     items = [_item(f"{_PATH}[{i}]", one, kept) for i, one in enumerate(list_at(_PATH, value))]
     for item in items:  # first, because calls may precede the item that loads their tool
@@ -301,7 +301,7 @@ def _content_of(path: str, value: object) -> tuple[str, tuple[Attachment, ...]]:
     if isinstance(value, str):
         return value, ()
     if not isinstance(value, list):
-        raise FieldError(f"{path}: expected a text or a list of parts", param=path)
+        raise FieldError(f"{path}: expected a string or a list of parts", param=path)
     return content_of(path, value, _part)
 
 

@@ -322,7 +322,7 @@ def _messages(
     previous = () if history is None else history.messages
     conversation = (*previous, *own_input.messages)
     if not conversation:
-        raise FieldError("input: expected a text or at least one item", param="input")
+        raise FieldError("input: expected a string or at least one item", param="input")
     return (*system, *conversation)
 
 

@@ -129,7 +129,7 @@ class ContiguousMemory:
         if isinstance(cache, SequenceCache):
             if cache.buffer.capacity < whole_blocks(stop):
                 capacity = cache.buffer.capacity
-                raise BackendError(f"there is room for {capacity} tokens, not for {stop}")
+                raise BackendError(f"cannot load {stop} tokens into a buffer for {capacity}")
             return cache.buffer
         theirs = cast(MlxLmKVCache, cache)
         if theirs.keys is None or theirs.values is None or not theirs.offset:

@@ -83,7 +83,7 @@ def _with_attributes(
         was_tuple = isinstance(vars(empty).get(name), tuple)
         vars(found)[name] = tuple(cast(list[object], value)) if was_tuple else value
     if vars(found).get("offset", length) != length:
-        raise CacheReconstructionError(f"a checkpoint with a contradictory {type(found).__name__}")
+        raise CacheReconstructionError(f"checkpoint: the {type(found).__name__} contradicts itself")
     return found
 
 
@@ -140,7 +140,7 @@ def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
         else:
             fits = fits and length <= held
         if not fits:
-            raise CacheReconstructionError(f"a checkpoint with a contradictory {name}")
+            raise CacheReconstructionError(f"checkpoint: the {name} contradicts itself")
 
 
 def _is_write_position(index: int, held: int, length: int, size: int) -> bool:
@@ -152,5 +152,5 @@ def _is_write_position(index: int, held: int, length: int, size: int) -> bool:
 
 def _tokens(tree: Tree) -> int:
     if not isinstance(tree, StoredArray):
-        raise CacheReconstructionError("a checkpoint without keys and values")
+        raise CacheReconstructionError("checkpoint: keys or values are missing")
     return tree.form.shape[_TOKEN_AXIS]

@@ -200,7 +200,7 @@ class PagedMemory:
                 if not caches[i].table.has_capacity(tokens.stop):
                     capacity = len(caches[i].table.refs) * BLOCK_TOKENS
                     raise BackendError(
-                        f"there is room for {capacity} tokens, not for {tokens.stop}"
+                        f"cannot load {tokens.stop} tokens into pages for {capacity}"
                     )
         by_kind = staging.full if part is Part.FULL else staging.window
         first = tokens.start // BLOCK_TOKENS

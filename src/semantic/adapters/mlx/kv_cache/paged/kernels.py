@@ -120,7 +120,7 @@ class PagedKernels:
         kv_heads, dim = self._kind.shape.kv_heads, _result_width(self._kind.shape, latent=latent)
         parts = self._parts(n_heads, latent=latent)
         if rows * kv_heads * parts > self._counters.size:
-            raise ValueError(f"{rows} sequences are more than a step can combine")
+            raise ValueError(f"a decode step cannot combine {rows} sequences")
         plan = step.metadata.plan(
             step.kind, step.number, max(1, _GROUPS_AT_ONCE // (kv_heads * parts))
         )
