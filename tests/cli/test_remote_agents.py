@@ -173,7 +173,7 @@ def test_an_import_that_is_refused_says_why_and_leaves_nothing(
     whole = file.read_bytes()
     for spoilt, message in (
         (whole[:-3000] + b"#" + whole[-2999:], "is damaged: its checksum does not match"),
-        (whole[:-2000], "the archive is truncated"),
+        (whole[:-2000], "the archive ends inside"),
         (bytes(8 << 20), "cannot read the tar header of agent.json"),  # refused before it is sent
     ):
         file.write_bytes(spoilt)

@@ -124,6 +124,10 @@ class FieldError(InvalidRequestError):
         super().__init__(message)
         self.param = param
 
+    def at(self, path: str) -> FieldError:
+        """Return the same error with `path` as the field's name."""
+        return FieldError(f"{path}: {str(self).removeprefix(f'{self.param}: ')}", param=path)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -227,7 +227,7 @@ class _DecodedBody:
         if self._decoder.unused_data:
             raise _not_decoded("other data follows the compressed data")
         if self._is_last and not self._has_more and not self._decoder.eof:
-            raise _not_decoded("the compressed data is truncated")
+            raise _not_decoded("the compressed data ends early")
         return body
 
 

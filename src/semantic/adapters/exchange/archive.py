@@ -185,7 +185,7 @@ class Incoming:
 
     def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
         if self._document is None or self._file is None or not self._is_whole:
-            raise InvalidRequestError(f"the archive is truncated inside {CONTAINER}")
+            raise InvalidRequestError(f"the archive ends inside {CONTAINER}")
         if self._unread:
             raise InvalidRequestError(f"the archive's size must be a multiple of {_BLOCK} bytes")
         document = self._document

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import constants as hub
-from huggingface_hub import get_token, hf_hub_url, snapshot_download
+from huggingface_hub import hf_hub_url, snapshot_download
 from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from semantic.adapters.hub.remote import RemoteFile, RemoteModel, hub_errors
@@ -134,7 +135,7 @@ class _Weights:
                 arriving,
                 resume_size=arriving.tell(),
                 # In a compressed response, offsets would not be those of the file.
-                headers={**_authorization(), "Accept-Encoding": "identity"},
+                headers={**build_hf_headers(), "Accept-Encoding": "identity"},
                 expected_size=file.n_bytes,
             )
             arriving.flush()
@@ -168,11 +169,6 @@ class _Arriving(io.BufferedWriter):
         self.seek(0, os.SEEK_END)
         self._count(after - before)
         return after
-
-
-def _authorization() -> dict[str, str]:
-    token = None if hub.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-    return {} if token is None else {"authorization": f"Bearer {token}"}
 
 
 def _lock(arriving: _Arriving, file: RemoteFile) -> None:

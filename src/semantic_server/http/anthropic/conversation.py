@@ -19,17 +19,12 @@ from dataclasses import replace
 from typing import Final
 
 from semantic.domain.chat import Attachment, Message, Tool, ToolCall, ToolChoice
-from semantic_server.http.anthropic.validators import (
-    ToolChoiceParam,
-    Validators,
-    checked,
-    object_at,
-)
+from semantic_server.http.anthropic.validators import ToolChoiceParam, Validators, checked
 from semantic_server.http.errors import FieldError
 from semantic_server.http.logs import WarnOnce
 from semantic_server.http.request_fields.client_tools import ANTHROPIC_TOOLS
 from semantic_server.http.request_fields.notes import attachment, block_note, picture
-from semantic_server.http.request_fields.table import list_at
+from semantic_server.http.request_fields.table import list_at, mapping_at
 
 _SEAL: Final = "semantic.seal."
 _TEXT: Final = "semantic.text."
@@ -88,7 +83,7 @@ class ConversationReader:
         last_user = max((i for i, one in enumerate(messages) if _role(one) == "user"), default=-1)
         for number, message in enumerate(messages):
             path = f"messages[{number}]"
-            found += self._message(object_at(message, path), path, passed=number < last_user)
+            found += self._message(mapping_at(path, message), path, passed=number < last_user)
         if not messages:
             raise FieldError("messages: expected at least one message", param="messages")
         if _role(messages[-1]) == "assistant":
@@ -163,7 +158,7 @@ class ConversationReader:
 
     def _tool_result(self, block: object, path: str) -> Message:
         result = checked(self._validators.tool_result, block, path)
-        content = object_at(block, path).get("content")
+        content = mapping_at(path, block).get("content")
         inner = [] if content is None else _as_blocks(content, f"{path}.content")
         contents = [self._content(one, f"{path}.content[{i}]") for i, one in enumerate(inner)]
         call = result["tool_use_id"]
@@ -206,7 +201,7 @@ class ConversationReader:
             raise FieldError(f"{path}: expected a block with a type, got {kind!r:.80}", param=path)
         if kind not in ("image", "document"):
             return block_note(kind, block), None
-        source = object_at(block.get("source") or {}, f"{path}.source")
+        source = mapping_at(f"{path}.source", block.get("source") or {})
         data = str(source.get("data") or source.get("url") or source.get("file_id") or "")
         if kind == "image":
             return picture(data)
@@ -275,7 +270,7 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
     found: dict[str, Tool] = {}
     for number, one in enumerate(list_at("tools", tools)):
         path = f"tools[{number}]"
-        given = _with_schema(object_at(one, path))
+        given = _with_schema(mapping_at(path, one))
         kind = given.get("type")
         if kind not in (None, "custom"):
             warnings.warn(f"/v1/messages: skipped tools of type {kind!r:.80}: this server has none")
@@ -289,7 +284,7 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
         found[name] = Tool(
             name,
             tool.get("description", ""),
-            object_at(given.get("input_schema"), f"{path}.input_schema"),
+            mapping_at(f"{path}.input_schema", given.get("input_schema")),
             strict=tool.get("strict", False),
         )
     return tuple(found.values())

@@ -5,23 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Final
-
-from annotated_types import Ge, Le
-from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict
+from typing import Final
 
 from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.value_objects import SamplingParams
 from semantic_server.http.anthropic.conversation import ConversationReader, read_choice, read_tools
-from semantic_server.http.anthropic.request_types import (
-    MessageCountTokensParams,
-    MessageCreateParams,
-)
-from semantic_server.http.anthropic.validators import ThinkingConfig, Validators, object_at
+from semantic_server.http.anthropic.request_types import MessageCountTokensParams
+from semantic_server.http.anthropic.validators import MessageBody, ThinkingConfig, Validators
 from semantic_server.http.errors import FieldError
 from semantic_server.http.logs import WarnOnce
-from semantic_server.http.request_body import LazyAdapter, validated
+from semantic_server.http.request_body import validated
 from semantic_server.http.request_fields.table import (
     FOREIGN,
     IGNORED,
@@ -29,6 +22,7 @@ from semantic_server.http.request_fields.table import (
     Field,
     fields_of,
     ignored,
+    mapping_at,
     refused,
     supported,
 )
@@ -155,19 +149,6 @@ class MessageRequest:
     report_context_edits: bool = False
 
 
-@with_config(ConfigDict(strict=True))
-class _More(TypedDict, total=False):
-    """Fields that the SDK's newest request types lack."""
-
-    stream: bool
-    temperature: Annotated[float, Ge(0), Le(1)]
-    top_p: Annotated[float, Ge(0), Le(1)]
-    top_k: Annotated[int, Ge(0)]
-
-
-_more: Final = LazyAdapter(_More)
-
-
 def read_request(
     validators: Validators,
     body: Mapping[str, object],
@@ -180,7 +161,7 @@ def read_request(
     thinking between tool calls, with a budget that may exceed `max_tokens`. Raises
     InvalidRequestError for the first invalid field."""
     body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
-    params, more = validated(validators.create, body), validated(_more(), body)
+    params = validated(validators.create, body)
     max_tokens = params["max_tokens"]
     if max_tokens < 0:
         raise FieldError(f"max_tokens: expected 0 or more, got {max_tokens}", param="max_tokens")
@@ -193,9 +174,9 @@ def read_request(
         )
     return MessageRequest(
         _chat(validators, body, params, warnings),
-        _sampling(more, tuple(params.get("stop_sequences") or ()), sampling),
+        _sampling(params, sampling),
         max_tokens,
-        more.get("stream", False),
+        params.get("stream", False),
         thinking_tokens=budget,
         omit_thinking=thinking is not None and thinking.get("display") == "omitted",
         report_context_edits=params.get("context_management") is not None,
@@ -211,7 +192,7 @@ def read_chat(validators: Validators, body: Mapping[str, object], warnings: Warn
 def _chat(
     validators: Validators,
     body: Mapping[str, object],
-    params: MessageCreateParams | MessageCountTokensParams,
+    params: MessageBody | MessageCountTokensParams,
     warnings: WarnOnce,
 ) -> Chat:
     tools = read_tools(validators, body.get("tools"), warnings)
@@ -258,16 +239,17 @@ def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
     output_format = body.get(path)
     if output_format is None and output is not None:
         path = "output_config.format"
-        output_format = object_at(output, "output_config").get("format")
+        output_format = mapping_at("output_config", output).get("format")
     if output_format is None:
         return None
-    found = object_at(output_format, path)
+    found = mapping_at(path, output_format)
     if found.get("type") != "json_schema":
         raise FieldError(f"{path}.type: expected json_schema", param=f"{path}.type")
-    return AnswerFormat(object_at(found.get("schema"), f"{path}.schema"))
+    return AnswerFormat(mapping_at(f"{path}.schema", found.get("schema")))
 
 
-def _sampling(more: _More, stop: tuple[str, ...], sampling: SamplingParams) -> SamplingParams:
+def _sampling(params: MessageBody, sampling: SamplingParams) -> SamplingParams:
+    stop = tuple(params.get("stop_sequences") or ())
     if len(stop) > _MAX_STOPS:
         raise FieldError(
             f"stop_sequences must have at most {_MAX_STOPS} strings, got {len(stop)}",
@@ -278,7 +260,7 @@ def _sampling(more: _More, stop: tuple[str, ...], sampling: SamplingParams) -> S
     return replace(
         sampling,
         stop=stop or sampling.stop,
-        temperature=more.get("temperature", sampling.temperature),
-        top_p=more.get("top_p", sampling.top_p),
-        top_k=more.get("top_k", sampling.top_k),
+        temperature=params.get("temperature", sampling.temperature),
+        top_p=params.get("top_p", sampling.top_p),
+        top_k=params.get("top_k", sampling.top_k),
     )

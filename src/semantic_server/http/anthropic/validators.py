@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import new_class
-from typing import TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
+from annotated_types import Ge, Le
 from pydantic import ConfigDict, TypeAdapter, with_config
 
 from semantic_server.http.anthropic.request_types import (
@@ -29,8 +29,7 @@ from semantic_server.http.anthropic.request_types import (
     MessageCountTokensParams,
     MessageCreateParams,
 )
-from semantic_server.http.errors import FieldError
-from semantic_server.http.request_fields.table import validated_at
+from semantic_server.http.request_fields.table import mapping_at, validated_at
 
 ThinkingConfig = (
     BetaThinkingConfigEnabledParam
@@ -48,12 +47,21 @@ ToolChoiceParam = (
 T = TypeVar("T")
 
 
+class MessageBody(MessageCreateParams, total=False):
+    """All fields of a message request, including those that the SDK's newest type lacks."""
+
+    stream: bool
+    temperature: Annotated[float, Ge(0), Le(1)]
+    top_p: Annotated[float, Ge(0), Le(1)]
+    top_k: Annotated[int, Ge(0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Validators:
     """One validator per type. The validators of bodies skip the elements of lists; other validators
     check one element each, so that errors name the element."""
 
-    create: TypeAdapter[MessageCreateParams]
+    create: TypeAdapter[MessageBody]
     count: TypeAdapter[MessageCountTokensParams]
     text: TypeAdapter[BetaTextBlockParam]
     thinking: TypeAdapter[BetaThinkingBlockParam]
@@ -68,7 +76,7 @@ class Validators:
 def validators() -> Validators:
     """Return all validators; the first call takes milliseconds to build them."""
     return Validators(
-        create=_strict(MessageCreateParams),
+        create=_strict(MessageBody),
         count=_strict(MessageCountTokensParams),
         text=_strict(BetaTextBlockParam),
         thinking=_strict(BetaThinkingBlockParam),
@@ -88,11 +96,4 @@ def _strict(kind: type[T]) -> TypeAdapter[T]:
 
 def checked(adapter: TypeAdapter[T], value: object, path: str) -> T:
     """Validate `value` at `path` of a body with `adapter`. Raises FieldError."""
-    return validated_at(path, adapter, object_at(value, path))
-
-
-def object_at(value: object, path: str) -> Mapping[str, object]:
-    """Return `value` if it is an object. Raises FieldError with `path`."""
-    if not isinstance(value, dict):
-        raise FieldError(f"{path}: expected an object", param=path)
-    return value
+    return validated_at(path, adapter, mapping_at(path, value))

@@ -212,11 +212,16 @@ def tokens_at(path: str, value: object) -> int | None:
     return value
 
 
-def object_at(path: str, value: object) -> dict[str, object]:
-    """Return `value` without its nulls. Raises FieldError unless it is a JSON object."""
+def mapping_at(path: str, value: object) -> Mapping[str, object]:
+    """Return `value`. Raises FieldError unless it is a JSON object."""
     if not isinstance(value, dict):
         raise FieldError(f"{path}: expected an object", param=path)
-    return {name: inner for name, inner in value.items() if inner is not None}
+    return value
+
+
+def object_at(path: str, value: object) -> dict[str, object]:
+    """Return the JSON object `value` without its nulls. Raises FieldError for any other value."""
+    return {name: inner for name, inner in mapping_at(path, value).items() if inner is not None}
 
 
 def list_at(path: str, value: object) -> Sequence[object]:
@@ -257,9 +262,7 @@ def validated_at(path: str, adapter: TypeAdapter[T], element: Mapping[str, objec
     try:
         return validated(adapter, element)
     except FieldError as error:
-        whole = f"{path}.{error.param}" if error.param else path
-        problem = str(error).removeprefix(f"{error.param}: ")
-        raise FieldError(f"{whole}: {problem}", param=whole) from error
+        raise error.at(f"{path}.{error.param}" if error.param else path) from error
 
 
 # The field `semantic`
@@ -320,9 +323,7 @@ def _sent(request: Request) -> _Members:
     try:
         return validated(_members(), members)
     except FieldError as error:
-        header = _HEADERS[error.param or ""]
-        problem = str(error).removeprefix(f"{error.param}: ")
-        raise FieldError(f"{header}: {problem}", param=header) from error
+        raise error.at(_HEADERS[error.param]) from error
 
 
 def _as_json(text: str) -> object:

@@ -196,10 +196,10 @@ def test_an_import_reuses_what_it_brought_and_gives_it_to_no_other(
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda _: b"", f"the archive is truncated inside {CONTAINER}"),
+        (lambda _: b"", f"the archive ends inside {CONTAINER}"),
         (lambda _: b"x" * 1024, f"cannot read the tar header of {DOCUMENT}: invalid header"),
         (lambda _: bytes(1024), f"cannot read the tar header of {DOCUMENT}: end of file header"),
-        (lambda data: data[:-2000], f"the archive is truncated inside {CONTAINER}"),
+        (lambda data: data[:-2000], f"the archive ends inside {CONTAINER}"),
         (lambda data: data + b"x", "the archive's size must be a multiple of 512 bytes"),
         (lambda data: data + b"x" * 512, f"expected the end of the archive after {CONTAINER}"),
         (lambda data: data + bytes(2 << 20), f"expected the end of the archive after {CONTAINER}"),
