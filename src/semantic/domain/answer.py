@@ -14,7 +14,7 @@ AnswerReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """The request was accepted: its agent, and the number of its prompt's tokens."""
+    """The engine accepted the request of `agent_id`; its prompt has `prompt_tokens` tokens."""
 
     uid: str
     agent_id: str
@@ -23,7 +23,7 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """The cache contains `done` of `total` prompt tokens; 0 after a preemption."""
+    """The cache contains `done` of `total` prompt tokens; `done` is 0 after a preemption."""
 
     done: int
     total: int
@@ -71,16 +71,16 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """Why the text between a call's marks is not a call. The text itself comes next."""
+    """Why the text between a tool call's marks is not a tool call. A `TextDelta` of it follows."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request. `cached` counts the reused prompt tokens; `match` says why not
-    more. `kept` says whether the cache keeps the computed tokens. `noted` counts the pictures,
-    sounds and documents that the prompt mentions in a note."""
+    """Token counts of a request. `cached` counts the reused prompt tokens; `match` says why the
+    request did not reuse more. `kept` says whether the cache keeps the computed tokens. `noted`
+    counts the pictures, sounds and documents that the prompt mentions in a note."""
 
     prompt: int
     cached: int

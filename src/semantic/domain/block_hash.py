@@ -33,7 +33,7 @@ ANY_CHIP = "any-chip:"
 
 
 class Part(StrEnum):
-    """The part of a block's cache in a stored body. The values are part of the file format."""
+    """A part of a block's cache that has a stored body. The values are part of the file format."""
 
     FULL = "full"
     """Keys and values of the block's tokens in full-attention layers; empty without these."""
@@ -50,8 +50,8 @@ class BlockKey:
 
 
 def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
-    """Return whether both sequences begin with the same 16 tokens, or, if one has fewer, with that
-    whole sequence. To share fewer tokens is not worth a read: a chat template begins all
+    """Return whether both sequences begin with the same 16 tokens; a shorter sequence must match as
+    a whole. Fewer shared tokens are not worth a read, because a chat template begins all
     conversations alike."""
     n = min(HEAD_TOKENS, len(tokens), len(like))
     return n > 0 and tuple(tokens[:n]) == tuple(like[:n])
@@ -95,17 +95,17 @@ def tenant_tag(secret: bytes, tenant: str) -> bytes:
 
 
 def tenant_id(secret: bytes, tag: bytes) -> str:
-    """Return the id by which operators know a tenant, which reveals neither its key nor its tag:
-    "local" for requests without an API key, "public", or 16 hexadecimal digits."""
+    """Return the id under which operators see a tenant: "local" for requests without an API key,
+    "public", or 16 hexadecimal digits, which reveal neither the tenant's key nor its tag."""
     named = {tenant_tag(secret, LOCAL_TENANT): "local", tenant_tag(secret, PUBLIC_TENANT): "public"}
     return named.get(tag) or digest("tenant-id-v1", tag)[:_ID_BYTES].hex()
 
 
 @dataclass(frozen=True)  # no slots: caches `root`
 class Scope:
-    """Only blocks of one scope are shared: of one model's content and one tenant, 32 bytes each. A
-    `salt` limits sharing further, to agents of one import; comparisons of scopes, names of agents
-    and lists of agents ignore it."""
+    """A model's content and a tenant, 32 bytes each; requests share blocks only within a scope. A
+    `salt` limits sharing further, to agents of one import. Comparisons of scopes, names of agents
+    and lists of agents ignore the `salt`."""
 
     namespace: bytes
     tenant: bytes
@@ -126,8 +126,8 @@ class Scope:
     def chain(
         self, tokens: Sequence[int], *, parent: BlockHash | None = None, start: int = 0
     ) -> Iterator[BlockLink]:
-        """Yield the blocks of `tokens` in order; the last one may be partial. The tokens begin at
-        position `start` of their sequence, a multiple of 256, after the block `parent`."""
+        """Yield the blocks of `tokens` in order; the last block may be partial. The tokens follow
+        the block `parent` and begin at position `start` of their sequence, a multiple of 256."""
         before = self.root if parent is None else parent
         for at in range(0, len(tokens), BLOCK_TOKENS):
             own = tuple(tokens[at : at + BLOCK_TOKENS])
@@ -136,7 +136,7 @@ class Scope:
             before = link.hash
 
     def continued(self, links: Sequence[BlockLink], tokens: Sequence[int]) -> list[BlockLink]:
-        """Return all blocks of `tokens`; `links` are its first blocks, all of them full."""
+        """Return all blocks of `tokens`, which begin with the full blocks `links`."""
         start = len(links) * BLOCK_TOKENS
         parent = links[-1].hash if links else None
         return [*links, *self.chain(tokens[start:], parent=parent, start=start)]
@@ -162,5 +162,5 @@ class BlockLink:
         return len(self.tokens) == BLOCK_TOKENS
 
     def key(self, part: Part) -> BlockKey:
-        """Return the key of the body of this block's part `part`."""
+        """Return the key under which a store keeps the body of part `part` of this block."""
         return BlockKey(self.hash, part)

@@ -1,8 +1,8 @@
 """Chat: a conversation independent of any API: messages, tools and options of the answer.
 
 A point is a digest of the content up to a message: conversations with equal content are at the same
-point, however their clients spell it. Reasoning does not count, since most clients leave it out of
-the history they send. Knows no APIs, templates or tokens.
+point, even if their clients encode the content differently. Points ignore reasoning, since most
+clients leave it out of the history. Knows no APIs, templates or tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ToolCall:
 
 
 def is_tool_name(name: str) -> bool:
-    """Return whether `name`, which no offered tool has, can be a tool's name at all: some call
+    """Return whether `name`, which no offered tool has, can be the name of a tool. Some call
     formats treat all text before the arguments as the name."""
     return _NAMES.fullmatch(name) is not None
 
@@ -50,14 +50,14 @@ def replace_surrogates(text: str) -> str:
 
 
 def numbered_call(number: int) -> str:
-    """Return an id for a call that has none: call `number` of its conversation, from 0."""
+    """Return an id for a call without an id: call `number` of its conversation, counted from 0."""
     return f"call_{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A picture, sound or document in a message. The message's text has a note in its place, in
-    which `what` names it; equal attachments have the same `digest`."""
+    """A picture, sound or document in a message. The message's text has a note in place of the
+    attachment, which names it by `what`. Equal attachments have the same `digest`."""
 
     what: str
     digest: bytes
@@ -65,7 +65,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. If its role is "tool", it is the result of the call `tool_call_id`."""
+    """One message. A message with the role "tool" is the result of the call `tool_call_id`."""
 
     role: Role
     content: str = ""
@@ -96,8 +96,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Says whether the model may ("auto"), must not ("none") or must ("required") call a tool; if
-    `name` is given, only that tool."""
+    """Says whether the model may ("auto"), must not ("none") or must ("required") call a tool. If
+    `name` is given, the model may call only the tool of this name."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
@@ -105,8 +105,8 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """Structured output: the answer must be JSON, and match `schema` if given. If `grammar` is
-    given, it must match that grammar instead, in Lark's notation with the first rule `start`."""
+    """Structured output: the answer must be JSON, and match `schema` if given. With `grammar`, the
+    answer must match that grammar instead, in Lark's notation with the first rule `start`."""
 
     schema: JsonSchema | None = None
     grammar: str | None = None
@@ -151,7 +151,7 @@ class Chat:
 
 def in_call_order(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return `messages` with the results of an answer's calls right after the answer, in the order
-    of its calls. Clients send results as they arrive, and most templates write no ids, so a model
+    of the calls. Clients send results as they arrive, and most templates write no ids, so a model
     would match results to the wrong calls. Results without a call come last."""
     ordered: list[Message] = []
     calls: tuple[ToolCall, ...] = ()
@@ -193,11 +193,11 @@ _LARGEST_EXACT = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer, and the tokens of the conversation up to its end: first `start` tokens that the
-    previous turn also has, then `tokens`. `parent` is the previous turn's digest: its point is not
-    enough, because another turn may reach the same point with other tokens. A turn without `tokens`
-    is known, but cannot be continued. `thought` is the digest of the answer's reasoning. `owner` is
-    the key under which the store counts the tenant's turns."""
+    """An answer and the conversation's tokens up to the answer's end: `start` tokens that the
+    previous turn also has, then `tokens`. `parent` is the previous turn's digest, because several
+    turns with different tokens may reach the same point. A turn without `tokens` is known, but a
+    conversation cannot continue from it. `thought` is the digest of the answer's reasoning. `owner`
+    is the key under which the store counts the tenant's turns."""
 
     point: Point
     parent: bytes | None
@@ -225,7 +225,7 @@ def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) 
 
 
 def defaults_of(tools: Sequence[Tool]) -> Defaults:
-    """Return the default arguments in the schemas of `tools`, which clients may add to calls."""
+    """Return the default arguments in the schemas of `tools`; clients may add these to calls."""
     found = {tool.name: tool.parameters.get("properties") for tool in tools}
     return {
         name: {
@@ -239,8 +239,8 @@ def defaults_of(tools: Sequence[Tool]) -> Defaults:
 
 
 def point_after(point: Point, message: Message, defaults: Defaults = MappingProxyType({})) -> Point:
-    """Return the point that follows `point` and `message`. It ignores arguments that equal their
-    `defaults`, and white space at the ends of lines: clients may drop these, as Claude Code does in
+    """Return the point that follows `point` and `message`. Ignores arguments that equal their
+    `defaults`, and white space at the ends of lines: clients may drop both, as Claude Code does in
     its edits."""
     content = message.content
     if message.role == "assistant":
@@ -259,33 +259,33 @@ def point_after(point: Point, message: Message, defaults: Defaults = MappingProx
 
 
 def thought_digest(reasoning: str) -> bytes:
-    """Digest of an answer's reasoning without surrounding white space."""
+    """Return the digest of an answer's reasoning, without the white space around the reasoning."""
     return digest("thought-v1", _text(reasoning.strip()))
 
 
 def agrees(turn: Turn, message: Message) -> bool:
-    """Return whether `message` has the same reasoning as `turn`, or none."""
+    """Return whether `message` has no reasoning or the same reasoning as `turn`."""
     return not message.reasoning.strip() or thought_digest(message.reasoning) == turn.thought
 
 
 def answers(messages: Sequence[Message]) -> list[int]:
-    """Indices of the assistant's messages in `messages`."""
+    """Return the indices of the assistant's messages in `messages`."""
     return [number for number, message in enumerate(messages) if message.role == "assistant"]
 
 
 def tool_text(tool: Tool) -> bytes:
-    """Canonical text of a tool, independent of the order of its schema's keys."""
+    """Return the canonical text of a tool. The order of its schema's keys does not matter."""
     return canonical([tool.name, tool.description, dict(tool.parameters), tool.strict])
 
 
 def canonical(value: object) -> bytes:
-    """JSON in canonical form: equal values have equal text."""
+    """Return `value` as JSON in canonical form: equal values have equal text."""
     return _text(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str))
 
 
 def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
-    """Canonical JSON of a call's arguments without those that equal their `defaults`. Clients that
-    know only one type of number do not change it."""
+    """Return the canonical JSON of a call's arguments, leaving out those that equal their
+    `defaults`. Clients that know only one type of number do not change the result."""
     try:
         found = _trimmed(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):
@@ -300,7 +300,7 @@ def _arguments(text: str, defaults: Mapping[str, bytes]) -> bytes:
 
 
 def _trimmed(value: object) -> object:
-    """`value` without white space at the ends of lines."""
+    """Return `value` without white space at the ends of lines."""
     if isinstance(value, str):
         return _ENDS_OF_LINES.sub("", value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""KVBlock and AgentBlocks: a block of cached tokens, and an agent's cache as blocks per layer. A
+"""KVBlock, a block of cached tokens, and AgentBlocks, an agent's cache as blocks per layer. A
 block's keys and values (`layer_data`) belong to a backend and are opaque here."""
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class KVBlock:
 
 @dataclass(slots=True, eq=False)
 class AgentBlocks:
-    """One agent's cache: the tokens it covers and, per layer, the blocks that hold them; a
-    sliding-window layer holds only the last tokens. `model_id` is the model that computed the
-    cache, `owner` the pool's name for the holder of its blocks (by default the agent's id). A
-    retired cache is empty, because its blocks went to the agent's next request or back to the pool;
-    a request accepts it and reuses nothing."""
+    """One agent's cache: its tokens and, per layer, the blocks that hold them; a sliding-window
+    layer holds only the last tokens. `model_id` is the model that computed the cache. `owner` is
+    the pool's name for the holder of the blocks, by default the agent's id. A retired cache is
+    empty, because its blocks went to the agent's next request or back to the pool. A request
+    accepts a retired cache and reuses nothing."""
 
     agent_id: str
     total_tokens: int = 0
@@ -59,11 +59,11 @@ class AgentBlocks:
         self._layers.setdefault(block.layer_id, []).append(block)
 
     def blocks_for_layer(self, layer_id: int) -> Sequence[KVBlock]:
-        """The layer's blocks in token order; may be empty."""
+        """Return the layer's blocks in token order; may be empty."""
         return self._layers.get(layer_id, [])
 
     def token_range(self, layer_id: int) -> range:
-        """Positions of the tokens that layer `layer_id` holds."""
+        """Return the positions of the tokens that layer `layer_id` holds."""
         blocks = self.blocks_for_layer(layer_id)
         return range(blocks[0].start, blocks[-1].stop) if blocks else range(0)
 

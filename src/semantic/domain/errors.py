@@ -66,11 +66,11 @@ class ContextOverflowError(RequestError, ValueError):
 
 
 class AgentNotFoundError(RequestError, LookupError):
-    """No agent has that name, or the agent belongs to another tenant."""
+    """No agent has the name in the request, or the agent belongs to another tenant."""
 
 
 class PinLimitError(RequestError, ValueError):
-    """The tenant would pin more than its part of the store; it must unpin other agents first."""
+    """The tenant would pin more than its part of the store; the tenant must unpin agents first."""
 
 
 class ModelNotFoundError(RequestError, LookupError):
@@ -78,8 +78,8 @@ class ModelNotFoundError(RequestError, LookupError):
 
 
 class CacheReconstructionError(RequestError, ValueError):
-    """The blocks cannot be restored as a cache: they belong to another model, have another shape,
-    or are incomplete."""
+    """The backend cannot restore a cache from the blocks: they belong to another model, have
+    another shape, or are incomplete."""
 
 
 class CapacityError(SemanticError):
@@ -99,11 +99,11 @@ class OverloadedError(CapacityError):
 
 
 class TenantLimitError(OverloadedError):
-    """A tenant already uses the most that it may, as long as other tenants need a part."""
+    """The tenant already uses as much as it may while other tenants need their part."""
 
 
 class WeightsTooLargeError(CapacityError):
-    """The `n_bytes` of the model's weights exceed the available memory; no weights were read."""
+    """The model's weights, `n_bytes`, exceed the available memory; the process read no weights."""
 
     def __init__(self, message: str, *, n_bytes: int) -> None:
         super().__init__(message)

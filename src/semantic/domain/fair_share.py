@@ -19,9 +19,9 @@ V = TypeVar("V")
 
 
 class FairShare:
-    """Tracks how much each tenant has used, in any unit; a tenant gets no credit for the time in
-    which it wants nothing. The uses of two tenants that always want something differ by at most the
-    largest cost of each."""
+    """Tracks how much each tenant has used, in any unit. A tenant gets no credit for the time in
+    which it wants nothing. For two tenants that always want something, the uses differ by at most
+    the largest cost of each."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -34,9 +34,9 @@ class FairShare:
         self._used[tenant] = max(self._used.get(tenant, 0.0), self._now)
 
     def next(self, wanting: Iterable[str], owing: Mapping[str, float] | None = None) -> str:
-        """Return the tenant in `wanting` with the least use, where its running work (`owing`)
-        counts as used; the first of several with equal use. `begin` must have been called for
-        each."""
+        """Return the tenant in `wanting` with the least use, or the first of several with equal
+        use. A tenant's running work (`owing`) counts as used. Requires an earlier call of `begin`
+        for each tenant."""
         more = owing or {}
         tenant = min(wanting, key=lambda one: self._used[one] + more.get(one, 0.0))
         self._now = max(self._now, self._used[tenant])
@@ -47,8 +47,8 @@ class FairShare:
         self._used[tenant] += cost
 
     def end(self, tenant: str) -> None:
-        """Record that a tenant wants nothing more. If it has used more than the others, that is
-        remembered until they have used as much, or until all tenants want nothing."""
+        """Record that a tenant wants nothing more. If the tenant has used more than the others,
+        remember its use until they have used as much, or until all tenants want nothing."""
         self._away.add(tenant)
         if len(self._away) == len(self._used):
             self._now = max(self._used.values())
@@ -72,7 +72,7 @@ class RoundRobin(Generic[V]):
         self._waiting.setdefault(tenant, deque()).append(value)
 
     def pop(self) -> V:
-        """Remove and return the value whose turn it is. Raises KeyError if none is waiting."""
+        """Remove and return the value whose turn it is. Raises KeyError if no value waits."""
         tenant, own = self._waiting.popitem(last=False)
         self._n -= 1
         if len(own) > 1:
@@ -81,10 +81,10 @@ class RoundRobin(Generic[V]):
 
 
 class FairRoom:
-    """Divides room for `most`, in any unit. A tenant that holds nothing may take any amount; one
-    that holds some may take more while its total is at most `times` the room that stays free. With
-    `times` 1, one tenant gets half, two tenants get a third each, and another tenant always finds
-    room."""
+    """Divides a space of size `most`, in any unit, among tenants. A tenant that holds nothing may
+    take any amount. Any other tenant may take more while its total is at most `times` the space
+    that stays free. With `times` 1, a single tenant gets half, two tenants get a third each, and
+    another tenant always finds space."""
 
     def __init__(self, most: int, times: int = 1) -> None:
         self.most = most
@@ -99,13 +99,13 @@ class FairRoom:
         return self.used + n <= self.most
 
     def leaves_room(self, tenant: str, n: int) -> bool:
-        """Return whether the tenant holds nothing, or would hold at most `times` the free room
-        after taking `n` more."""
+        """Return whether the tenant holds nothing, or whether its total after taking `n` more would
+        be at most `times` the space that then stays free."""
         own = self._tenants[tenant]
         return not own or own + n <= self._times * (self.most - self.used - n)
 
     def take(self, tenant: str, n: int) -> None:
-        """Record that the tenant took `n` more, whatever the limits are."""
+        """Record that the tenant took `n` more, without checking any limit."""
         self.used += n
         self._tenants[tenant] += n
 
@@ -118,8 +118,8 @@ class FairRoom:
 
 
 class FairLru(Generic[K, V]):
-    """Keeps values by tenant and key, with a total weight of at most `most`. Only its tenant finds
-    a value. The cost of a call grows with the number of tenants."""
+    """Keeps values by tenant and key, with a total weight of at most `most`. A tenant finds only
+    its own values. The cost of a call grows with the number of tenants."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -131,7 +131,7 @@ class FairLru(Generic[K, V]):
         return sum(map(len, self._tenants.values()))
 
     def get(self, tenant: Hashable, key: K) -> V | None:
-        """Return the value and count it as used now; None if the key is unknown."""
+        """Return the value and mark it as the last used; None if the key is unknown."""
         own = self._tenants.get(tenant)
         found = None if own is None else own.get(key)
         if own is None or found is None:
@@ -140,12 +140,12 @@ class FairLru(Generic[K, V]):
         return found[0]
 
     def peek(self, tenant: Hashable, key: K) -> V | None:
-        """Return the value without counting it as used; None if the key is unknown."""
+        """Return the value without marking it as used; None if the key is unknown."""
         found = self._tenants.get(tenant, OrderedDict()).get(key)
         return None if found is None else found[0]
 
     def put(self, tenant: Hashable, key: K, value: V, weight: int = 1) -> None:
-        """Set a value, dropping others to make room; drop it if it alone exceeds the limit."""
+        """Set a value, dropping other values to make room. Drops a value that exceeds `most`."""
         self.remove(tenant, key)
         if weight > self._most:
             return
@@ -174,27 +174,27 @@ class FairLru(Generic[K, V]):
 
 
 def equal_part(most: int, n_others: int) -> int | None:
-    """Return how much of `most` a tenant is sure of if `n_others` other tenants share it; None if
-    it is alone and may use all."""
+    """Return a tenant's equal part of `most` if `n_others` other tenants share `most`; None if the
+    tenant is alone and may use all."""
     return most // (1 + n_others) if n_others else None
 
 
 def pins_hold(n_others: int, *, is_public: bool) -> bool:
-    """Return whether a tenant that wants room must leave pinned bytes alone. Only the public tenant
-    must, as it has no equal part, and only if it shares with exactly one other tenant."""
+    """Return whether a tenant that needs space must spare pinned bytes. Only the public tenant
+    must, as it has no equal part, and only if there is exactly one other tenant."""
     return is_public and n_others == 1
 
 
 def kept(held: int, pinned: int, then: int) -> int:
     """Return how many of its `held` bytes a tenant keeps when another tenant grows to `then` bytes:
-    as many as the other then has, and at least its `pinned` bytes, which are 0 where pins do not
-    hold."""
+    at most `then`, but at least its `pinned` bytes. `pinned` is 0 for pins that do not count; see
+    `pins_hold`."""
     return max(min(held, then), pinned)
 
 
 def most_each(sizes: Sequence[int], room: int) -> int:
-    """Return the most that each tenant may hold so that all fit into `room`, from the `sizes` they
-    hold now: a tenant that holds less than an equal part loses nothing."""
+    """Return the most that each tenant may hold so that all fit into `room`. `sizes` are the
+    tenants' sizes now: a tenant that holds less than an equal part loses nothing."""
     left = len(sizes)
     for size in sorted(sizes):
         if size * left > room:

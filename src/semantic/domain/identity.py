@@ -1,6 +1,6 @@
-"""The sender of a request: Identity, the session and agent that a client's headers name, and Hints.
-They affect names, pins, statistics and the order of work, never the choice of a cache: a prompt's
-content finds its blocks."""
+"""The sender of a request: Identity (the session and agent that a client's headers name) and Hints.
+Both affect names, pins, statistics and the order of work, never the choice of a cache: the engine
+finds blocks by a prompt's content."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _NUMBER = "~"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The agent that sends a request, as its client names it. `client` is the program; "" if
-    unknown. `agent` is one of several agents in `session`; None is the session's main agent.
+    """The agent that sends a request, as its client names it. `client` is the program, or "" if
+    unknown. `agent` is one of several agents in `session`, or None for the session's main agent.
     `parent` is the name of the agent that started this one. `shared` is true if several
-    conversations use the identity at once, as when it names a user."""
+    conversations use the identity at once, for example if it names a user."""
 
     session: str
     client: str = ""
@@ -54,7 +54,7 @@ class Identity:
         return self.name if number == 1 else f"{self.name}{_NUMBER}{number}"
 
     def number(self, name: str) -> int | None:
-        """Return the number of the agent `name` of this identity; None if it is not its agent."""
+        """Return the number of the agent `name`; None if it is not an agent of this identity."""
         own = self.name
         if name == own:
             return 1
@@ -71,8 +71,8 @@ def name_of(client: str, session: str, agent: str | None = None) -> str:
 
 
 def home_of(name: str) -> str:
-    """Return the name of the main agent in the session of the agent `name`; return `name` itself if
-    `name_of` did not make it."""
+    """Return the name of the main agent in the session of the agent `name`. If `name_of` did not
+    make `name`, return `name` itself."""
     client, _, rest = name.partition("/")
     if client not in _CLIENTS or not rest:
         return name
@@ -86,7 +86,7 @@ def is_tag(text: object) -> TypeGuard[str]:
 
 
 def _part(tag: str) -> str:
-    """Return a tag as it appears within a name, with separators escaped."""
+    """Return a tag with escaped separators, as a part of a name."""
     escaped = tag.translate(_ESCAPES)
     if len(escaped) <= _MAX_PART_LENGTH:
         return escaped

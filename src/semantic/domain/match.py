@@ -1,4 +1,4 @@
-"""MatchReport: how much of its prompt a request reused from caches, and why not more."""
+"""MatchReport: how much of its prompt a request reused from caches, and why it reused no more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from semantic.domain.request_parts import Difference
 
 
 class MatchEnd(StrEnum):
-    """Why a prompt's reusable prefix ended where it did."""
+    """The reason why a prompt's reusable prefix ended at its last token."""
 
     COMPLETE = "complete"
     """The request reused everything cached for this agent."""
@@ -32,8 +32,8 @@ class MatchEnd(StrEnum):
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
     """Tokens that an agent had in the cache and that a request computed again. `seconds` is their
-    share of the prefill time. `part` is the part of the request that changed; None if none did, or
-    if it is unknown."""
+    share of the prefill time. `part` is the part of the request that changed; None if no part
+    changed or the part is unknown."""
 
     tokens: int
     seconds: float
@@ -42,9 +42,9 @@ class CacheMiss:
 
 @dataclass(frozen=True, slots=True)
 class MatchReport:
-    """How much of its prompt a request reused, and why not more. `differs_at` is the first position
-    where the prompt differs from the agent's cached tokens; None if the prompt extends them. At
-    this position the agent's cache has the token `expected`, and the prompt has `got`. `seconds` is
+    """How much of its prompt a request reused, and why it reused no more. `differs_at` is the first
+    position where the prompt differs from the agent's cached tokens; None if the prompt extends
+    them. There the agent's cache has the token `expected`, and the prompt has `got`. `seconds` is
     the prefill time of the tokens that were not reused. `lost` counts cached tokens that the engine
     computed again. `any_chip` is true if another kind of chip may have computed reused tokens."""
 

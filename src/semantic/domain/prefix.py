@@ -27,13 +27,13 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 def without_generation_prompt(n_tokens: int) -> int:
     """Return how many of a prompt's tokens the agent's next prompt probably repeats. A template may
-    write the marks that open an answer differently once the answer is part of the history."""
+    change the marks that open an answer once the answer is part of the history."""
     return n_tokens - min(_MAX_GENERATION_PROMPT, n_tokens // _MAX_GENERATION_SHARE)
 
 
 def ends_of_turn(turn: Manifest) -> list[BlockLink]:
-    """Return the last block of an agent's turn, and the last blocks of the part of its prompt that
-    the next turn repeats."""
+    """Return the last block of an agent's turn, then the blocks at the end of the part of its
+    prompt that the next turn repeats."""
     stop = _repeated(turn)
     links = list(turn.scope.chain(turn.token_ids))
     n_full = stop // BLOCK_TOKENS  # full blocks that the turn and the prompt share
@@ -42,8 +42,8 @@ def ends_of_turn(turn: Manifest) -> list[BlockLink]:
 
 
 def continues(newer: Manifest, older: Manifest) -> bool:
-    """Return whether the turn `newer` of an agent repeats the prompt of the turn `older`. After a
-    compaction it does not, and the agent may return to the older turn."""
+    """Return whether the turn `newer` of an agent repeats the prompt of the turn `older`. A turn
+    after a compaction does not, and the agent may later return to the older turn."""
     stop = _repeated(older)
     return newer.token_ids[:stop] == older.token_ids[:stop]
 
@@ -55,7 +55,7 @@ def _repeated(turn: Manifest) -> int:
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
     """Return the shortest length to which a layer's cache can be cut if it holds the positions
     `held` of `total`. A window layer that is cut to n tokens must still hold the window before
-    token n. For a layer that lacks tokens for every length, return `total + 1`, which excludes any
+    token n. If the layer lacks tokens for every length, return `total + 1`, which excludes any
     cut."""
     if held.stop != total or (held.start > 0 and layer.kind is LayerKind.FULL):
         return total + 1
@@ -67,8 +67,8 @@ def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
 
 
 def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Sequence[int]) -> int:
-    """Return how many tokens of `prompt` a request can reuse from `blocks`: never the last one,
-    which must be computed because its logits choose the next token."""
+    """Return how many tokens of `prompt` a request can reuse from `blocks`. The last token never
+    counts, because the model must compute the logits after it to choose the next token."""
     if blocks is None or blocks.retired:
         return 0
     length = spec.reusable(min(common_prefix(blocks.token_ids, prompt), len(prompt) - 1))

@@ -87,7 +87,7 @@ _RENDERED_BECAUSE = {
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A part that differs. `name` is the name of a tool or option, or the role of a message.
-    Numbers of tools, and of messages after the leading system messages, begin with 1."""
+    Numbers begin with 1; they count tools, or the messages after the leading system messages."""
 
     kind: PartKind
     change: Change
@@ -115,9 +115,9 @@ class MessageDigest:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a request. `messages` contains the first 4096 of its `n_messages` messages; of
-    these, the first `n_replayed` are replayed: they have the same tokens as when they were
-    computed."""
+    """The parts of a request. `messages` contains the first 4096 of its `n_messages` messages. The
+    first `n_replayed` messages are replayed: their tokens are the same as when the model computed
+    them."""
 
     options: tuple[Named, ...] = ()
     tools: tuple[Named, ...] = ()
@@ -133,7 +133,7 @@ class Parts:
 
     @property
     def is_cut(self) -> bool:
-        """True if the request has more messages than are compared."""
+        """True if the request has more messages than `messages` contains."""
         return self.n_messages > len(self.messages)
 
 
@@ -172,9 +172,9 @@ def changed_part(before: Parts, now: Parts) -> Difference | None:
 
 
 def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference | None:
-    """Return why the tokens differ although `now` has all parts of `before` unchanged; None if the
-    cause may be a message after the compared ones. `in_answer` says that the first different token
-    is in the answer to `before`, not in its prompt."""
+    """Return why the tokens differ although `now` has all parts of `before` unchanged; None if a
+    message after the compared messages may be the cause. `in_answer` says that the first different
+    token is in the answer to `before`, not in its prompt."""
     if before.is_cut:
         return None
     n_prompt = before.n_messages
@@ -190,13 +190,13 @@ def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference |
 
 
 def thread_of(parts: Parts) -> str:
-    """Return the digests of a conversation's first messages after the system messages. They
-    identify the conversation even if its system messages, tools or options change."""
+    """Return the digests of a conversation's first messages after the system messages. These
+    digests identify the conversation even if its system messages, tools or options change."""
     return "".join(one.digest for one in parts.messages[parts.n_system :][:THREAD_MESSAGES])
 
 
 def common_messages(thread: str, other: str) -> int:
-    """Return how many messages two conversations share from their beginning on."""
+    """Return how many messages at the beginning of two conversations are the same."""
     starts = range(0, min(len(thread), len(other)), SHORT)
     same = (thread[at : at + SHORT] == other[at : at + SHORT] for at in starts)
     return next((number for number, is_same in enumerate(same) if not is_same), len(starts))
@@ -208,7 +208,7 @@ def label(name: str) -> str:
 
 
 def _answer(before: Parts, now: Parts) -> Difference | None:
-    """Return how the answer to `before` differs in `now`; None if that answer is not compared."""
+    """Return how the answer to `before` differs in `now`; None if `now` lacks the answer."""
     at = before.n_messages
     if at >= len(now.messages):
         return None
@@ -267,7 +267,7 @@ def _thought_change(old: str, new: str) -> Change | None:
 
 
 def _message_difference(parts: Parts, at: int, change: Change) -> Difference:
-    """Return a Difference for the change of the message at index `at`."""
+    """Return a Difference of kind `change` for the message at index `at`."""
     kind = PartKind.SYSTEM if at < parts.n_system else PartKind.MESSAGE
     return _of_message(kind, change, parts, at)
 

@@ -21,13 +21,13 @@ class DamagedRecordError(Exception):
 
 
 def key_of(tenant: str, response_id: str) -> bytes:
-    """Return the 32-byte key of a response. It reveals neither the tenant's name nor the id, and
-    cannot be computed without both."""
+    """Return the 32-byte key of a response. The key reveals neither the tenant's name nor the id,
+    and computing it requires both."""
     return digest("response-key-v1", _utf8(tenant), _utf8(response_id))
 
 
 def owner_of(tenant: str) -> bytes:
-    """Return the 16-byte key that a tenant's responses count under; it hides the name."""
+    """Return the 16-byte key that counts a tenant's responses and hides the tenant's name."""
     return digest("response-owner-v1", _utf8(tenant))[:_OWNER_BYTES]
 
 
@@ -39,7 +39,7 @@ def encoded(response: StoredResponse) -> bytes:
 
 
 def decoded(data: bytes) -> StoredResponse:
-    """Return the response that `encoded` made these bytes from. Raises DamagedRecordError for any
+    """Return the response that `encoded` turned into `data`. Raises DamagedRecordError for any
     other bytes."""
     head, mark, body = data.partition(_BODY)
     try:
@@ -61,8 +61,8 @@ def decoded(data: bytes) -> StoredResponse:
 
 
 def response_in(data: bytes | None, response_id: str) -> StoredResponse | None:
-    """Return the response stored in a record; None if there is no record, it is damaged, or it
-    holds another response."""
+    """Return the response stored in a record; None if there is no record, if the record is damaged,
+    or if it holds another response."""
     try:
         found = None if data is None else decoded(data)
     except DamagedRecordError:

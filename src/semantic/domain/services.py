@@ -1,6 +1,6 @@
 """BlockPool: reference-counted blocks of one model within a budget of blocks or bytes. Knows
 nothing about the content of a block or when a request runs. Thread-safe: one lock makes every call
-atomic. The cost of a call grows with the number of blocks given to it, not of all blocks."""
+atomic. The cost of a call grows with the number of blocks in its arguments, not in the pool."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BlockPool:
 
     @property
     def capacity_bytes(self) -> int:
-        """The most bytes that all blocks together can have."""
+        """The maximum size of all blocks together, in bytes."""
         by_count = None
         if self._total_blocks is not None:
             by_count = self._total_blocks * max(self._block_bytes)
@@ -79,7 +79,7 @@ class BlockPool:
 
     @property
     def evictable_bytes(self) -> int:
-        """Bytes of the evictable blocks: those with only evictable references."""
+        """Bytes of the evictable blocks, which have only evictable references."""
         return self._evictable_bytes
 
     def can_allocate(self, counts: Sequence[int], *, after_eviction: bool = False) -> bool:
@@ -93,23 +93,23 @@ class BlockPool:
             return self._fits(counts, n_blocks, n_bytes)
 
     def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
-        """Return whether `counts[layer]` blocks of every layer would fit if all agents except those
-        in `beside` freed their blocks."""
+        """Return whether `counts[layer]` blocks of every layer would fit if every agent outside
+        `beside` freed its blocks."""
         with self._lock:
             held = {block for agent in beside for block in self._held.get(agent, ())}
             used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)
             return self._fits(counts, len(held), used_bytes)
 
     def most_holders(self, counts: Sequence[int]) -> int:
-        """Return for how many agents an empty pool has room if each needs `counts[layer]` blocks of
-        every layer, shared with none. The counts must not all be 0."""
+        """Return how many agents an empty pool has room for if each needs `counts[layer]` blocks of
+        every layer and agents share no blocks. At least one count must be above 0."""
         n_bytes = sum(n * size for n, size in zip(counts, self._block_bytes, strict=True))
         by_count = None if self._total_blocks is None else self._total_blocks // sum(counts)
         by_bytes = None if self._max_bytes is None else self._max_bytes // n_bytes
         return min(most for most in (by_count, by_bytes) if most is not None)
 
     def busy_holders(self) -> tuple[str, ...]:
-        """The agents that hold a block but have no evictable cache."""
+        """The agents that hold a block and have no evictable cache."""
         with self._lock:
             return tuple(self._busy)
 
@@ -257,7 +257,7 @@ class BlockPool:
         )
 
     def _miscounts(self) -> list[str]:
-        """Return the running totals that do not match what they count."""
+        """Return the running totals that differ from a fresh count."""
         evictable = [
             block for block, n in self._references.items() if self._marks.get(block, 0) >= n
         ]
@@ -273,7 +273,7 @@ class BlockPool:
         return self._held.setdefault(agent_id, {})
 
     def _settle(self, agent_id: str) -> None:
-        """List `agent_id` as a busy holder, or not, after its blocks or caches changed."""
+        """Update whether `agent_id` is a busy holder, after its blocks or caches changed."""
         if not self._held.get(agent_id):
             self._held.pop(agent_id, None)
         if agent_id in self._held and agent_id not in self._idle:
@@ -282,9 +282,9 @@ class BlockPool:
             self._busy.pop(agent_id, None)
 
     def _change(self, ids: Iterable[BlockId], references: int, marks: int) -> None:
-        """Add `references` to the number of references to each block, and `marks` to the number of
-        evictable ones. A single loop without calls, as a long sequence has thousands of blocks, and
-        each turn marks them twice."""
+        """Add `references` to each block's number of references, and `marks` to its number of
+        evictable references. Uses a single loop without calls, because each turn marks thousands of
+        blocks twice for a long sequence."""
         in_use, marked = self._references, self._marks
         layer_of, block_bytes = self._layer_of, self._block_bytes
         n_blocks = n_bytes = 0

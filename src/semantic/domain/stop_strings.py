@@ -1,7 +1,7 @@
-"""Stop strings: the first one cuts the answer, no matter in what pieces the text arrives. Text that
-could still become a stop string is held back, so no part of a stop string is ever sent. Only the
-answer that a client sees can end so: reasoning that quotes a stop string continues. Knows text, but
-no tokens."""
+"""Stop strings: the first stop string cuts the answer, no matter in what pieces the text arrives.
+Text that could still become a stop string is held back, so a client never gets part of a stop
+string. Stop strings end only the answer that a client sees: reasoning that quotes a stop string
+continues. Knows text, but no tokens."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ reasoning."""
 
 def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
     """Return the position of the first of `marks` in `text` from `start` on, and that mark. If
-    `text` has none, return the position from which its end could be the beginning of a mark, and
-    None."""
+    `text` has no mark, return None as the mark, and the position from which the end of `text` could
+    begin a mark."""
     found: tuple[int, str] | None = None
     for mark in marks:
         at = text.find(mark, start, None if found is None else found[0] + len(mark) - 1)
@@ -38,7 +38,7 @@ def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, st
 class StopStrings:
     """Cuts a stream of text at the first stop string outside `thoughts`. A mark that the text only
     mentions, as a word in a line, does not open reasoning. If two stop strings end at the same
-    character, the one that began first counts."""
+    character, the stop string that began first counts."""
 
     def __init__(self, stops: Sequence[str], thoughts: Thoughts | None = None) -> None:
         self._stops = tuple(stops)
@@ -50,7 +50,7 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """True once a stop string has cut the text; `matched` says which."""
+        """True once a stop string has cut the text; `matched` is that stop string."""
         return self.matched is not None
 
     def push(self, text: str) -> str:
@@ -77,7 +77,7 @@ class StopStrings:
                 self._is_thought = not self._is_thought
 
     def flush(self) -> str:
-        """Return the text still held back. Call it at the end of an answer that was not cut."""
+        """Return the text still held back. Call this at the end of an answer that was not cut."""
         text, self._pending = self._pending, ""
         return text
 

@@ -1,5 +1,5 @@
 """Values of a block store: block bodies as plain bytes, with headers, and one manifest per agent.
-Knows nothing about how a store keeps them or a backend reads them."""
+Knows neither how a store keeps these values nor how a backend reads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How a model's cache is divided into block bodies. The body of a part, for `n` tokens, is its
+    """Describes how block bodies divide a model's cache. The body of a part, for `n` tokens, is its
     segments one after another. Segment `s` has `n * bytes_per_token[s]` bytes: the keys or the
     values of one head of one layer. `name`, which is part of the namespace, describes shapes,
     dtypes and order."""
@@ -39,7 +39,7 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """Identifies a stored body; a read verifies every field of it."""
+    """Identifies a stored body; a store verifies every field when it reads the body."""
 
     link: BlockLink
     part: Part
@@ -69,16 +69,16 @@ Body = bytes | DeferredBody
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A body and its header. An `interim` block belongs to an unfinished request: a store does not
-    write it to disk while it `holds_back`."""
+    """A body and its header. An `interim` block belongs to an unfinished request: a store whose
+    `holds_back` is true does not write it to disk."""
 
     header: BlockHeader
     body: Body
     interim: bool = False
 
     def data(self) -> bytes | memoryview:
-        """Return the bytes of the body, waiting for them if necessary; they never change. Raises
-        OSError if they never arrive."""
+        """Return the bytes of the body, which never change. Waits for the bytes if necessary.
+        Raises OSError if they never arrive."""
         return self.body if isinstance(self.body, bytes) else self.body.wait()
 
 
@@ -92,7 +92,7 @@ class BlockRead:
 
     @property
     def segments(self) -> list[memoryview]:
-        """Return the part of each target that the body fills; none for empty segments."""
+        """Return the part of each target that the body fills, leaving out empty segments."""
         n_tokens = len(self.header.link.tokens)
         return [
             target.cast("B")[: target.nbytes // BLOCK_TOKENS * n_tokens]
@@ -114,7 +114,7 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The index's entry of a body that is not verified yet: its size in bytes and its tier."""
+    """The index's entry of a body not verified yet: the body's size in bytes and its tier."""
 
     n_bytes: int
     tier: Tier
@@ -144,9 +144,9 @@ def packed_name(name: str) -> bytes:
 class Manifest:
     """An agent at the end of its last turn. `scope` and `token_ids` determine its blocks; the first
     `prompt_tokens` of the ids were the last turn's prompt. `note` is opaque text of the caller. The
-    store assigns `generation`, one more with each save. `model`, `parent` (the agent that it was
-    forked from or started by), `turns` (since a fork; other saves do not count) and `saved_at`
-    (Unix time in seconds) are for display: no decision depends on a clock."""
+    store increments `generation` with each save. `model`, `parent` (the agent that forked or
+    started this agent), `turns` (since a fork; not counting other saves) and `saved_at` (Unix time
+    in seconds) are for display: no decision depends on a clock."""
 
     scope: Scope
     agent_id: str
@@ -174,8 +174,8 @@ QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """How much a tenant has pinned. `max_bytes` is the part of the quota that other tenants cannot
-    take from it, an equal part; None if the tenant is alone."""
+    """How many bytes a tenant has pinned. `max_bytes` is the tenant's equal part of the quota,
+    which other tenants cannot take; None if the tenant is alone."""
 
     n_bytes: int
     max_bytes: int | None
@@ -183,10 +183,10 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """Bytes that a store has written to its drive, in all processes together: `total` since the day
-    `since`, and those of the last days with writes in `days`, oldest first. Days are local dates
-    such as "2026-01-31"; `day` is today. `max_a_day` is the daily write limit. `rated` is how much
-    the drive is rated for; each is None if unknown."""
+    """Bytes that a store has written to its drive, in all processes together. `total` counts from
+    the day `since`; `days` has the last days with writes, oldest first. Days are local dates such
+    as "2026-01-31"; `day` is today. `max_a_day` is the daily write limit, and `rated` the bytes
+    that the drive is rated for; each is None if unknown."""
 
     day: str
     since: str
@@ -213,10 +213,10 @@ class Wear:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """One tier's contents, and how often events have happened since it was opened. `counts`
-    contains at least "hits", "misses", "written", "dropped", "evicted" and "damaged" (in blocks)
-    and "write_errors"; each kind of damage or error also has a count, such as "damaged: body
-    checksum". `wear` is the drive's wear; None if the tier has no drive."""
+    """One tier's contents, and how often events have happened since the store opened the tier.
+    `counts` contains at least "hits", "misses", "written", "dropped", "evicted" and "damaged" (in
+    blocks) and "write_errors". Each kind of damage or error also has a count, such as "damaged:
+    body checksum". `wear` is the drive's wear; None if the tier has no drive."""
 
     tier: Tier
     n_blocks: int
@@ -233,7 +233,7 @@ _LEFT_FRACTION = 4
 
 def left_at(first: int, now: int) -> int:
     """Return the time to record as the last use of a history that its agent has left, for example
-    after a compaction: a quarter of the way from `first`, the last use of the block to evict next,
-    to `now`. So a store that replaces its blocks fast soon evicts the history, and a large store
-    evicts older ones first. See `benchmarks.left_histories`."""
+    after a compaction. The time is a quarter of the way from `first`, the last use of the block to
+    evict next, to `now`. So a store that replaces its blocks fast soon evicts the history, and a
+    large store evicts older blocks first. See `benchmarks.left_histories`."""
     return first + (now - first) // _LEFT_FRACTION

@@ -1,5 +1,5 @@
-"""Values of the domain: specs of models' caches, sampling parameters, events of requests. Immutable
-and compared by content. Knows no arrays, frameworks or files; sizes are in tokens or bytes."""
+"""Values of the domain: specs of models' caches, sampling parameters, events of requests. All are
+immutable and compared by content. Knows no arrays or files; sizes are in tokens or bytes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class LayerKind(StrEnum):
-    """The kinds of layers, judging by the content of their caches. Configuration files and reports
-    use the values."""
+    """Kinds of layers by the content of their caches. Configuration files and reports use these
+    values."""
 
     FULL = "global"
     """The keys and values of every past token."""
@@ -47,8 +47,8 @@ class LayerKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Describes one layer's cache of a sequence. In a STATE layer `kv_heads`, `k_head_dim` and
-    `v_head_dim` are 0, and `state_bytes` is the size for a sequence, or for each block if
-    `state_grows`."""
+    `v_head_dim` are 0. There `state_bytes` is the size for a sequence or, if `state_grows`, for
+    each block."""
 
     kind: LayerKind
     kv_heads: int = 0
@@ -75,10 +75,10 @@ class LayerSpec:
 
     @property
     def max_blocks(self) -> int | None:
-        """The most blocks that a sequence ever has in this layer; None if they grow with the
+        """The most blocks that a sequence ever has in this layer; None if the number grows with the
         sequence. A window layer has the blocks that hold the window, plus one more if they leave
-        less than half a block free. New tokens go into the free room, and only when it is full does
-        the window move to the front: many steps share the cost of a move."""
+        less than half a block free. New tokens go into the free room. Only when it is full does the
+        window move to the front: many steps share the cost of a move."""
         if self.kind is LayerKind.STATE:
             return None if self.state_grows else 1
         if self.window is None:
@@ -102,7 +102,7 @@ class DescribesCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCacheSpec:
-    """A model's cache of one sequence, layer by layer, as its `make_cache()` describes it."""
+    """A model's cache of one sequence, layer by layer; see the model's `make_cache()`."""
 
     layers: tuple[LayerSpec, ...]
     reusable_tokens: int | None = None
@@ -181,9 +181,9 @@ class CacheKey:
 
     @property
     def owner(self) -> str:
-        """The pool's name for the holder of the agent's blocks: the agent's id without a tenant,
-        else a name with a hash, so that a tenant cannot choose the name of another tenant's
-        holder."""
+        """The pool's name for the holder of the agent's blocks. Without a tenant the name is the
+        agent's id; otherwise it contains a hash, so that a tenant cannot choose the name of another
+        tenant's holder."""
         if not self.tenant:
             return self.agent_id
         return f"tenant:{digest('owner-v1', _utf8(self.tenant), _utf8(self.agent_id)).hex()}"
@@ -207,11 +207,11 @@ def _is_filled_text(value: object) -> bool:
 class ThinkingBudget:
     """Limits the reasoning between the marks `start` and `end` to `tokens` in the whole answer. At
     the limit, the answer continues with `end_tokens`, the tokens of `end`. `opened` says that the
-    prompt ends inside reasoning, and at least one more token of it follows. Text from `call_start`
-    to `call_end` or the answer's end is a call, not reasoning. With `only_first`, as for an answer
-    with a grammar, only reasoning at the answer's beginning counts, and later marks are text.
-    Raises InvalidRequestError if `tokens` is too small (0, or 1 if `opened`) or a mark is
-    missing."""
+    prompt ends inside reasoning, and at least one more token of reasoning follows. Text from
+    `call_start` to `call_end` or the answer's end is a call, not reasoning. With `only_first`, as
+    for an answer with a grammar, only reasoning at the answer's beginning counts, and later marks
+    are text. Raises InvalidRequestError if a mark is missing or `tokens` is too small (0, or 1 if
+    `opened`)."""
 
     tokens: int
     start: str
@@ -261,8 +261,8 @@ class SamplingParams:
     likely token. `seed` fixes the random draw at every position, in any batch and also after a
     preemption; None means a random seed. `logprobs` is the number of alternatives to report with
     each token's log-probability; None to report nothing. `logit_bias` maps token ids to values to
-    add to their logits. The presence penalty lowers the logit of a token that the answer contains
-    once, the frequency penalty for each occurrence. With `ignore_eos` an answer continues past the
+    add to their logits. The presence penalty lowers a token's logit once if the answer contains the
+    token, the frequency penalty once per occurrence. With `ignore_eos` an answer continues past the
     model's end tokens. `grammar` constrains the text. `prompt_logprobs` is `logprobs` for the
     prompt, which the engine then computes in full. `thinking` limits reasoning. `stop` strings have
     no effect in `thoughts`.
@@ -344,8 +344,8 @@ class TokenLogprob:
 
 class SampledToken(NamedTuple):
     """The token that a backend chose for one sequence in one decode step. If `error` is not None,
-    it says why `token` is not valid, and the sequence cannot continue. If `finite` is False, the
-    model computed NaN or infinite values, and the sequence's cache is not valid either."""
+    `token` is not valid, and the sequence cannot continue; `error` says why. If `finite` is False,
+    the model computed NaN or infinite values, and the sequence's cache is not valid either."""
 
     sequence: SequenceId
     token: int
@@ -379,9 +379,9 @@ class PrefillEvent:
 class CompletedGeneration:
     """The result of a finished request. `text` is the answer without end token and stop string;
     `tokens` are all generated tokens, the end token included. `blocks` is the agent's cache, valid
-    until the agent's next request takes it or it is evicted; passing it to a later request is
-    always safe. The request reused `cached_tokens` of the `prompt_tokens`; `match` says why not
-    more. `stop_string` is the stop string that ended the answer, or None. `prompt_logprobs`, if
+    until the agent's next request takes it or the engine evicts it; a later request may always get
+    `blocks`. The request reused `cached_tokens` of the `prompt_tokens`; `match` says why no more.
+    `stop_string` is the stop string that ended the answer, or None. `prompt_logprobs`, if
     requested, has one entry per prompt token; the first is None."""
 
     uid: str
@@ -405,8 +405,8 @@ class CompletedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The number of one agent's blocks in the pool, for each layer, and their bytes; shared blocks
-    count too."""
+    """The number of one agent's blocks in the pool, for each layer, and their bytes. Blocks that
+    other agents share count too."""
 
     agent_id: str
     blocks_per_layer: tuple[int, ...]
